@@ -41,12 +41,22 @@ def test_sdk_lines_are_python_and_hold_no_key(key_env, key) -> None:
 def test_codex_lines_are_valid_configuration(key_env) -> None:
     page = banner(URL, ROWS, key_env=key_env)
     provider = {"name": "Dragoman", "base_url": URL, "wire_api": "responses"}
-    assert tomllib.loads(part(page, "Codex").removesuffix("Ctrl-C stops.")) == {
+    assert tomllib.loads(part(page, "Codex")) == {
         "model": "big",
         "model_provider": "dragoman",
         "model_providers": {"dragoman": provider | ({"env_key": key_env} if key_env else {})},
     }
     assert page.endswith("\nCtrl-C stops.")
+
+
+@pytest.mark.parametrize(("key_env", "key"), [(None, "none"), ("MY_KEY", "$MY_KEY")])
+def test_claude_code_lines_are_shell_and_hold_no_key(key_env, key) -> None:
+    page = banner(URL, [Row("a model", "here")], key_env=key_env)
+    assert shlex.split(part(page, "Claude Code").removesuffix("Ctrl-C stops.")) == [
+        *("export", "ANTHROPIC_BASE_URL=http://127.0.0.1:8000", f"ANTHROPIC_AUTH_TOKEN={key}"),
+        *("export", "ANTHROPIC_DEFAULT_HAIKU_MODEL=a model"),
+        *("claude", "--model", "a model"),
+    ]
 
 
 def test_banner_begins_with_address_and_models() -> None:

@@ -33,7 +33,6 @@ from dragoman.core.request import (
     NamedTool,
     Namespace,
     Request,
-    TextFormat,
     UnknownTool,
 )
 from dragoman.core.response import Response
@@ -98,26 +97,13 @@ def test_request_is_lowered_as_expected(case) -> None:
     known = {name: value for name, value in fields.items() if value is not None}
     assert lowered.request == convert(known, Request)
     assert "changed" in case or lowered.request is request
+    assert "restore" not in case or lowered.restore is None
     assert [[loss.field, loss.action] for loss in lowered.losses] == case.get("losses", [])
 
 
 def test_unlimited_upstream_gets_the_same_request() -> None:
     lowered = lower(EVERYTHING, UNLIMITED)
     assert lowered.request is EVERYTHING
-    assert (lowered.losses, lowered.restore) == ((), None)
-
-
-def test_request_within_the_limits_is_unchanged() -> None:
-    request = asked(
-        FunctionCall("c", "read", "{}"),
-        FunctionCallOutput("c", "x"),
-        tools=(READ, WRITE),
-        tool_choice=NamedTool("read"),
-        format=TextFormat(),
-        instructions="Be kind.",
-    )
-    lowered = lower(request, OLD)
-    assert lowered.request is request
     assert (lowered.losses, lowered.restore) == ((), None)
 
 

@@ -485,3 +485,24 @@ def test_key_is_masked_in_every_field_of_a_fault(key) -> None:
     shown = without(fault, Secret(key))
     assert shown.message == "No key ***."
     assert shown.extra == {"error": {"given": ["***"]}}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_call_with_the_id_of_an_earlier_one_gets_an_id_of_its_own(streamed) -> None:
+    """Some servers count ids from 0 in every answer, and Claude Code loses both calls then."""
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    whole = plain(200, completion({"content": None, "tool_calls": [call]}, finish="tool_calls"))
+    piece = chunk({"tool_calls": [{"index": 0, **call}]})
+    reply = stream(piece, chunk(finish="tool_calls")) if streamed else whole
+    past = (FunctionCall("call_0", "f", "{}"), FunctionCallOutput("call_0", "1"))
+    tools = (FunctionTool("f"),)
+    first = asking(items=(Message("user", "Go."),), tools=tools, stream=streamed)
+    again = asking(items=(Message("user", "Go."), *past), tools=tools, stream=streamed)
+    ids = []
+    async with remote(reply) as (engine, up):
+        for request in (first, again):
+            (item,) = (await ask(engine, request)).output
+            ids.append(item.call_id)
+        assert up.asked[1].json["messages"][1]["tool_calls"][0]["id"] == "call_0"
+    assert ids[0] == "call_0"
+    assert ids[1] not in ("", "call_0")

@@ -143,7 +143,7 @@ async def test_refusal_that_does_not_end_is_reported(monkeypatch, tail) -> None:
 # ---- retries -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, 503, 529])
 async def test_p25_refusal_is_passed_on_at_once_with_its_retry_after(status) -> None:
     refusal = plain(status, {"error": {"message": "slow down"}}, "retry-after: 30")
     async with remote(refusal) as (engine, up):
@@ -154,7 +154,7 @@ async def test_p25_refusal_is_passed_on_at_once_with_its_retry_after(status) -> 
     assert (found.code, found.status, found.retry_after) == ("upstream_refused", status, "30")
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, 503, 529])
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
 async def test_p25_refusal_is_retried_where_configured(status, streamed) -> None:
     busy = plain(status, b"busy", "retry-after: 0")

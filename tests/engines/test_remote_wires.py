@@ -192,6 +192,33 @@ async def test_listing_recognises_the_profile() -> None:
         assert engine.profile.name == "ollama"
 
 
+async def test_profile_of_messages_sends_its_key_and_version_with_every_question() -> None:
+    listed = {"type": "model", "id": "claude", "display_name": "C", "max_input_tokens": 200_000}
+    whole = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "model": "claude",
+        "content": [{"type": "text", "text": "Hello"}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+    }
+    listing = plain(200, {"data": [listed], "has_more": False})
+    options: dict[str, Any] = {"wire": "auto", "profile": "anthropic", "key": "sk-ant-1"}
+    betas = Caller(wire="messages", headers=(("anthropic-beta", "b"),))
+    async with remote(plain(200, whole), probed=listing, **options) as (engine, up):
+        (model,) = await engine.models()
+        for caller in (Caller(wire="chat", headers=betas.headers), betas):
+            assert (await ask(engine, caller=caller)).text == "Hello"
+        sent = [each.headers for each in (*up.probes, *up.asked)]
+        assert [each.path for each in up.asked] == ["/v1/messages"] * 2
+    assert (model.id, (model.extra or {})["models"]["context_window"]) == ("claude", 200_000)
+    for headers in sent:
+        assert (headers["x-api-key"], headers["anthropic-version"]) == ("sk-ant-1", "2023-06-01")
+        assert "authorization" not in headers
+    assert [headers.get("anthropic-beta") for headers in sent] == [None, None, "b"]
+
+
 # ---- which of two --------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import pytest
 from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
+from dragoman.wire.registry import WIRES
 from tests.server.stubs import PATHS, Call, Stub, asking
 
 OPEN = Settings()
@@ -71,7 +72,8 @@ async def test_cors_lets_listed_pages_in(settings, listed) -> None:
     call = await ask(open_to_pages, origin="https://app.example", x_api_key="key")
     assert call.status == 200
     assert call.headers["access-control-allow-origin"] == "https://app.example"
-    assert "x-request-id" in call.headers["access-control-expose-headers"]
+    exposed = call.headers["access-control-expose-headers"].split(", ")
+    assert {wire.request_id_header for wire in WIRES.values()} < set(exposed)
     assert call.headers["vary"] == "origin"
 
 

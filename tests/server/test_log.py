@@ -38,7 +38,7 @@ ID = {"x-request-id": "req_1"}
 
 
 CHAT, BARE = f"POST {PATHS['chat']} ", {"model": "stub", "prompt": "Once"}
-STREAM = asking(stream=True)
+STREAMED = PATHS["chat"], {"body": asking(stream=True)}
 LINES: list[tuple[Stub, str, dict[str, Any], list[str]]] = [
     *(
         (
@@ -52,25 +52,10 @@ LINES: list[tuple[Stub, str, dict[str, Any], list[str]]] = [
     ),
     (Stub(), "/v1/completions", {"body": BARE}, ["POST /v1/completions 400 unsupported … ms stub"]),
     (counted(), PATHS["chat"], {"settings": Settings()}, []),  # off by default
-    (
-        Stub(*ANSWER, Finished("completed")),
-        PATHS["chat"],
-        {"body": STREAM},
-        [f"{CHAT}200 … ms stub"],
-    ),
-    (
-        counted(input_tokens=3),
-        PATHS["chat"],
-        {"body": STREAM},
-        [f"{CHAT}200 … ms stub 3+? tokens"],
-    ),
-    (Stub(Failed(CUT)), PATHS["chat"], {"body": STREAM}, [f"{CHAT}502 upstream_cut … ms stub"]),
-    (
-        Stub(STARTED, Failed(CUT)),
-        PATHS["chat"],
-        {"body": STREAM},
-        [f"{CHAT}200 upstream_cut … ms stub"],
-    ),
+    (Stub(*ANSWER, Finished("completed")), *STREAMED, [f"{CHAT}200 … ms stub"]),
+    (counted(input_tokens=3), *STREAMED, [f"{CHAT}200 … ms stub 3+? tokens"]),
+    (Stub(Failed(CUT)), *STREAMED, [f"{CHAT}502 upstream_cut … ms stub"]),
+    (Stub(STARTED, Failed(CUT)), *STREAMED, [f"{CHAT}200 upstream_cut … ms stub"]),
     (Stub(), "/nowhere\nforged 200", {"method": "GET"}, ["GET /nowhere?forged 200 404 … ms"]),
     (Stub(), PATHS["chat"], {"body": b"{"}, [f"{CHAT}400 … ms"]),
 ]

@@ -29,6 +29,7 @@ EVERYWHERE = [
     ("DELETE", "/v1/models"),
     ("POST", PATHS["chat"]),
     ("POST", PATHS["responses"]),
+    ("POST", "/v1/messages"),
 ]
 
 
@@ -37,7 +38,7 @@ async def test_every_response_has_server_and_request_id_headers(method, path) ->
     call = await get(path, method)
     assert call.headers["server"] == f"dragoman/{VERSION}"
     assert call.headers["x-dragoman"] == VERSION
-    assert call.headers["x-request-id"]
+    assert call.headers["x-request-id"] == call.headers["request-id"] != ""
     assert int(call.headers["content-length"]) == len(call.body)
 
 
@@ -55,6 +56,27 @@ async def test_every_response_has_server_and_request_id_headers(method, path) ->
 async def test_a_sane_request_id_is_the_clients_own(given, kept) -> None:
     call = await get("/healthz", headers={"x-request-id": given})
     assert (call.headers["x-request-id"] == given) is kept
+
+
+VERSIONED = {"anthropic-version": "2023-06-01"}
+
+
+async def test_listing_and_errors_of_shared_paths_have_the_shape_of_the_client() -> None:
+    chat, messages = await get("/v1/models"), await get("/v1/models", headers=VERSIONED)
+    assert chat.json["data"][0]["object"] == "model"
+    assert messages.json["data"][0]["display_name"] == "stub"
+    assert (await get("/v1/models/stub", headers=VERSIONED)).json["type"] == "model"
+    wrong = await get("/v1/models/none", headers=VERSIONED)
+    assert (wrong.status, wrong.json["error"]["type"]) == (404, "not_found_error")
+    assert wrong.json["request_id"] == wrong.headers["request-id"]
+    assert (await get("/v1/models/none")).json["error"]["code"] == "model_not_found"
+
+
+async def test_tokens_of_messages_are_counted_without_a_limit() -> None:
+    body = {"model": "stub", "messages": [{"role": "user", "content": "12345678"}]}
+    call = await Call(App(Stub(), Settings()), "/v1/messages/count_tokens", body)()
+    assert (call.status, call.json) == (200, {"input_tokens": 6})
+    assert call.headers["x-dragoman-loss"] == "dropped: input_tokens"
 
 
 async def test_request_ids_differ() -> None:
@@ -77,7 +99,7 @@ async def test_draining_server_is_healthy_not_ready_and_refuses_requests(wire: s
     assert (await get("/readyz", app=server)).status == 503
     call = await Call(server, PATHS[wire], asking(wire))()
     assert call.status == 503
-    assert call.json["error"]["code"] == "shutting_down"
+    assert call.code == {"messages": "overloaded_error"}.get(wire, "shutting_down")
     assert call.headers["retry-after"]
 
 
@@ -187,7 +209,8 @@ async def test_request_over_the_hop_limit_is_refused(wire: str, hops) -> None:
     stub = Stub()
     call = await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS_HEADER: hops})()
     assert call.status == 400
-    assert call.json["error"]["param"] == HOPS_HEADER
+    assert call.json["error"]["message"].startswith(f"{HOPS_HEADER}: ")
+    assert wire == "messages" or call.json["error"]["param"] == HOPS_HEADER
     assert not stub.asked
 
 

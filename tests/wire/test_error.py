@@ -120,6 +120,14 @@ def test_an_error_in_an_answer_that_began_well() -> None:
         502,
         "server_error",
     )
+    body = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    typed = error.describe({**body, "request_id": "req_1"})
+    assert (typed.code, typed.message, error.status(typed)) == (
+        "upstream_refused",
+        "Overloaded",
+        529,
+    )
+    assert error.error_object(typed)["code"] == "overloaded"
     bare = error.describe({"error": {"code": 42}})
     assert bare.message == "The model's server reported an error and did not explain it."
     true = error.describe({"error": True})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -74,6 +75,11 @@ name = "Dragoman"
 base_url = "{url}"
 wire_api = "responses"
 {env_key}
+--- Claude Code ----------------------------------------------------------------
+export ANTHROPIC_BASE_URL={root} ANTHROPIC_AUTH_TOKEN={token}
+export ANTHROPIC_DEFAULT_HAIKU_MODEL={word}
+claude --model {word}
+
 Ctrl-C stops."""
 
 
@@ -85,14 +91,18 @@ def banner(
     `key_env` names the variable whose value clients must present; `problem` says why there is no
     listing.
     """
+    model = rows[0].model if rows else "MODEL"
     return _PAGE.format(
         url=base_url,
+        root=base_url.removesuffix("/v1"),
         table=f"  {problem}\n  Any model's name is passed on." if problem else table(rows),
-        model=rows[0].model if rows else "MODEL",
+        model=model,
+        word=shlex.quote(model),
         import_os="import os\n" if key_env else "",
         key=f'os.environ["{key_env}"]' if key_env else '"none"',
         shell_key=f' -H "Authorization: Bearer ${key_env}"' if key_env else "",
         env_key=f'env_key = "{key_env}"\n' if key_env else "",
+        token=f'"${key_env}"' if key_env else "none",
     )
 
 

@@ -45,7 +45,7 @@ State = Literal[
 ]
 
 
-class Started(Struct, frozen=True, omit_defaults=True, tag="started"):
+class Started(Struct, frozen=True, omit_defaults=True, gc=False, tag="started"):
     """The answer has begun. `id` has no prefix (wires add theirs); times are Unix seconds.
 
     What the upstream reported of itself (its own id, too) is in `extra["upstream"]`. `guarantee` is
@@ -60,7 +60,7 @@ class Started(Struct, frozen=True, omit_defaults=True, tag="started"):
     guarantee: Guarantee | None = None
 
 
-class ItemAdded(Struct, frozen=True, omit_defaults=True, tag="item_added"):
+class ItemAdded(Struct, frozen=True, omit_defaults=True, gc=False, tag="item_added"):
     """An item opened, still empty. Indices are dense from 0; `choice` counts alternatives."""
 
     index: int
@@ -68,7 +68,7 @@ class ItemAdded(Struct, frozen=True, omit_defaults=True, tag="item_added"):
     choice: int = 0
 
 
-class PartAdded(Struct, frozen=True, omit_defaults=True, tag="part_added"):
+class PartAdded(Struct, frozen=True, omit_defaults=True, gc=False, tag="part_added"):
     """A part opened inside an item, still empty.
 
     Parts count from 0 inside their list; a reasoning item has two lists, content and summary.
@@ -79,7 +79,7 @@ class PartAdded(Struct, frozen=True, omit_defaults=True, tag="part_added"):
     part: Part
 
 
-class Delta(Struct, frozen=True, omit_defaults=True, tag="delta"):
+class Delta(Struct, frozen=True, omit_defaults=True, gc=False, tag="delta"):
     """The next piece of what is open.
 
     `data` is text; for `annotation` an `Annotation`; for `audio` base64 text that decodes by
@@ -93,7 +93,7 @@ class Delta(Struct, frozen=True, omit_defaults=True, tag="delta"):
     tokens: tuple[Token, ...] = ()
 
 
-class PartDone(Struct, frozen=True, omit_defaults=True, tag="part_done"):
+class PartDone(Struct, frozen=True, omit_defaults=True, gc=False, tag="part_done"):
     """A part closed; `part` is complete."""
 
     index: int
@@ -101,14 +101,14 @@ class PartDone(Struct, frozen=True, omit_defaults=True, tag="part_done"):
     part: Part
 
 
-class ItemDone(Struct, frozen=True, omit_defaults=True, tag="item_done"):
+class ItemDone(Struct, frozen=True, omit_defaults=True, gc=False, tag="item_done"):
     """An item closed; `item` is complete."""
 
     index: int
     item: Item
 
 
-class Progress(Struct, frozen=True, omit_defaults=True, tag="progress"):
+class Progress(Struct, frozen=True, omit_defaults=True, gc=False, tag="progress"):
     """Progress that adds nothing to the answer's items.
 
     `index` is the item it concerns, or None for the whole answer. State `raw` carries, by wire
@@ -120,7 +120,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, tag="progress"):
     data: JSON = None
 
 
-class Finished(Struct, frozen=True, omit_defaults=True, tag="finished"):
+class Finished(Struct, frozen=True, omit_defaults=True, gc=False, tag="finished"):
     """The answer ended well. `reasons` holds the finish reason of every choice."""
 
     status: Status
@@ -132,7 +132,7 @@ class Finished(Struct, frozen=True, omit_defaults=True, tag="finished"):
     guarantee: Guarantee | None = None
 
 
-class Failed(Struct, frozen=True, omit_defaults=True, tag="failed"):
+class Failed(Struct, frozen=True, omit_defaults=True, gc=False, tag="failed"):
     """The answer failed. Items may be left open; what came before stands."""
 
     fault: Fault

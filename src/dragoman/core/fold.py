@@ -7,6 +7,9 @@ differ: there is one reducer for both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
+from operator import attrgetter, is_
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,13 +30,12 @@ from .item import (
     Text,
     Thought,
 )
-from .open_item import empty_item, empty_part, part_kind
+from .open_item import EMPTY_PARTS, empty_item, empty_part, part_kind
 from .response import Response
 
-_CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))
-"""Deltas that belong to a part of the content."""
-_INSIDE, _ENDS = (Delta, PartAdded, PartDone), (Finished, Failed)
-_UNFINISHED = Finished("in_progress", ())
+INSIDE = (Delta, PartAdded, PartDone)
+_UNSTARTED, _UNFINISHED = Started("", 0, ""), Finished("in_progress", ())
+_item, _index, _choice = attrgetter("item"), attrgetter("index"), attrgetter("choice")
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
 """The finish reason of an answer that has none."""
@@ -49,45 +51,41 @@ class Fold(Struct, eq=False):
     'completed'
     """
 
-    _start: Started | None = None
-    _end: Finished | Failed | None = None
-    _items: list[Item] = []
-    _choices: list[int] = []
-    _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
+    _events: list[Event] = []
 
     def feed(self, event: Event) -> None:
         """Add one event."""
-        self.feed_all((event,))
+        self._events.append(event)
 
     def feed_all(self, events: Iterable[Event]) -> None:
         """Add several events."""
-        for event in events:
-            if isinstance(event, _INSIDE):
-                self._open[event.index].append(event)
-            elif isinstance(event, ItemDone):
-                self._items[event.index] = event.item
-                self._open.pop(event.index, None)
-            elif isinstance(event, ItemAdded):
-                self._items.append(event.item)
-                self._choices.append(event.choice)
-                self._open[event.index] = []
-            elif isinstance(event, Started):
-                self._start = event
-            elif isinstance(event, _ENDS):
-                self._end = event
+        self._events += events
 
     @property
     def response(self) -> Response:
         """What has come so far, open items as far as they are."""
-        start = self._start or Started("", 0, "")
-        items = list(self._items)
-        for index, events in self._open.items():
-            items[index] = item_so_far(items[index], events)
-        end: Finished | Failed = self._end or _UNFINISHED
-        fault = None
-        if isinstance(end, Failed):
-            fault = end.fault
-            end = Finished("failed", (), end.usage, end.completed_at, extra=end.extra)
+        events: list[Any] = self._events
+        kinds = [*map(type, events)]
+        start = events[kinds.index(Started)] if Started in kinds else _UNSTARTED
+        added = [*compress(events, map(is_, kinds, repeat(ItemAdded)))]
+        items, choices = [*map(_item, added)], (*map(_choice, added),)
+        for event in compress(events, map(is_, kinds, repeat(ItemDone))):
+            items[event.index] = event.item
+        inside = compress(events, map(INSIDE.__contains__, kinds))
+        if max(map(_index, inside), default=-1) >= len(items):
+            raise IndexError("an event is of an item that was never added")
+        if kinds.count(ItemDone) < len(items):
+            done = {event.index for event in events if isinstance(event, ItemDone)}
+            for index in {*range(len(items))} - done:
+                own = [e for e in events if isinstance(e, INSIDE) and e.index == index]
+                items[index] = item_so_far(items[index], own)
+        end, fault = _UNFINISHED, None
+        if Finished in kinds:
+            end = events[kinds.index(Finished)]
+        elif Failed in kinds:
+            failed = events[kinds.index(Failed)]
+            end = Finished("failed", (), failed.usage, failed.completed_at, extra=failed.extra)
+            fault = failed.fault
         extra = start.extra
         if end.extra:
             first = extra or {}
@@ -98,7 +96,7 @@ class Fold(Struct, eq=False):
             model=start.model,
             status=end.status,
             output=tuple(items),
-            choices=tuple(self._choices) if any(self._choices) else (),
+            choices=choices if any(choices) else (),
             reasons=end.reasons,
             usage=end.usage,
             error=fault,
@@ -111,27 +109,25 @@ class Fold(Struct, eq=False):
 
 def item_so_far(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
     """An item that is still open, as far as its events go."""
-    content: dict[int, tuple[Part, list[Delta]]] = {}
-    summary: dict[int, tuple[Part, list[Delta]]] = {}
+    # The parts by their list (whether it is the summary) and their place in it.
+    parts: dict[tuple[bool, int], tuple[Part, list[Delta]]] = {}
     own: list[str] = []  # deltas of the item itself: a call's arguments or input
     for event in events:
-        if isinstance(event, Delta):
-            if event.kind in _CONTENT:
-                content[event.part_index][1].append(event)
-            elif event.kind == "summary":
-                summary[event.part_index][1].append(event)
-            else:
-                own.append(event.data)
+        if not isinstance(event, Delta):
+            parts[isinstance(event.part, Summary), event.part_index] = event.part, []
+        elif event.kind in EMPTY_PARTS:
+            parts[event.kind == "summary", event.part_index][1].append(event)
         else:
-            parts = summary if isinstance(event.part, Summary) else content
-            parts[event.part_index] = event.part, []
-    parts_so_far = tuple(part_so_far(*content[number]) for number in sorted(content))
+            own.append(event.data)
+    content, summary = (
+        tuple([part_so_far(*parts[at]) for at in sorted(parts) if at[0] is which])
+        for which in (False, True)
+    )
     match item:
         case Message():
-            return replace(item, content=parts_so_far)
+            return replace(item, content=content)
         case Reasoning():
-            summaries = tuple(part_so_far(*summary[number]) for number in sorted(summary))
-            return replace(item, content=parts_so_far, summary=summaries)
+            return replace(item, content=content, summary=summary)
         case FunctionCall():
             return replace(item, arguments="".join(own))
         case CustomToolCall():
@@ -213,21 +209,16 @@ def unfold_item(index: int, item: Item, choice: int = 0, *, closed: bool = True)
     """The events of one item that came whole."""
     opened = empty_item(item)
     yield ItemAdded(index, opened, choice)
+    parts: tuple[Part, ...] = ()
     match item:
         case Message():
-            parts: tuple[Part, ...] = item.parts
+            parts = item.parts
         case Reasoning():
             parts = (*item.summary, *item.content)
-        case FunctionCall(arguments=text):
-            parts = ()
-            if text:
-                yield Delta(index, 0, "arguments", text)
-        case CustomToolCall(input=text):
-            parts = ()
-            if text:
-                yield Delta(index, 0, "input", text)
-        case _:
-            parts = ()
+        case FunctionCall(arguments=text) if text:
+            yield Delta(index, 0, "arguments", text)
+        case CustomToolCall(input=text) if text:
+            yield Delta(index, 0, "input", text)
     counts = [0, 0]
     for part in parts:
         summary = isinstance(part, Summary)

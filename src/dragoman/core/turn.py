@@ -102,7 +102,7 @@ class Turn:
         self._items: list[OpenItem | None] = []  # by index; None once closed
         self._choices: dict[int, _Choice] = {}
         self._ids: set[str] = set()
-        self._call_ids: set[str] = set()
+        self.call_ids: set[str] = set()  # those of the conversation may be added
 
     # ---- beginning -----------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Turn:
             for number, state in states.items():
                 self.finish(state.reason or ("tool_calls" if state.calls.calls else "stop"), number)
             for state in states.values():
-                unnamed = any(call.item is None for call in state.calls.calls)
+                unnamed = None in [call.item for call in state.calls.calls]
                 if unnamed and state.reason not in SHORT:
                     self.fail(NAMELESS)
                     return
@@ -326,7 +326,7 @@ class Turn:
             # One reason for each choice up to the last that has any output.
             found = (states.get(number) for number in range(max(states, default=0) + 1))
             reasons = tuple((state and state.reason) or "stop" for state in found)
-            short = any(reason in SHORT for reason in reasons)
+            short = not set(SHORT).isdisjoint(reasons)
             self.complete("incomplete" if short else "completed", reasons)
 
     def close_message(self, choice: int = 0) -> None:
@@ -499,8 +499,8 @@ class Turn:
             prefix = _PREFIXES.get(type(item), "item")
             item = replace(item, id=unique(item.id, f"{prefix}_{self.id}_{index}", self._ids))
         if isinstance(item, FunctionCall | CustomToolCall):
-            derived = f"call_{self.id}_{len(self._call_ids)}"
-            item = replace(item, call_id=unique(item.call_id, derived, self._call_ids))
+            derived = f"call_{self.id}_{len(self.call_ids)}"
+            item = replace(item, call_id=unique(item.call_id, derived, self.call_ids))
         opened = OpenItem(index, choice, empty_item(item))
         self._items.append(opened)
         self.emit([ItemAdded(index, opened.empty, choice)])

@@ -68,7 +68,7 @@ _WHOLE = Profile(
     limits=UNLIMITED,
     think="inline",
 )
-"""A server that takes everything as it is, in either protocol."""
+"""A server that takes everything as it is, in each of its protocols."""
 
 PROFILES: tuple[Profile, ...] = (
     replace(_WHOLE, name="openai", hosts=("api.openai.com",)),
@@ -77,6 +77,23 @@ PROFILES: tuple[Profile, ...] = (
         name="azure",
         hosts=(".openai.azure.com", ".services.ai.azure.com"),
         key_header="api-key",
+    ),
+    Profile(
+        # Its thinking comes in blocks of its own, never as tags; its hosted tools run there.
+        name="anthropic",
+        hosts=("api.anthropic.com",),
+        wires=("messages",),
+        dialect=Dialect(cache_control=True),
+        limits=UpstreamLimits(
+            custom_tools=False,
+            namespaces=False,
+            allowed_tools=False,
+            developer_role="system",
+            audio=False,
+        ),
+        think=None,
+        choices=False,
+        key_header="x-api-key",
     ),
     Profile(
         name="openrouter",
@@ -140,7 +157,13 @@ PROFILES: tuple[Profile, ...] = (
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
         only_streams=True,
     ),
-    replace(_WHOLE, name="dragoman", server=("dragoman",), owned_by=("dragoman",)),
+    replace(
+        _WHOLE,
+        name="dragoman",
+        server=("dragoman",),
+        owned_by=("dragoman",),
+        wires=("chat", "responses", "messages"),
+    ),
 )
 
 BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}

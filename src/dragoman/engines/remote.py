@@ -25,7 +25,7 @@ from dragoman.core.interfaces import (
     Secret,
     Sink,
 )
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, CustomToolCall, FunctionCall
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request, completion_request
@@ -101,6 +101,7 @@ class UpstreamRequest(Struct):
 LATE_USAGE = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
 
+_CALLS = (FunctionCall, CustomToolCall)
 JSON_BODY = ("content-type", "application/json")
 
 BUSY = (429, 503, 529)
@@ -210,7 +211,8 @@ class UpstreamAnswer:
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                 self._state = State.BODY
-                self._exchange.body = b""  # it is not sent again
+                self._exchange.head = self._exchange.body = b""  # it is not sent again
+                connection.headers.clear()
             data = b"".join(connection.parts)
             connection.parts.clear()
             if self._content is not None:
@@ -458,8 +460,7 @@ class Remote:
         upstream = self.upstream
         profile = upstream.profile
         # Most requests have the same headers, and most servers the same limits for every model.
-        own = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
-        headers = (JSON_BODY, *own)
+        headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
         limits = upstream.limits(request.model) if upstream.senses else profile.limits
         names: Sequence[str] = upstream.wires
         if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
@@ -504,9 +505,12 @@ class Remote:
                 turn = TextToolCallTurn(
                     id, at, asked.model, markup=profile.markup, request=asked, losses=losses
                 )
-            exchange = upstream.client.stream(
-                "POST", upstream.url + wire.path, headers, body, timeouts=self.timeouts
-            )
+            if request.tools:
+                # Some servers count the ids of calls from 0 in every answer, and agents take two
+                # calls with one id for the same call.
+                turn.call_ids |= {i.call_id for i in request.items if isinstance(i, _CALLS)}
+            url, fields = upstream.url + wire.path, (JSON_BODY, *headers)
+            exchange = upstream.client.stream("POST", url, fields, body, timeouts=self.timeouts)
             return UpstreamRequest(
                 upstream,
                 caller,

@@ -169,7 +169,10 @@ def senses(listing: list[dict[str, Any]]) -> Senses:
     return found if any(taken is not None for taken in found.values()) else {}
 
 
-_CONTEXT = ("context_window", "max_model_len", "context_length", "max_context_length")
+_CONTEXT = (
+    *("context_window", "max_model_len", "context_length", "max_context_length"),
+    "max_input_tokens",
+)
 
 
 def context(entry: dict[str, Any]) -> int | None:

@@ -29,9 +29,8 @@ from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 
 from .format import PLAIN, Setting, Stops
-from .markup.families import PROFILES
+from .markup.families import PROFILES, Profile
 from .markup.format import Markup
-from .markup.profile import Profile
 from .messages import Messages, Verbatim, messages, tools
 from .prompt import Marks, Prompt
 
@@ -291,6 +290,10 @@ class _RejectedError(TemplateError):
     """The template called `raise_exception`."""
 
 
+def _reject(message: str) -> NoReturn:
+    raise _RejectedError(message)
+
+
 class _GenerationTag(Extension):
     """`{% generation %}` marks what the assistant wrote, for training; rendering ignores it."""
 
@@ -328,10 +331,6 @@ def _compiled(text: str) -> JinjaTemplate:
         raise ValueError(
             f"the chat template cannot be read: line {error.lineno}: {error.message}"
         ) from error
-
-
-def _reject(message: str) -> NoReturn:
-    raise _RejectedError(message)
 
 
 def _tojson(

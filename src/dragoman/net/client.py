@@ -431,13 +431,13 @@ class Exchange:
     __slots__ = (
         "_bodiless",
         "_client",
-        "_head",
         "_lent",
         "_pool",
         "_response",
         "_timeouts",
         "body",
         "connection",
+        "head",
         "idle",
     )
 
@@ -453,7 +453,7 @@ class Exchange:
         self._client = client
         self._pool = pool
         self.idle = pool.idle  # connections to `send` on at once
-        self._head = head
+        self.head = head
         self.body = body
         self._bodiless = bodiless
         self._timeouts = timeouts
@@ -467,7 +467,7 @@ class Exchange:
         connection.on_readable = on_readable
         timeouts = self._timeouts
         connection.send(
-            self._head,
+            self.head,
             self.body,
             bodiless=self._bodiless,
             first_byte=timeouts.first_byte,

@@ -121,10 +121,10 @@ class Exchange:
         return value.decode("latin-1") if value else ""
 
     def open(self, status: int, headers: Headers) -> None:
-        """Send the status and the headers; the body follows, and may take long: the headers of the
-        request are not held for it."""
+        """Send the status and the headers; the body follows, and may take long: no headers are held
+        for it."""
         self.start(status, [*self.marks, *headers])
-        self.headers = {}
+        self.headers, self.marks = {}, []
         self.status = status
 
     def end(self) -> None:

@@ -81,21 +81,17 @@ class RedisPubSub(PubSub):
                 await asyncio.sleep(RETRY)
 
     async def _newest(self) -> bytes:
-        entries = await self._redis.xrevrange(STREAM, count=1)
-        return _id(entries[0]) if entries else b"0"
+        entries: Any = await self._redis.xrevrange(STREAM, count=1)
+        newest: bytes = entries[0][0] if entries else b"0"
+        return newest
 
     async def _next(self, last: bytes) -> bytes:
         found: Any = await self._redis.xread({STREAM: last}, block=int(BLOCK * 1_000))
         for entries in _entries(found):
-            for entry in entries:
-                self.notify(entry[1][b"name"].decode())
-                last = _id(entry)
+            for id, fields in entries:
+                self.notify(fields[b"name"].decode())
+                last = id
         return last
-
-
-def _id(entry: Any) -> bytes:
-    id: bytes = entry[0]
-    return id
 
 
 def _entries(found: Any) -> list[Any]:

@@ -13,6 +13,7 @@ grows, and only the small ones of `runs` are updated.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
@@ -177,14 +178,14 @@ class Store(ABC):
             raise StoreError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
-    async def finish(
+    def finish(
         self,
         id: str,
         response: Response,
         segment: LogSegment | None = None,
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """End a run with its response, the last segment of its log, the items it adds to its
         conversation, and the messages that announce its end, in one step. An item whose id is
         taken in the conversation gets another. False, and nothing is written, when the run had
@@ -208,9 +209,9 @@ class Store(ABC):
             yield from _add_to(tenant, conversation, items, messages)
             return True
 
-        is_over = await self._transact((), steps)
-        self._pubsub.publish_soon(id)
-        return is_over
+        ending = asyncio.ensure_future(self._transact((), steps))
+        ending.add_done_callback(lambda _: self._pubsub.publish_soon(id))
+        return ending
 
     async def get(self, tenant: str, id: str) -> Record | None:
         """A response."""

@@ -117,6 +117,81 @@ ANSWERED = (
 )
 
 
+def stateless(name: str, wire: str) -> tuple[Row, ...]:
+    """What is lost of requests where nothing is stored and nothing runs in the background; `name`
+    is what people call the wire."""
+    trigger = Case(
+        "`compaction_trigger`",
+        lambda item, _: item.kind == "compaction_trigger" and item.wire != wire,
+    )
+    other = Case(
+        "of another wire", lambda item, _: item.kind != "compaction_trigger" and item.wire != wire
+    )
+    at_once, cut = f"{name} answers at once or not at all", f"{name} never cuts a conversation"
+    some = Case("not `disabled`", lambda request, _: request.truncation not in (None, "disabled"))
+    summary = "the reasoning itself is given as its summary too"
+    return (
+        *rows("emulated", summary, "ReasoningOptions.summary"),
+        *rows("refused", f"{name} stores no conversations", "Request.conversation"),
+        *rows("refused", f"{name} stores no prompts", "Request.prompt"),
+        *rows("refused", at_once, "Request.background", case=is_true("background")),
+        *rows("dropped", cut, "Request.truncation", case=some),
+        *rows("dropped", f"{name} cannot add this to an answer", "Request.include"),
+        *rows("refused", "only the server that made a compaction can read it", "Compaction"),
+        *rows("refused", f"{name} stores no items to refer to", "ItemReference"),
+        *rows("dropped", "only the last item can ask for a summary", "Unknown", case=trigger),
+        *rows("emulated", "the model reads it as text", "Unknown", case=other),
+    )
+
+
+def one_text(name: str, wire: str) -> tuple[Row, ...]:
+    """What is lost of requests where an answer is one, and text."""
+    several = Case("more than 1", lambda sampling, _: (sampling.n or 1) > 1)
+    bias = is_true("logit_bias", "not empty")
+    values = "Sampling.min_p repetition_penalty seed"
+    return (
+        *rows("refused", f"{name} answers in text only", "Request.modalities", case=NOT_TEXT),
+        *rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
+        *rows("dropped", f"{name} searches by a tool of its own", "Request.web_search"),
+        *rows("refused", f"{name} cannot bias tokens", "Sampling.logit_bias", case=bias),
+        *rows("refused", f"{name} gives one answer", "Sampling.n", case=several),
+        *rows("dropped", f"{name} has no such sampling value", values),
+        *rows("carried", "usage is part of every answer", "StreamOptions.include_usage"),
+        *no_bare_prompts(name),
+        *rows("dropped", f"{name} has no such tool", "UnknownTool", case=foreign(wire)),
+        *rows("refused", f"{name} has no such tool", "UnknownTool as a choice", case=foreign(wire)),
+    )
+
+
+def one_text_answered(name: str) -> tuple[Row, ...]:
+    """What is lost of answers where they are one, and text."""
+    silent = Case("without a transcript", lambda part, _: part.transcript is None)
+    return (
+        *rows("dropped", f"{name} gives one answer, the first", "Response.choices"),
+        *rows(
+            "dropped",
+            f"{name} does not split usage so",
+            "Usage.input_audio_tokens input_text_tokens input_image_tokens",
+            "Usage.output_audio_tokens output_text_tokens",
+        ),
+        *rows("dropped", f"{name} has no sound", "Audio", case=silent, name="audio"),
+        *rows("dropped", f"{name} answers with text", "Image", "File"),
+    )
+
+
+def no_bare_prompts(name: str) -> tuple[Row, ...]:
+    """What is lost where a request is a conversation."""
+    why = f"{name} takes conversations, no bare prompts"
+    return rows("refused", why, "Completion", name="prompts")
+
+
+NO_PART_OF_AN_ANSWER = (
+    *rows("dropped", "an answer has no name", "Message.name", silent=True),
+    *rows("dropped", "no part of an answer", "FunctionCallOutput", "CustomToolCallOutput"),
+    *rows("dropped", "no part of an answer", "ItemReference"),
+)
+
+
 # ---- tables ------------------------------------------------------------------------------
 
 _NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}

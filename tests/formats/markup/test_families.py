@@ -15,9 +15,8 @@ from dragoman.core.request import (
 )
 from dragoman.formats.format import Setting
 from dragoman.formats.markup.emitter import schemas
-from dragoman.formats.markup.families import BY_NAME
+from dragoman.formats.markup.families import BY_NAME, State
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.profile import State
 from tests.cases import cases
 from tests.formats.markup.parsing import NOW, TOOLS, parse, parse_ids, tokens
 

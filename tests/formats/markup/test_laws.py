@@ -12,9 +12,8 @@ from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.lifecycle import check as check_events
 from dragoman.core.request import Request
 from dragoman.engines.token.engine import raw_ids
-from dragoman.formats.markup.families import BY_NAME
+from dragoman.formats.markup.families import BY_NAME, all_marks
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.parsing import FAMILIES, TOOLS, Parsed, deltas, parse, parse_ids, tokens
 from tests.samples import samples

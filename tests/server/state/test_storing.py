@@ -3,12 +3,13 @@
 import asyncio
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from dragoman.stores.base import Paging
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
-from tests.server.state.storing import BOUND, frames, identity, storing
+from tests.server.state.storing import BOUND, frames, identity, opened, storing
 from tests.server.state.test_ends import Slow
 from tests.server.stubs import OPENING, Stub, closing, word
 
@@ -34,6 +35,22 @@ async def test_unary_answer_is_stored_by_one_call_and_a_stream_by_its_begin_and_
         spy.called.clear()
         await server.ask(stream=True)
         assert [name for name in spy.called if name in writes] == ["begin", "finish"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_is_stored_in_a_file_without_a_task_of_its_own(stream, tmp_path) -> None:
+    begun: list[str] = []
+
+    def noted(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        begun.append(work.__qualname__)
+        return asyncio.Task(work, loop=loop, **options)
+
+    async with storing(Stub(), opened("sqlite", tmp_path), upkeep=False) as server:
+        asyncio.get_running_loop().set_task_factory(noted)
+        await server.ask(stream=stream)
+        asyncio.get_running_loop().set_task_factory(None)
+        assert len((await server.memory.store.list_responses("", None, Paging())).items) == 1
+    assert not [name for name in begun if name.startswith(("Run.", "Store."))]
 
 
 async def test_unary_answer_is_not_in_the_store_before_its_end(store: Store) -> None:

@@ -565,7 +565,6 @@ async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -
     room = -1 if request.tools or default_guarantee(request) else _QUICK
     for item in request.items:
         if not isinstance(item, Message) or not isinstance(item.content, str):
-            room = -1
-            break
+            return await asyncio.to_thread(work, request)
         room -= len(item.content) + 100
     return work(request) if room > 0 else await asyncio.to_thread(work, request)

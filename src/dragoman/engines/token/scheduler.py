@@ -159,9 +159,13 @@ class RunningSequence:
             self._force(outcome)
 
     def close(self, model: ScoringModel | NextTokenModel) -> None:
+        """Free its slot. An error of the model changes nothing: the answer is complete."""
         slot, self.slot, self.over = self.slot, None, True
-        if slot is not None:
-            model.close(slot)
+        try:
+            if slot is not None:
+                model.close(slot)
+        except Exception:
+            _log.exception("the model could not close a slot")
 
     def fail(self, error: Exception) -> None:
         self._end(model_fault(error))
@@ -362,21 +366,11 @@ class Scheduler:
         for sequence in tuple(self._active):
             # A reader whose loop is closed stays behind for ever.
             if sequence.cancelled or (sequence.behind and sequence.loop.is_closed()):
-                self._finish(sequence)
+                self._active.remove(sequence)
+                sequence.close(self._model)
         if any(m.cancelled for m in self._waiting):
             self._waiting = deque(m for m in self._waiting if not m.cancelled)
         return True
-
-    def _finish(self, sequence: RunningSequence) -> None:
-        """The sequence has ended: free its slot before anything else happens."""
-        self._active.remove(sequence)
-        self._close_slot(sequence)
-
-    def _close_slot(self, sequence: RunningSequence) -> None:
-        try:
-            sequence.close(self._model)
-        except Exception:  # the answer is complete all the same
-            _log.exception("the model could not close a slot")
 
     def _round(self) -> bool:
         """One token for every sequence that can continue; False when none can."""
@@ -422,7 +416,8 @@ class Scheduler:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[RunningSequence, NewTokens]]] = {}
         for sequence in tuple(self._active):
             if sequence.over:
-                self._finish(sequence)
+                self._active.remove(sequence)
+                sequence.close(self._model)
             if (new := sequence.take_new()) is not None:
                 by_loop.setdefault(sequence.loop, []).append((sequence, new))
         for loop, batches in by_loop.items():
@@ -452,6 +447,6 @@ class Scheduler:
         fault = CLOSED if self._closing else DIED
         for sequence in left:
             sequence.fail(FaultError(fault))
-            self._close_slot(sequence)
+            sequence.close(self._model)
             if (new := sequence.take_new()) is not None:
                 self._queue_of(sequence.loop).put([(sequence, new)])

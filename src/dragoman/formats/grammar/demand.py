@@ -17,12 +17,11 @@ from dragoman.core.request import (
     JSONObject,
     JSONSchema,
     NamedTool,
-    Namespace,
     Request,
     UnknownTool,
 )
 from dragoman.core.response import CONSTRAINT_FIELDS
-from dragoman.core.tools import ToolFilter
+from dragoman.core.tools import ToolFilter, flat
 
 from .schema import enforceable, valid
 
@@ -204,13 +203,10 @@ def _allowed_tools(request: Request) -> Iterator[AllowedTool]:
     if isinstance(choice, AllowedTools):
         tools = ToolFilter(choice, request.tools).tools
     for number, tool in tools:
-        field = f"tools[{number}]"
-        if isinstance(tool, Namespace):
-            for place, member in enumerate(tool.tools):
-                if not isinstance(member, UnknownTool):
-                    yield _allowed(member, tool.name, f"{field}.tools[{place}]")
-        elif not isinstance(tool, UnknownTool):
-            yield _allowed(tool, None, field)
+        for place, (group, member) in enumerate(flat((tool,))):
+            field = f"tools[{number}]" if group is None else f"tools[{number}].tools[{place}]"
+            if not isinstance(member, UnknownTool):
+                yield _allowed(member, group, field)
 
 
 def _allowed(tool: FunctionTool | CustomTool, group: str | None, field: str) -> AllowedTool:

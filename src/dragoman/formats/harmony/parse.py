@@ -314,11 +314,9 @@ class HarmonyParser:
             return
         if self._body is None:
             self._parse_header(text)
-        elif self._tokens:
+        else:
             tokens, self._tokens = tuple(self._tokens), []
             self._body.add(text, tokens)
-        else:
-            self._body.add(text, ())
 
     # ---- special tokens ----------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 
 from dragoman.core.item import JSON
 from dragoman.formats.grammar.schema import KINDS, find, read_json
@@ -208,11 +209,10 @@ class CallObject:
         self._lost = char in ",}]" if self._after_key else char != '"'
         if self._lost and not self._emitted:
             self._reject()
-        elif self._after_key and self._key in _ARGUMENTS and self._name and char == "{":
-            self._streams = not self._emitted and self._arguments is None
-            if self._streams:
-                self._emitted = True
-                self._emitter.open_call(self._name, self._id)
+        first = self._after_key and not self._emitted and self._arguments is None
+        if first and self._key in _ARGUMENTS and self._name and char == "{":
+            self._streams = self._emitted = True
+            self._emitter.open_call(self._name, self._id)
         return at
 
     def _read(self, text: str, at: int) -> int:
@@ -349,10 +349,8 @@ def calls(text: str) -> tuple[list[Call], str] | None:
         if match is None or end is None:
             return None
         arguments = body[match.end() : end - 1]
-        try:
+        with suppress(ValueError, RecursionError):  # else they stay as they are
             arguments = _keywords(arguments)
-        except (ValueError, RecursionError):
-            pass  # they stay as they are
         found.append((match[1].removesuffix(METHOD), arguments))
         joint = _JOINT.match(body, end)
         if joint is None:

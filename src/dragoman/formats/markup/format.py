@@ -20,9 +20,8 @@ from dragoman.formats.prompt import Marks, Piece, Prompt, Tokenizer, TokenTable
 
 from .calls import bare
 from .emitter import Emitter, schemas
-from .families import BY_NAME
+from .families import BY_NAME, MarkTable, Profile, all_marks, mark_tables
 from .parser import MarkupParser
-from .profile import MarkTable, Profile, all_marks, mark_tables
 
 
 class Markup:

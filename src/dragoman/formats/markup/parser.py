@@ -17,7 +17,7 @@ from dragoman.formats.prompt import Control, TokenTable
 
 from .calls import LEADING, Calls, Value, skip, typed
 from .emitter import Emitter, Segment
-from .profile import MarkTable, Profile
+from .families import MarkTable, Profile
 
 _BLANKS = 64
 """How many blanks before a mark belong to it; more are text, so that no text waits for long."""
@@ -506,5 +506,5 @@ class MarkupParser:
                 return CollectedText(emitter, _USES[marks.kind])
             case "header":
                 return Segment()
-            case "over":
+            case _:
                 return AfterEnd(emitter)

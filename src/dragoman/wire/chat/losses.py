@@ -20,6 +20,7 @@ from dragoman.core.request import Request
 from dragoman.wire.losses import (
     ANSWERED,
     LABELLED,
+    NO_PART_OF_AN_ANSWER,
     SAME,
     SAMPLED,
     SEVERAL,
@@ -31,21 +32,14 @@ from dragoman.wire.losses import (
     Table,
     Test,
     foreign,
-    is_true,
+    no_bare_prompts,
     renaming,
     rows,
+    stateless,
 )
 
 _WIRE = "chat"
 _FOREIGN = foreign(_WIRE)
-_CUT = Case("not `disabled`", lambda request, _: request.truncation not in (None, "disabled"))
-_TRIGGER = Case(
-    "`compaction_trigger`",
-    lambda item, _: item.kind == "compaction_trigger" and item.wire != _WIRE,
-)
-_HOSTED = Case(
-    "of another wire", lambda item, _: item.kind != "compaction_trigger" and item.wire != _WIRE
-)
 _OTHER_NOTE = Case(
     "not `url_citation`",
     lambda part, _: any(note.kind != "url_citation" for note in part.annotations),
@@ -91,6 +85,8 @@ def _included(why: str, *values: str, action: Action = "dropped") -> tuple[Row, 
 _REQUEST = Table(
     SAMPLED,
     LABELLED,
+    stateless("Chat", _WIRE),
+    no_bare_prompts("Chat"),
     rows(
         "carried",
         SAME,
@@ -111,24 +107,9 @@ _REQUEST = Table(
     rows("carried", "as `response_format`", "JSONSchema"),
     rows("carried", "as `reasoning_effort`", "Request.reasoning", "ReasoningOptions.effort"),
     rows("carried", "as `web_search_options`", "Request.web_search"),
-    rows(
-        "emulated",
-        "the reasoning itself is given as its summary too",
-        "ReasoningOptions.summary",
-    ),
     rows("dropped", "Chat runs no tools by itself", "Request.max_tool_calls"),
     rows("refused", "Chat stores no responses", "Request.previous_response_id"),
-    rows("refused", "Chat stores no conversations", "Request.conversation"),
-    rows("refused", "Chat stores no prompts", "Request.prompt"),
     rows("dropped", "Chat sends the whole conversation", "Request.context_management"),
-    rows(
-        "refused",
-        "Chat answers at once or not at all",
-        "Request.background",
-        case=is_true("background"),
-    ),
-    rows("dropped", "Chat never cuts a conversation", "Request.truncation", case=_CUT),
-    _included("Chat cannot add this to an answer", ""),
     _included("asked for by `logprobs`", "message.output_text.logprobs", action="emulated"),
     _included("Chat has no encrypted reasoning", "reasoning.encrypted_content"),
     _included("Chat does not repeat the input", "message.input_image.image_url"),
@@ -140,7 +121,6 @@ _REQUEST = Table(
         "computer_call_output.output.image_url",
         "code_interpreter_call.outputs",
     ),
-    rows("refused", "Chat takes conversations, no bare prompts", "Completion", name="prompts"),
     rows("dropped", "Chat messages have no phase", "Message.phase"),
     rows(
         "dropped",
@@ -159,10 +139,6 @@ _REQUEST = Table(
         "shown in a user message after it",
         *(f"{part} in an output" for part in ("Image", "Audio", "File")),
     ),
-    rows("refused", "only the server that made a compaction can read it", "Compaction"),
-    rows("refused", "Chat stores no items to refer to", "ItemReference"),
-    rows("dropped", "only the last item can ask for a summary", "Unknown", case=_TRIGGER),
-    rows("emulated", "the model reads it as text", "Unknown", case=_HOSTED),
     rows("carried", "as text", "Text.text", "Thought.text", "Summary.text"),
     rows("dropped", "Chat takes no annotations back", "Text.annotations"),
     rows(
@@ -185,6 +161,7 @@ _REQUEST = Table(
 
 _ANSWER = Table(
     ANSWERED,
+    NO_PART_OF_AN_ANSWER,
     _CALLS,
     rows("carried", SAME, "Response.choices", "Usage", "Message.role"),
     rows("carried", "as `created`", "Response.created_at"),
@@ -207,14 +184,11 @@ _ANSWER = Table(
     ),
     rows("carried", "in `finish_reason`", *(f"{item}.status" for item in _ANSWERED)),
     rows("dropped", "Chat messages have no phase", "Message.phase"),
-    rows("dropped", "an answer has no name", "Message.name", silent=True),
     rows("carried", "as reasoning of the message", "Reasoning.content"),
     _summaries("shown", lambda item, _: item.summary),
     rows("dropped", "Chat has no encrypted reasoning", "Reasoning.encrypted"),
     rows("dropped", "Chat has no compactions", "Compaction"),
     rows("dropped", _NO_HOSTED, "Unknown", case=_FOREIGN),
-    rows("dropped", "no part of an answer", "FunctionCallOutput", "CustomToolCallOutput"),
-    rows("dropped", "no part of an answer", "ItemReference"),
     rows("carried", "as `content`", "Text.text", "Thought.text", "Summary.text"),
     rows("carried", "beside the message", "Text.tokens", "Thought.tokens", "Refusal.tokens"),
     rows("carried", "beside the message", "Token"),

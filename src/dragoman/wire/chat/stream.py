@@ -58,7 +58,7 @@ def learn(data: bytes, value: dict[str, JSON]) -> Template | None:
             return None
     fields = {name: v for name, v in delta.items() if name != "role" and v not in _NOTHING}
     unknown = rest(choice, CHOICE) or rest(delta, MESSAGE)
-    if len(fields) != 1 or unknown or any(each not in _NOTHING for each in beside):
+    if len(fields) != 1 or unknown or [each for each in beside if each not in _NOTHING]:
         return None
     ((name, text),) = fields.items()
     kind, call = _KINDS.get(name), None
@@ -274,7 +274,7 @@ class Decoder(ChoicesDecoder):
         if (
             not (text or calls)
             or (calls and choice.finish_reason == "length")  # one of them may be cut
-            or (calls and len({call.id for call in calls}) != len(calls))
+            or (calls and len({call.id for call in calls} - turn.call_ids) < len(calls))
             or text.lstrip().startswith("<")  # perhaps a think tag
         ):
             super()._read_whole(data)
@@ -294,7 +294,7 @@ def _is_text(message: dict[str, JSON]) -> bool:
     """Whether a message says a text and nothing else."""
     if type(message.get("content")) is not str:
         return False
-    return all(name in _TEXT or each in _NOTHING for name, each in message.items())
+    return not [n for n, v in message.items() if n not in _TEXT and v not in _NOTHING]
 
 
 def _pieces(content: JSON) -> list[tuple[str, str]]:

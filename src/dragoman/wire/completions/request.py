@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Raw
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.item import JSON, Extra
+from dragoman.core.item import JSON
 from dragoman.core.loss import Loss
 from dragoman.core.request import Completion, Prompt, Request
 from dragoman.core.turn import MAX_CHOICES
@@ -28,16 +28,6 @@ from .losses import LOSSES
 
 NAME = "completions"
 """The key of this wire in every `extra`."""
-
-
-def to_extra(rest: dict[str, JSON]) -> Extra | None:
-    """The extra that holds unknown fields; None if there are none."""
-    return {NAME: rest} if rest else None
-
-
-def from_extra(extra: Extra | None) -> dict[str, JSON]:
-    """The unknown fields of this wire."""
-    return extra.get(NAME, {}) if extra else {}
 
 
 # ---- decoding ----------------------------------------------------------------------------
@@ -95,7 +85,7 @@ def _decode(data: bytes) -> Completion:
         stream=body.stream or False,
         stream_options=decode_stream_options(body.stream_options, NAME),
         user=body.user,
-        extra=to_extra(unknown),
+        extra={NAME: unknown} if unknown else None,
     )
 
 

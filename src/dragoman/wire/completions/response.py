@@ -18,7 +18,7 @@ from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
 
-from .request import NAME, from_extra
+from .request import NAME
 
 _WORDS: dict[str, str] = {
     "length": "length",
@@ -143,7 +143,7 @@ ID_PREFIX = "cmpl-"
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    extra = dict(from_extra(response.extra))
+    extra = dict((response.extra or {}).get(NAME, {}))
     ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
     asked = bool(request.sampling.logprobs)
     choices = [

@@ -37,7 +37,7 @@ MESSAGES = Wire(
     encode_count=encode_count,
     client_header="anthropic-version",
     request_id_header="request-id",
-    request_headers=("anthropic-beta",),
+    request_headers=("anthropic-beta", "anthropic-version"),
     upstream_headers=(("anthropic-version", "2023-06-01"),),
 )
 """The wire as one value."""

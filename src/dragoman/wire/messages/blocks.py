@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode, b64encode
 from binascii import Error
 from collections.abc import Iterable
@@ -42,6 +43,7 @@ MESSAGE = "message"
 NEW_TURN: Extra = {"turn": {"new": True}}
 """Marks an item that begins an assistant message right after another assistant message."""
 
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 _Word = Annotated[str, Meta(min_length=1)]
 
 
@@ -395,8 +397,13 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
         given: JSON = {"input": call.input}
     else:
         given = encode_arguments(call.arguments)
-    block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": given}
+    block = {"type": "tool_use", "id": _legal(call.call_id), "name": call.name, "input": given}
     return restore(block, call.extra)
+
+
+def _legal(call_id: str) -> str:
+    """An id of a call as this protocol has them; those of some servers have dots and colons."""
+    return _ILLEGAL.sub("_", call_id)
 
 
 def encode_arguments(arguments: str) -> JSON:
@@ -412,7 +419,7 @@ def encode_arguments(arguments: str) -> JSON:
 
 
 def _encode_result(item: FunctionCallOutput | CustomToolCallOutput) -> dict[str, JSON]:
-    block: dict[str, JSON] = {"type": "tool_result", "tool_use_id": item.call_id}
+    block: dict[str, JSON] = {"type": "tool_result", "tool_use_id": _legal(item.call_id)}
     if item.output:
         block["content"] = encode_content(item.output)
     return restore(block, item.extra)

@@ -10,7 +10,7 @@ from dragoman.core.item import FunctionCallOutput, Message
 from dragoman.core.request import Request
 from dragoman.wire.losses import (
     ANSWERED,
-    NOT_TEXT,
+    NO_PART_OF_AN_ANSWER,
     SAME,
     SEVERAL,
     Case,
@@ -18,13 +18,16 @@ from dragoman.wire.losses import (
     Table,
     foreign,
     is_true,
+    one_text,
+    one_text_answered,
+    renaming,
     rows,
+    stateless,
 )
 
 _WIRE = "messages"
 _FOREIGN = foreign(_WIRE)
 _NO_STATE = "Messages stores no conversations"
-_NO_HOSTED = "Messages has no such tool"
 _NO_LOGPROBS = "Messages has no log-probabilities"
 _SPOKEN = Case("with a transcript", lambda part, _: bool(part.transcript))
 _SILENT = Case("without a transcript", lambda part, _: not part.transcript)
@@ -59,6 +62,8 @@ def _unsigned(item: Any, _: Any) -> bool:
 
 
 _REQUEST = Table(
+    stateless("Messages", _WIRE),
+    one_text("Messages", _WIRE),
     rows("carried", SAME, "Request.sampling stream model tools", "Sampling.top_p top_k"),
     rows("carried", "in `metadata`", "Request.user"),
     rows("carried", "as `system` and `messages`", "Request.items", "Message.content"),
@@ -75,11 +80,6 @@ _REQUEST = Table(
     rows("emulated", "the model is told to answer with a JSON object", "JSONObject"),
     rows("carried", "as `thinking` and `output_config.effort`", "Request.reasoning"),
     rows("carried", "as `thinking` and `output_config.effort`", "ReasoningOptions.effort"),
-    rows(
-        "emulated",
-        "the reasoning itself is given as its summary too",
-        "ReasoningOptions.summary",
-    ),
     rows(
         "dropped",
         "Messages has no such tier",
@@ -99,22 +99,10 @@ _REQUEST = Table(
     rows(
         "dropped",
         "Messages has no such sampling value",
-        "Sampling.min_p frequency_penalty presence_penalty repetition_penalty seed",
-    ),
-    rows(
-        "refused",
-        "Messages cannot bias tokens",
-        "Sampling.logit_bias",
-        case=is_true("logit_bias", "not empty"),
+        "Sampling.frequency_penalty presence_penalty",
     ),
     rows("refused", _NO_LOGPROBS, "Sampling.logprobs", case=is_true("logprobs")),
     rows("dropped", _NO_LOGPROBS, "Sampling.top_logprobs"),
-    rows(
-        "refused",
-        "Messages gives one answer",
-        "Sampling.n",
-        case=Case("more than 1", lambda sampling, _: (sampling.n or 1) > 1),
-    ),
     rows(
         "dropped",
         "a hint that Messages does not take",
@@ -122,37 +110,16 @@ _REQUEST = Table(
         "Request.prompt_cache_key prompt_cache_retention prompt_cache_options",
     ),
     rows("dropped", "Messages has no such option", "Request.moderation"),
-    rows("dropped", "Messages searches by a tool of its own", "Request.web_search"),
     rows("dropped", "Messages has no such limit", "Request.max_tool_calls"),
     rows("dropped", _NO_STATE, "Request.store", case=is_true("store")),
-    rows("refused", _NO_STATE, "Request.previous_response_id conversation"),
-    rows("refused", "Messages stores no prompts", "Request.prompt"),
+    rows("refused", _NO_STATE, "Request.previous_response_id"),
     rows("dropped", "Messages has another form of it", "Request.context_management"),
-    rows(
-        "refused",
-        "Messages answers at once or not at all",
-        "Request.background",
-        case=is_true("background"),
-    ),
-    rows(
-        "dropped",
-        "Messages never cuts a conversation",
-        "Request.truncation",
-        case=Case(
-            "not `disabled`", lambda request, _: request.truncation not in (None, "disabled")
-        ),
-    ),
-    rows("dropped", "Messages cannot add this to an answer", "Request.include"),
-    rows("refused", "Messages answers in text only", "Request.modalities", case=NOT_TEXT),
-    rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
     rows(
         "carried",
         "usage is part of every answer",
         "Request.stream_options",
-        "StreamOptions.include_usage",
     ),
     rows("dropped", "Messages does not obfuscate", "StreamOptions.include_obfuscation"),
-    rows("refused", "Messages takes conversations, no bare prompts", "Completion", name="prompts"),
     rows(
         "emulated",
         "sent as `system`",
@@ -179,26 +146,6 @@ _REQUEST = Table(
     _CALLS,
     rows("carried", "as `tool_result`", "FunctionCallOutput.call_id output"),
     rows("carried", "as `tool_result`", "CustomToolCallOutput"),
-    rows("refused", "only the server that made a compaction can read it", "Compaction"),
-    rows("refused", "Messages stores no items to refer to", "ItemReference"),
-    rows(
-        "dropped",
-        "only the last item can ask for a summary",
-        "Unknown",
-        case=Case(
-            "`compaction_trigger`",
-            lambda item, _: item.kind == "compaction_trigger" and item.wire != _WIRE,
-        ),
-    ),
-    rows(
-        "emulated",
-        "the model reads it as text",
-        "Unknown",
-        case=Case(
-            "of another wire",
-            lambda item, _: item.kind != "compaction_trigger" and item.wire != _WIRE,
-        ),
-    ),
     _PARTS,
     rows("dropped", "Messages has no level of detail", "Image.detail"),
     rows("refused", "Messages takes no audio", "Audio", case=_SILENT, name="input_audio"),
@@ -206,12 +153,17 @@ _REQUEST = Table(
     rows("carried", SAME, "FunctionTool"),
     rows("dropped", "Messages has no free-form tools", "CustomTool"),
     rows("emulated", "its tools one by one", "Namespace"),
-    rows("dropped", _NO_HOSTED, "UnknownTool", case=_FOREIGN),
-    rows("refused", _NO_HOSTED, "UnknownTool as a choice", case=_FOREIGN),
 )
 
 _ANSWER = Table(
     ANSWERED,
+    NO_PART_OF_AN_ANSWER,
+    one_text_answered("Messages"),
+    rows(
+        "dropped",
+        "Messages does not split usage so",
+        "Usage.accepted_prediction_tokens rejected_prediction_tokens",
+    ),
     _CALLS,
     _PARTS,
     rows(
@@ -220,20 +172,12 @@ _ANSWER = Table(
         "Usage.input_tokens output_tokens cached_tokens cache_write_tokens reasoning_tokens",
     ),
     rows("carried", "the sum of the others", "Usage.total_tokens"),
-    rows(
-        "dropped",
-        "Messages does not split usage so",
-        "Usage.input_audio_tokens input_text_tokens input_image_tokens",
-        "Usage.output_audio_tokens output_text_tokens",
-        "Usage.accepted_prediction_tokens rejected_prediction_tokens",
-    ),
     rows("carried", SAME, "Message.role"),
     rows("carried", "as `stop_reason`, or as an error", "Response.status error"),
     rows("dropped", "Messages has no times", "Response.created_at completed_at", silent=True),
     rows("carried", "as `stop_reason`", "Response.reasons"),
     rows("carried", "as `content`", "Response.output"),
     rows("emulated", "joined into one message", "Response.output", case=Case(SEVERAL)),
-    rows("dropped", "Messages gives one answer, the first", "Response.choices"),
     rows(
         "carried",
         "the answer's own; a call keeps its `call_id`",
@@ -242,21 +186,11 @@ _ANSWER = Table(
         "FunctionCall.id status",
     ),
     rows("dropped", "Messages has no phase", "Message.phase"),
-    rows("dropped", "an answer has no name", "Message.name", silent=True),
     rows("carried", "as `thinking`", "Reasoning.content", "Thought.text", "Summary.text"),
     rows("emulated", "shown as `thinking`", "Reasoning.summary"),
     rows("dropped", "Messages carries signatures of its own only", "Reasoning.encrypted"),
     rows("dropped", "Messages has another form of it", "Compaction"),
     rows("dropped", "Messages has no such block", "Unknown", case=_FOREIGN),
-    rows(
-        "dropped",
-        "no part of an answer",
-        "FunctionCallOutput",
-        "CustomToolCallOutput",
-        "ItemReference",
-    ),
-    rows("dropped", "Messages has no sound", "Audio", case=_SILENT, name="audio"),
-    rows("dropped", "Messages answers with text", "Image", "File"),
     rows("dropped", "Messages has no such block", "UnknownPart", case=_FOREIGN),
 )
 
@@ -265,19 +199,16 @@ LOSSES = Losses(_WIRE, _REQUEST, _ANSWER)
 
 # ---- names -----------------------------------------------------------------------------------
 
-_RENAMED = tuple(
-    (re.compile(core), here)
-    for core, here in (
-        (r"^format\.", "output_config.format."),
-        (r"^format\b", "output_config.format"),
-        (r"^max_output_tokens\b", "max_tokens"),
-        (r"^stop\b", "stop_sequences"),
-        (r"^reasoning\.effort\b", "output_config.effort"),
-        (r"^reasoning\b", "thinking"),
-        (r"^instructions\b", "system"),
-        (r"^(tools\[\d+\])\.parameters\b", r"\1.input_schema"),
-        (r"^user\b", "metadata.user_id"),
-    )
+_renamed = renaming(
+    (r"^format\.", "output_config.format."),
+    (r"^format\b", "output_config.format"),
+    (r"^max_output_tokens\b", "max_tokens"),
+    (r"^stop\b", "stop_sequences"),
+    (r"^reasoning\.effort\b", "output_config.effort"),
+    (r"^reasoning\b", "thinking"),
+    (r"^instructions\b", "system"),
+    (r"^(tools\[\d+\])\.parameters\b", r"\1.input_schema"),
+    (r"^user\b", "metadata.user_id"),
 )
 _ITEM = re.compile(r"^items(?:\[(\d+|\*)\])?(.*)")
 
@@ -285,12 +216,11 @@ _ITEM = re.compile(r"^items(?:\[(\d+|\*)\])?(.*)")
 def spelling(request: Request) -> Callable[[str], str]:
     """The function from the core's name of a field in this request to the name here."""
     places: list[str] = []
+    rename = _renamed(request)
 
     def spell(path: str) -> str:
         if (found := _ITEM.match(path)) is None:
-            for pattern, name in _RENAMED:
-                path = pattern.sub(name, path)
-            return path
+            return rename(path)
         place, rest = found[1], found[2]
         if place is None or place == "*":
             return f"messages[*]{rest}" if place else f"messages{rest}"

@@ -195,22 +195,31 @@ def _effort_of(thinking: dict[str, JSON] | None) -> str | None:
             return None
 
 
-def _encode_reasoning(options: ReasoningOptions) -> dict[str, JSON]:
-    """The fields that ask for this reasoning."""
+def _add_reasoning(options: ReasoningOptions, given: dict[str, Any], notes: list[Note]) -> None:
+    """Add the fields that ask for this reasoning, and drop what the server refuses beside it."""
     own, effort = from_extra(options.extra), options.effort
+    thinking: dict[str, JSON] | None
     if "thinking" in own:  # as its client has put it
         thinking = own["thinking"]
         if effort == _effort_of(thinking):
             effort = None
     elif effort == "none":
         thinking, effort = {"type": "disabled"}, None
+    elif (given.get("tool_choice") or {}).get("type") in ("any", "tool"):
+        thinking = None
+        notes.append(("reasoning", "dropped", "there is no thinking before a forced call", ()))
     else:
-        shown = {"display": "summarized"} if options.summary else {}
-        thinking = {**_ADAPTIVE, **shown}
-    fields: dict[str, JSON] = {} if thinking is None else {"thinking": thinking}
+        thinking = _ADAPTIVE | ({"display": "summarized"} if options.summary else {})
+        for name in ("temperature", "top_k"):
+            if given.pop(name, None) is not None:
+                notes.append((name, "dropped", "it cannot be set where the model thinks", ()))
+    if thinking is not None:
+        given["thinking"] = thinking
+        budget = thinking.get("budget_tokens")
+        if given["max_tokens"] is MAX_TOKENS and isinstance(budget, int):
+            given["max_tokens"] += budget  # of which the thinking takes its share
     if effort is not None:
-        fields["output_config"] = {"effort": _EFFORTS.get(effort, effort)}
-    return fields
+        given["output_config"] = {"effort": _EFFORTS.get(effort, effort)}
 
 
 # ---- tools -------------------------------------------------------------------------------
@@ -258,7 +267,7 @@ def _encode_tools(tools: Iterable[Tool]) -> Iterable[JSON]:
     for tool in tools:
         match tool:
             case FunctionTool():
-                schema = tool.parameters or {"type": "object", "properties": {}}
+                schema = {"type": "object"} | (tool.parameters or {"properties": {}})
                 fields: dict[str, JSON] = {"name": tool.name, "input_schema": schema}
                 given = {"description": tool.description, "strict": tool.strict}
                 fields |= {name: v for name, v in given.items() if v is not None}
@@ -365,10 +374,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     elif request.tool_choice is not None:
         notes.append(("tool_choice", "dropped", "there are no tools to choose from", ()))
     if request.reasoning is not None:
-        given |= _encode_reasoning(request.reasoning)
-        budget = (given.get("thinking") or {}).get("budget_tokens")
-        if limit is None and isinstance(budget, int):
-            given["max_tokens"] += budget  # of which the thinking takes its share
+        _add_reasoning(request.reasoning, given, notes)
     if isinstance(format, JSONSchema):
         encoded = restore({"type": "json_schema", "schema": format.schema or {}}, format.extra)
         given["output_config"] = {**given.get("output_config", {}), "format": encoded}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dragoman.wire.losses import (
     ANSWERED,
     LABELLED,
-    NOT_TEXT,
     SAME,
     SAMPLED,
     TOOL,
@@ -13,7 +12,8 @@ from dragoman.wire.losses import (
     Losses,
     Table,
     foreign,
-    is_true,
+    one_text,
+    one_text_answered,
     renaming,
     rows,
 )
@@ -22,10 +22,8 @@ _WIRE = "responses"
 _FOREIGN = foreign(_WIRE)
 _LOGPROBS = "message.output_text.logprobs"
 _SPOKEN = Case("with a transcript", lambda part, _: part.transcript is not None)
-_SILENT = Case("without a transcript", lambda part, _: part.transcript is None)
 _BY_ID = Case("by id only", lambda part, _: part.transcript is None and part.id is not None)
 _SOUND = Case("sound", lambda part, _: part.transcript is None and part.id is None)
-_SEVERAL = Case("more than 1", lambda sampling, _: sampling.n is not None and sampling.n > 1)
 _ASKED = Case(
     "not in `include`",
     lambda sampling, request: sampling.logprobs and _LOGPROBS not in request.include,
@@ -51,6 +49,7 @@ _REQUEST = Table(
     SAMPLED,
     LABELLED,
     _CARRIED,
+    one_text("Responses", _WIRE),
     rows(
         "carried",
         SAME,
@@ -67,41 +66,27 @@ _REQUEST = Table(
     rows("carried", "the same choice, without nesting", "Request.tool_choice"),
     rows("carried", "as `text.format`", "Request.format"),
     rows("carried", "as `text.verbosity`", "Request.verbosity"),
-    rows("refused", "Responses takes conversations, no bare prompts", "Completion", name="prompts"),
-    rows("refused", "Responses answers in text only", "Request.modalities", case=NOT_TEXT),
-    rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
     rows("dropped", "Responses takes no predicted output", "Request.prediction"),
-    rows("dropped", "Responses searches by a tool of its own", "Request.web_search"),
     rows("refused", "Responses has no stop sequences", "Sampling.stop"),
-    rows(
-        "refused",
-        "Responses cannot bias tokens",
-        "Sampling.logit_bias",
-        case=is_true("logit_bias", "not empty"),
-    ),
-    rows("refused", "Responses gives one answer", "Sampling.n", case=_SEVERAL),
-    rows("dropped", "Responses has no seed", "Sampling.seed"),
     rows(
         "dropped",
         "Responses has no such sampling value",
-        "Sampling.top_k min_p repetition_penalty",
+        "Sampling.top_k",
     ),
     rows("emulated", f"asked for by `include: {_LOGPROBS}`", "Sampling.logprobs", case=_ASKED),
     rows("emulated", f"sent beside `include: {_LOGPROBS}`", "Sampling.top_logprobs", case=_BESIDE),
-    rows("carried", "usage is part of every answer", "StreamOptions.include_usage"),
     rows("carried", "as `text.format`, without nesting", "TextFormat", "JSONObject", "JSONSchema"),
     rows("carried", "without nesting", "FunctionTool", "CustomTool", "NamedTool", "AllowedTools"),
     rows("dropped", "Responses has no speaker's name", "Message.name"),
     rows("refused", "the sound behind this id cannot be sent", "Audio", case=_BY_ID, name="audio"),
     rows("refused", "Responses takes no audio", "Audio", case=_SOUND, name="input_audio"),
     rows("refused", "Responses has no such part", "UnknownPart", case=_FOREIGN),
-    rows("dropped", "Responses has no such tool", "UnknownTool", case=_FOREIGN),
-    rows("refused", "Responses has no such tool", "UnknownTool as a choice", case=_FOREIGN),
 )
 
 _ANSWER = Table(
     ANSWERED,
     _CARRIED,
+    one_text_answered("Responses"),
     rows(
         "carried",
         SAME,
@@ -110,21 +95,12 @@ _ANSWER = Table(
         "Usage.reasoning_tokens",
     ),
     rows("carried", "as `incomplete_details`", "Response.reasons"),
-    rows("dropped", "Responses gives one answer, the first", "Response.choices"),
-    rows(
-        "dropped",
-        "Responses does not split usage so",
-        "Usage.input_audio_tokens input_text_tokens input_image_tokens",
-        "Usage.output_audio_tokens output_text_tokens",
-    ),
     rows(
         "dropped",
         "Responses takes no predicted output",
         "Usage.accepted_prediction_tokens rejected_prediction_tokens",
     ),
     rows("dropped", "an answer has no name", "Message.name", silent=True),
-    rows("dropped", "Responses has no sound", "Audio", case=_SILENT, name="audio"),
-    rows("dropped", "Responses answers with text", "Image", "File"),
     rows("dropped", "Responses has no such part", "UnknownPart", case=_FOREIGN),
 )
 
