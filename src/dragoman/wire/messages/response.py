@@ -248,12 +248,10 @@ class Encoder:
                     more = {k: v for k, v in self._own.items() if k not in STOPPED}
                     message = merge(_opening(event.id, event.model, None), more)
                     encoded.append(_frame("message_start", {"message": message}))
-                    continue
                 case ItemAdded():
                     self._item_added(event)
                 case PartAdded():
                     self._part_added(event)
-                    continue
                 case PartDone():
                     self._part_done(event)
                 case ItemDone():
@@ -261,7 +259,6 @@ class Encoder:
                 case Finished():
                     self._send(encoded)
                     self._finish(event, encoded)
-                    continue
                 case Failed():
                     for item in self._waiting:
                         item.done = True
@@ -270,11 +267,8 @@ class Encoder:
                     self._send(encoded)
                     self._over = True
                     encoded.append(_frame("error", {"error": error_object(event.fault)}))
-                    continue
-                case _:
-                    continue
-            if self._waiting:
-                self._send(encoded)
+        if self._waiting:
+            self._send(encoded)
         return b"".join(encoded)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
