@@ -30,8 +30,8 @@ from .item import (
 from .open_item import EMPTY_PARTS, empty_item, empty_part, part_kind
 from .response import Response
 
-INSIDE, _ENDS = (Delta, PartAdded, PartDone), (Finished, Failed)
-_UNSTARTED, _UNFINISHED = Started("", 0, ""), Finished("in_progress", ())
+_INSIDE, _ENDS = (Delta, PartAdded, PartDone), (Finished, Failed)
+_UNFINISHED = Finished("in_progress", ())
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
 """The finish reason of an answer that has none."""
@@ -58,9 +58,9 @@ class Fold(Struct, eq=False):
         self.feed_all((event,))
 
     def feed_all(self, events: Iterable[Event]) -> None:
-        """Add several events. Raises KeyError for an event of an item that is not open."""
+        """Add several events."""
         for event in events:
-            if isinstance(event, INSIDE):
+            if isinstance(event, _INSIDE):
                 self._open[event.index].append(event)
             elif isinstance(event, ItemDone):
                 self._items[event.index] = event.item
@@ -77,7 +77,8 @@ class Fold(Struct, eq=False):
     @property
     def response(self) -> Response:
         """What has come so far, open items as far as they are."""
-        start, items = self._start or _UNSTARTED, list(self._items)
+        start = self._start or Started("", 0, "")
+        items = list(self._items)
         for index, events in self._open.items():
             items[index] = item_so_far(items[index], events)
         end: Finished | Failed = self._end or _UNFINISHED
