@@ -156,7 +156,7 @@ samplings = st.fixed_dictionaries(
 _budget = {"type": "enabled", "budget_tokens": 4096}
 reasonings = st.sampled_from(
     [
-        ReasoningOptions("high"),
+        ReasoningOptions("high", extra={"messages": {"thinking": {"type": "adaptive"}}}),
         ReasoningOptions("none", extra={"messages": {"thinking": {"type": "disabled"}}}),
         ReasoningOptions("medium", extra={"messages": {"thinking": _budget}}),
         ReasoningOptions("max", extra={"messages": {"thinking": _budget}}),

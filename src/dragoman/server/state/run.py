@@ -18,8 +18,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
-from dragoman.core.fold import INSIDE, fold
+from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.fold import Fold, fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
@@ -88,8 +88,8 @@ class Run:
         self._writing: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Any] | None = None
         self._changed: asyncio.Event | None = None  # set when there is more to read, if anybody is
-        self._open: set[int] = set()  # items
-        self._checked = 0  # how many events are in order
+        self._fold = Fold()
+        self._folded = 0  # how many events it has
         self._stored = 0  # how many events the store has
         self._broken = False  # the store failed: go on without it
         self._complete = False  # all events have come
@@ -228,10 +228,11 @@ class Run:
             return
         events = tuple(self.events[self._stored :])
         try:
-            self._check()
+            self._fold.feed_all(events)
         except Exception as error:
             self._cut(error)
             return
+        self._folded = len(self.events)
         try:
             await self._runs.store.append(self.record.id, LogSegment(self._stored, events))
             self._stored += len(events)
@@ -240,26 +241,20 @@ class Run:
         if not self.record.background:
             self._writing = None
 
-    def _check(self) -> None:
-        """Look at what has come. Raises KeyError for an event of an item that is not open."""
-        for event in self.events[self._checked :]:
-            match event:
-                case ItemAdded(index=index):
-                    self._open.add(index)
-                case ItemDone(index=index):
-                    self._open.remove(index)
-                case _ if isinstance(event, INSIDE) and event.index not in self._open:
-                    raise KeyError(event.index)
-            self._checked += 1
-
     def _cut(self, error: Exception) -> None:
         """Leave out events out of order, of which nothing can be made, and all that follow them;
         the run ends there."""
         fault = fault_from(error)
-        self.visible = min(self.visible, self._checked)
-        del self.events[self._checked :]
+        self._fold, self._folded = Fold(), 0
+        with suppress(Exception):
+            for event in self.events:
+                self._fold.feed(event)
+                self._folded += 1
+        self.visible = min(self.visible, self._folded)
+        del self.events[self._folded :]
         if self._complete:
             self.events.append(end_for(fault))
+            self._fold.feed(self.events[-1])
         else:
             self.stop(fault)
 
@@ -273,10 +268,10 @@ class Run:
             self._writing.add_done_callback(self._end)
             return
         try:
-            self._check()
+            self._fold.feed_all(self.events[self._folded :])
         except Exception as error:
             self._cut(error)
-        record, response = self.record, fold(self.events)
+        record, response = self.record, self._fold.response
         self.response = response
         turn: tuple[Item, ...] = ()  # what it adds to its conversation
         if record.conversation is not None and response.status == "completed":

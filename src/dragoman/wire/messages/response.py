@@ -452,7 +452,7 @@ def _status(fault: Fault) -> int:
     return OVERLOADED if fault.code == "overloaded" else error.status(fault)
 
 
-# ---- models, and counts of tokens --------------------------------------------------------
+# ---- models ------------------------------------------------------------------------------
 
 
 def encode_model(model: Model) -> bytes:
@@ -495,8 +495,3 @@ def _date(seconds: int) -> str:
     month = month - 9 if month > 9 else month + 3
     clock = f"{rest // 3_600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{year:04}-{month:02}-{day:02}T{clock}Z"
-
-
-def encode_count(tokens: int) -> bytes:
-    """How many tokens a request has."""
-    return json.dump({"input_tokens": tokens})
