@@ -266,3 +266,18 @@ def said(text: str, id: str = "msg_1") -> dict[str, Any]:
         "status": "completed",
         "content": [part],
     }
+
+
+def message(*content: dict[str, Any], stop: str = "end_turn", **more: Any) -> dict[str, Any]:
+    """A whole answer of the Messages protocol."""
+    return {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "mock",
+        "content": list(content),
+        "stop_reason": stop,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+        **more,
+    }

@@ -25,6 +25,7 @@ EXPECTED = {
     *("end", "text", "chat_text", "reasoning", "refusal", "calls", "order", "finish", "usage"),
     *("status", "begun", "says", "retry_after", "asks"),
 }
+WIRES = ("chat", "responses", "messages")
 GOOD = ("completed", "incomplete")
 ABSENT = "absent"
 
@@ -95,8 +96,8 @@ def parse(row: dict[str, Any]) -> Case:
     row.pop("shows", None)  # read by tests.behaviours
     if unknown := row.keys() - SENT - EXPECTED:
         raise CaseError(f"{name}: unknown fields {sorted(unknown)}")
-    if row.get("wire") not in ("chat", "responses"):
-        raise CaseError(f"{name}: the wire is chat or responses")
+    if row.get("wire") not in WIRES:
+        raise CaseError(f"{name}: the wire is one of {', '.join(WIRES)}")
     if len(row.keys() & {"script", "body", "answer"}) != 1:
         raise CaseError(f"{name}: one of script, body and answer says what is sent")
     if "fill" in row:
@@ -188,7 +189,7 @@ def _body(row: dict[str, Any]) -> list[bytes]:
     if "body" in row:
         pieces = [row["body"].strip().encode()]
     else:
-        script = Script()
+        script = Script(row["wire"])
         pieces = [script.line(line) for line in row["script"].splitlines() if line]
         end = row.get("line_end", "\n").encode()
         pieces = [piece.replace(b"\n", end) for piece in pieces]
@@ -250,8 +251,8 @@ def unescape(text: str) -> bytes:
 class Script:
     """Makes bytes of the lines of a script, one after the other."""
 
-    def __init__(self) -> None:
-        self._sequence = 0
+    def __init__(self, wire: str) -> None:
+        self._sequence = 0 if wire == "responses" else None
 
     def line(self, line: str) -> bytes:
         """One line."""
@@ -277,6 +278,17 @@ class Script:
                 return _chunk(f'"choices":[],"usage":{rest}')
             case "chunk":
                 return _chunk(rest[1:-1])
+            case "begin":
+                return self._event("message_start", {"message": _message(json.loads(rest))})
+            case "open" | "piece":
+                number, _, value = rest.partition(" ")
+                kind, name = _BLOCK_EVENTS[word]
+                return self._event(kind, {"index": int(number), name: json.loads(value)})
+            case "close":
+                return self._event("content_block_stop", {"index": int(rest)})
+            case "stop":
+                ending = {"delta": {"stop_sequence": None}, **json.loads(rest)}
+                return self._event("message_delta", ending) + self._event("message_stop", {})
             case "created":
                 return self._event("response.created", {"response": _response({})})
             case "ends":
@@ -288,9 +300,17 @@ class Script:
         raise CaseError(f"no line of a script begins with {word!r}")
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
-        event = {"type": kind, "sequence_number": self._sequence, **fields}
-        self._sequence += 1
+        event = {"type": kind, **fields}
+        if self._sequence is not None:
+            event = {"type": kind, "sequence_number": self._sequence, **fields}
+            self._sequence += 1
         return f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode()
+
+
+_BLOCK_EVENTS = {
+    "open": ("content_block_start", "content_block"),
+    "piece": ("content_block_delta", "delta"),
+}
 
 
 def _chunk(fields: str) -> bytes:
@@ -307,5 +327,18 @@ def _response(fields: dict[str, Any]) -> dict[str, Any]:
         "model": "mock",
         "status": "in_progress",
         "output": [],
+        **fields,
+    }
+
+
+def _message(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "msg_up",
+        "type": "message",
+        "role": "assistant",
+        "model": "mock",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
         **fields,
     }

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.wire.messages.gathering import frames, gathered
+
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -23,7 +25,8 @@ class Received:
     text: str = ""
     reasoning: str = ""
     refusal: str = ""
-    calls: list[list[str]] = field(default_factory=list)
+    calls: list[list[Any]] = field(default_factory=list)
+    """Id, name and arguments: as text, or over Messages as the object they are."""
     finish: str | None = None
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
@@ -32,25 +35,21 @@ class Received:
 
 
 def read_answer(protocol: str, status: int, headers: dict[str, str], body: bytes) -> Received:
-    """Read an answer of `chat` or `responses`, streamed or whole."""
+    """Read an answer of a protocol, streamed or whole."""
     received = Received(status, headers.get("retry-after"))
+    stream, whole, error = READERS[protocol]
     kind = headers["content-type"].partition(";")[0]
     if kind == "text/event-stream":
         assert status == 200
-        events = list(blocks(body))
-        _chat_stream(received, events) if protocol == "chat" else _responses_stream(
-            received, events
-        )
+        stream(received, body)
         return received
     assert kind == "application/json"
     assert int(headers["content-length"]) == len(body)
     value = json.loads(body)
     if status != 200:
-        received.error = error_object(value)
-    elif protocol == "chat":
-        _chat_whole(received, value)
+        received.error = error(value)
     else:
-        _responses_whole(received, value)
+        whole(received, value)
     return received
 
 
@@ -82,9 +81,9 @@ def error_object(value: dict[str, Any]) -> dict[str, Any]:
 # ---- Chat ----------------------------------------------------------------------------------
 
 
-def _chat_stream(received: Received, events: list[tuple[str | None, str]]) -> None:
+def _chat_stream(received: Received, body: bytes) -> None:
     ids: set[str] = set()
-    for _, data in events:
+    for _, data in blocks(body):
         assert not received.done, "something came after [DONE]"
         assert received.error is None, "something came after the error"
         if data == "[DONE]":
@@ -158,7 +157,8 @@ def _thought(said: dict[str, Any]) -> str:
 # ---- Responses -----------------------------------------------------------------------------
 
 
-def _responses_stream(received: Received, events: list[tuple[str | None, str]]) -> None:
+def _responses_stream(received: Received, body: bytes) -> None:
+    events = blocks(body)
     if events and events[-1] == (None, "[DONE]"):
         received.done = True
         events = events[:-1]
@@ -240,3 +240,69 @@ def _responses_whole(received: Received, value: dict[str, Any]) -> None:
     elif status == "incomplete":
         reasons = {"max_output_tokens": "length", "content_filter": "content_filter"}
         received.finish = reasons[details["reason"]]
+
+
+# ---- Messages ------------------------------------------------------------------------------
+
+REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+
+
+def messages_error(value: dict[str, Any]) -> dict[str, Any]:
+    """The error object of a body or of an event."""
+    error: dict[str, Any] = value["error"]
+    assert value["type"] == "error"
+    assert isinstance(error["message"], str)
+    assert error["type"].endswith("_error") or error["type"] == "request_too_large"
+    return error
+
+
+def _messages_stream(received: Received, body: bytes) -> None:
+    blocks(body)
+    message = gathered(body)
+    _message(received, message)
+    if "error" in message:
+        received.error = messages_error(message["error"])
+        assert received.finish is None, "a stop reason came before the error"
+    received.done = frames(body)[-1]["type"] == "message_stop"
+
+
+def _messages_whole(received: Received, value: dict[str, Any]) -> None:
+    _message(received, value)
+    assert all(isinstance(input, dict) for *_, input in received.calls)
+
+
+def _message(received: Received, value: dict[str, Any]) -> None:
+    assert (value["type"], value["role"]) == ("message", "assistant")
+    assert {"model", "stop_sequence"} <= value.keys()
+    received.id, received.usage = value["id"], value["usage"]
+    cached = [n for name, n in received.usage.items() if name.startswith("cache_")]
+    received.usage["input_tokens"] += sum(cached)  # which are counted apart
+    for block in value["content"]:
+        match block["type"]:
+            case "text":
+                assert block["text"], "clients refuse to send an empty text back"
+                received.text += block["text"]
+            case "thinking":
+                assert isinstance(block["signature"], str)
+                received.reasoning += block["thinking"]
+            case "tool_use":
+                received.calls.append([block["id"], block["name"], block["input"]])
+            case kind:
+                raise AssertionError(f"a block of no known kind: {kind}")
+    if value["stop_reason"] is not None:
+        received.finish = REASONS.get(value["stop_reason"], "stop")  # new ones come as they are
+
+
+READERS: dict[str, tuple[Any, Any, Any]] = {
+    "chat": (_chat_stream, _chat_whole, error_object),
+    "responses": (_responses_stream, _responses_whole, error_object),
+    "messages": (_messages_stream, _messages_whole, messages_error),
+}
+"""How a protocol's streams, whole answers and errors are read."""

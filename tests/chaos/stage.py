@@ -22,10 +22,18 @@ from dragoman.engines.remote import Remote
 from dragoman.wire import error as wire_error
 from tests.chaos.cases import Case
 from tests.engines.receiving import received
-from tests.mock import Asked, Mock, Reply, completion, mock, plain, response, said
+from tests.mock import Asked, Mock, Reply, completion, message, mock, plain, response, said
 
 WARM_UP = "warm up"
 """What a request says that is only there to leave an idle connection behind."""
+
+
+WARM = {
+    "completions": completion({"content": "ok"}),
+    "responses": response(said("ok")),
+    "messages": message({"type": "text", "text": "ok"}),
+}
+"""The answers to it, by the end of the path."""
 
 
 class Stage:
@@ -49,8 +57,7 @@ class Stage:
     def reply(self, asked: Asked) -> Reply:
         if WARM_UP.encode() in asked.body:
             self._stale.add(asked.connection)
-            whole = response(said("ok")) if "input" in asked.json else completion({"content": "ok"})
-            return plain(200, whole)
+            return plain(200, WARM[asked.path.rpartition("/")[2]])
         case = self.case
         if case.warm and asked.connection in self._stale:
             self._stale.discard(asked.connection)

@@ -20,7 +20,7 @@ from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.chaos import test_stack as through_the_server
-from tests.chaos.cases import Case, load
+from tests.chaos.cases import WIRES, Case, load
 from tests.chaos.stage import Stage, perform, stage
 from tests.samples import samples
 
@@ -38,7 +38,7 @@ Play = Callable[[Case], Awaitable[None]]
 
 def through_engines(stage: Stage) -> tuple[Play, list[Remote]]:
     """Rows through one engine for each wire."""
-    engines = {wire: Remote(stage.base_url, wire=wire, key="k") for wire in ("chat", "responses")}
+    engines = {wire: Remote(stage.base_url, wire=wire, key="k") for wire in WIRES}
 
     async def play(case: Case) -> None:
         await perform(stage, case, engines[case.wire], stream=True)
@@ -47,11 +47,8 @@ def through_engines(stage: Stage) -> tuple[Play, list[Remote]]:
 
 
 def through_servers(stage: Stage) -> tuple[Play, list[App]]:
-    """Rows through the whole server; its clients speak both protocols, streamed and plain."""
-    apps = {
-        wire: App(Remote(stage.base_url, wire=wire, key="k"), Settings())
-        for wire in ("chat", "responses")
-    }
+    """Rows through the whole server; its clients speak every protocol, streamed and plain."""
+    apps = {wire: App(Remote(stage.base_url, wire=wire, key="k"), Settings()) for wire in WIRES}
     ways = cycle([(protocol, stream) for protocol in apps for stream in (True, False)])
 
     async def play(case: Case) -> None:

@@ -18,6 +18,7 @@ from dragoman.cli import serve as command
 from dragoman.engines import discover, local
 from dragoman.server.host import bind
 from dragoman.server.settings import Settings
+from dragoman.wire.registry import WIRES
 from tests.cli.stage import Screen, serve, upstream
 from tests.cli.test_banner import part
 from tests.mock import Mock, Reply, completion, plain
@@ -295,7 +296,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "a wire": (
         ["--upstream", NOBODY, "--wire", "smoke"],
-        f"{NOBODY}: wire is 'smoke', and must be one of auto, chat, completions, responses.",
+        f"{NOBODY}: wire is 'smoke', and must be one of {', '.join(sorted(('auto', *WIRES)))}.",
     ),
     "an address": (
         ["--upstream", "localhost:9/v1"],

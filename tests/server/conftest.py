@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.fixture(params=["chat", "responses"])
+@pytest.fixture(params=["chat", "responses", "messages"])
 def wire(request) -> str:
     """The name of a wire."""
     return request.param

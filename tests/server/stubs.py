@@ -108,14 +108,20 @@ class Stub:
 
 # ---- requests ------------------------------------------------------------------------------
 
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
 
 
 def asking(wire: str = "chat", **fields: Any) -> dict[str, Any]:
     """The body of a request over one of the wires."""
-    if wire == "chat":
-        return {"model": "stub", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return {"model": "stub", "input": "Hi", **fields}
+    if wire == "responses":
+        return {"model": "stub", "input": "Hi", **fields}
+    limit = {"max_tokens": 100} if wire == "messages" else {}
+    said = {"role": "user", "content": "Hi"}
+    return {"model": "stub", "messages": [said], **limit, **fields}
 
 
 def post(
@@ -208,6 +214,12 @@ class Call:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """What an error is: its code, or its type on a wire whose errors have no codes."""
+        error = self.json["error"]
+        return error["type"] if self.json.get("type") == "error" else error["code"]
 
     @property
     def whole(self) -> bool:

@@ -157,7 +157,8 @@ MISTAKES = {
         "5: upstreams[1].url: is missing"
     ),
     "[[upstreams]]\nname = ''\nurl = 'b'\nwire = 'smoke'": (
-        "4: upstreams[0].wire: is 'smoke', and must be one of auto, chat, completions, responses"
+        "4: upstreams[0].wire: is 'smoke', and must be one of "
+        "auto, chat, completions, messages, responses"
     ),
     "[[upstreams]]\nname = 'a'\nurl = 'b'\nprofile = 'olama'": (
         f"4: upstreams[0].profile: is 'olama', and must be one of {', '.join(sorted(BY_NAME))}"

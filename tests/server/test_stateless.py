@@ -16,6 +16,7 @@ async def ask(wire: str = "responses", stub: Stub | None = None, **fields: Any) 
     return await Call(App(stub or Stub(), Settings()), PATHS[wire], asking(wire, **fields))()
 
 
+@pytest.mark.parametrize("wire", ["chat", "responses"])  # Messages has no such field
 @pytest.mark.parametrize("store", [True, False, None])
 async def test_store_is_accepted_and_answered_with_false(wire: str, store) -> None:
     stub = Stub()

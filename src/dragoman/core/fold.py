@@ -7,9 +7,6 @@ differ: there is one reducer for both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import compress, repeat
-from operator import attrgetter, is_
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,9 +30,8 @@ from .item import (
 from .open_item import EMPTY_PARTS, empty_item, empty_part, part_kind
 from .response import Response
 
-_INSIDE = (Delta, PartAdded, PartDone)
-_UNSTARTED, _UNFINISHED = Started("", 0, ""), Finished("in_progress", ())
-_item, _choice = attrgetter("item"), attrgetter("choice")
+_INSIDE, _ENDS = (Delta, PartAdded, PartDone), (Finished, Failed)
+_UNFINISHED = Finished("in_progress", ())
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
 """The finish reason of an answer that has none."""
@@ -51,38 +47,45 @@ class Fold(Struct, eq=False):
     'completed'
     """
 
-    _events: list[Event] = []
+    _start: Started | None = None
+    _end: Finished | Failed | None = None
+    _items: list[Item] = []
+    _choices: list[int] = []
+    _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
 
     def feed(self, event: Event) -> None:
         """Add one event."""
-        self._events.append(event)
+        self.feed_all((event,))
 
     def feed_all(self, events: Iterable[Event]) -> None:
         """Add several events."""
-        self._events += events
+        for event in events:
+            if isinstance(event, _INSIDE):
+                self._open[event.index].append(event)
+            elif isinstance(event, ItemDone):
+                self._items[event.index] = event.item
+                self._open.pop(event.index, None)
+            elif isinstance(event, ItemAdded):
+                self._items.append(event.item)
+                self._choices.append(event.choice)
+                self._open[event.index] = []
+            elif isinstance(event, Started):
+                self._start = event
+            elif isinstance(event, _ENDS):
+                self._end = event
 
     @property
     def response(self) -> Response:
         """What has come so far, open items as far as they are."""
-        events: list[Any] = self._events
-        kinds = [*map(type, events)]
-        start = events[kinds.index(Started)] if Started in kinds else _UNSTARTED
-        added = [*compress(events, map(is_, kinds, repeat(ItemAdded)))]
-        items, choices = [*map(_item, added)], (*map(_choice, added),)
-        for event in compress(events, map(is_, kinds, repeat(ItemDone))):
-            items[event.index] = event.item
-        if kinds.count(ItemDone) < len(items):
-            done = {event.index for event in events if isinstance(event, ItemDone)}
-            for index in {*range(len(items))} - done:
-                own = [e for e in events if isinstance(e, _INSIDE) and e.index == index]
-                items[index] = item_so_far(items[index], own)
-        end, fault = _UNFINISHED, None
-        if Finished in kinds:
-            end = events[kinds.index(Finished)]
-        elif Failed in kinds:
-            failed = events[kinds.index(Failed)]
-            end = Finished("failed", (), failed.usage, failed.completed_at, extra=failed.extra)
-            fault = failed.fault
+        start = self._start or Started("", 0, "")
+        items = list(self._items)
+        for index, events in self._open.items():
+            items[index] = item_so_far(items[index], events)
+        end: Finished | Failed = self._end or _UNFINISHED
+        fault = None
+        if isinstance(end, Failed):
+            fault = end.fault
+            end = Finished("failed", (), end.usage, end.completed_at, extra=end.extra)
         extra = start.extra
         if end.extra:
             first = extra or {}
@@ -93,7 +96,7 @@ class Fold(Struct, eq=False):
             model=start.model,
             status=end.status,
             output=tuple(items),
-            choices=choices if any(choices) else (),
+            choices=tuple(self._choices) if any(self._choices) else (),
             reasons=end.reasons,
             usage=end.usage,
             error=fault,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import repeat
 from typing import Literal
 
 from msgspec import Struct
@@ -12,8 +12,6 @@ from .item import JSON, Call, CustomToolCall, Extra, FunctionCall, Item, Message
 from .loss import Loss
 from .request import (
     AllowedTools,
-    CustomTool,
-    FunctionTool,
     JSONObject,
     JSONSchema,
     NamedTool,
@@ -66,17 +64,16 @@ def _binds(fields: dict[str, JSON]) -> bool:
     return bool(found) and any(fields[name] is not None for name in found)
 
 
-def _strict(tools: Iterable[Tool]) -> bool:
+def _strict(tools: tuple[Tool, ...]) -> bool:
     """Whether the arguments of some tool's calls must fit its schema or grammar."""
-    for tool in tools:
-        match tool:
-            case FunctionTool(strict=True):
-                return True
-            case CustomTool(grammar=str()):
-                return True
-            case Namespace(tools=members) if _strict(members):
-                return True
-    return False
+    return (
+        True in map(getattr, tools, repeat("strict"), repeat(None))
+        or not {None}.issuperset(map(getattr, tools, repeat("grammar"), repeat(None)))
+        or (
+            Namespace in map(type, tools)
+            and any(map(_strict, map(getattr, tools, repeat("tools"), repeat(()))))
+        )
+    )
 
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -116,14 +116,16 @@ class Browsers:
         if not self._guarded:
             return
         host = exchange.header(b"host")
-        if not self._knows(host_name(host)):
+        name = host_name(host)
+        # Without a Host header there is no name that could have been pointed at us.
+        if name and not (is_loopback(name) or name in self._hosts or "*" in self._hosts):
             problem = "is not a name of this server; list it in allowed_hosts if it should be"
-            raise FaultError(_stranger(f"The host {host!r} {problem}."))
+            raise FaultError(Fault("permission", f"The host {host!r} {problem}.", "client"))
         if not origin and not self._origins and len(self.plain) < _MOST_HOSTS:
             self.plain.add(exchange.headers.get(b"host"))
         if origin and not listed and not self._at_home(origin, exchange):
             problem = "may not use this server; list it in cors_origins if it should"
-            raise FaultError(_stranger(f"The origin {origin!r} {problem}."))
+            raise FaultError(Fault("permission", f"The origin {origin!r} {problem}.", "client"))
 
     def preflight(self, exchange: Exchange) -> bool:
         """Answer OPTIONS from a browser that asks whether it may ask; False for any other."""
@@ -134,10 +136,6 @@ class Browsers:
         allowed = (b"access-control-allow-headers", safe(wanted or "*"))
         exchange.reply(204, b"", *PREFLIGHT, allowed)
         return True
-
-    def _knows(self, name: str) -> bool:
-        # Without a Host header there is no name that could have been pointed at us.
-        return not name or is_loopback(name) or name in self._hosts or "*" in self._hosts
 
     def _at_home(self, origin: str, exchange: Exchange) -> bool:
         """A page of this machine or of this very server, or an application that is no page."""
@@ -171,7 +169,3 @@ def is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _stranger(problem: str) -> Fault:
-    return Fault("permission", problem, "client")

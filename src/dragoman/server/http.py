@@ -68,8 +68,7 @@ class HTTPExchange(Exchange):
         if self.more_body:
             return None
         body, self.body = bytes(self.body), bytearray()
-        if self.connection.flow.read_paused:
-            self.connection.flow.resume_reading()  # or nobody would see the client disconnect
+        self.connection.flow.resume_reading()  # or nobody would see the client disconnect
         return body
 
     async def read(self) -> tuple[bytes, bool]:
@@ -206,6 +205,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.flow._is_writable_event = _NOBODY_WAITS  # each has a deque for tasks that would wait
+        self.server = self.client = None  # addresses that nobody asks for
         self._await(self._patience)
 
     def connection_lost(self, exc: Exception | None) -> None:

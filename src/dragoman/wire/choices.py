@@ -150,8 +150,7 @@ def encode_stream(
     options = options or StreamOptions()
     usage = True if dialect.ask_usage else options.include_usage
     given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
-    shown = {name: value for name, value in given.items() if value is not None}
-    shown = merge(shown, (options.extra or {}).get(wire, {}))
+    shown = merge(json.dense(given), (options.extra or {}).get(wire, {}))
     return {"stream": True} | ({"stream_options": shown} if shown else {})
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, call, ne
 from typing import Any, Literal, NamedTuple, cast
 
 from msgspec import Struct
@@ -206,8 +207,8 @@ _USUAL: dict[str, Any] = {
 _APART = ("Request.include", "Response.choices", "Response.output")
 """Rows that are looked up by a value."""
 _UNSET: tuple[JSON, ...] = (None, ())
-_BUSY = ("Request.items", "Response.output", "Response.usage")
-"""Fields with values inside that are seldom empty."""
+
+_values, _usual = attrgetter("values"), attrgetter("usual")
 _OUTPUT, _CHOICE, _THOUGHT = "in an output", "as a choice", "in reasoning"
 
 _DEFAULTS: dict[type[Struct], dict[str, Any]] = {
@@ -229,9 +230,7 @@ _INSIDE: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("tools", "tools[*]", ""),
         ("tool_choice", "tool_choice", _CHOICE),
         ("instructions", "instructions[*]", ""),
-        ("items", "items[*]", ""),
     ),
-    "Response": (("usage", "usage", ""), ("output", "output[*]", "")),
     "Message": (("content", ".content[*]", ""),),
     "Reasoning": (("content", ".content[*]", _THOUGHT), ("summary", ".summary[*]", _THOUGHT)),
     "FunctionCallOutput": (("output", ".output[*]", _OUTPUT),),
@@ -239,19 +238,19 @@ _INSIDE: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Namespace": (("tools", ".tools[*]", ""),),
     "AllowedTools": (("tools", ".tools[*]", ""),),
 }
-"""Which fields hold values that rows are about, where that is in reports, and as what."""
+"""Which fields may hold values that rows are about, beside the items of a request or an answer and
+its usage; where that is in reports, and as what."""
 
 
 class _Kind:
     """What values of one type lose. Those for which `values` gives `usual` lose nothing: the fields
     that rows name (`own`) and `extra`, the last, are as they usually are, and those that hold more
     values are empty, or text. A row of the whole type leaves no such value. `inside` are the fields
-    with values to judge, `busy` those that are seldom empty; none where the type is dropped."""
+    with values to judge; none where the type is dropped."""
 
-    __slots__ = ("busy", "inside", "kind", "own", "rows", "usual", "values")
+    __slots__ = ("inside", "own", "rows", "usual", "values")
 
-    def __init__(self, kind: type[Struct], rows: list[Row], idle: str = "") -> None:
-        self.kind = kind
+    def __init__(self, kind: type[Struct], rows: list[Row], kinds: _Kinds, idle: str) -> None:
         self.rows: list[tuple[str, str, Row, Any]] = []  # field, its name in reports, row, usual
         for row in rows:
             field = row.field.partition(".")[2]
@@ -261,15 +260,17 @@ class _Kind:
         gone = any(row.action == "dropped" and not row.test for row in whole)
         bases = [base.__name__ for base in kind.__mro__ if not gone]
         inside = [each for base in bases for each in _INSIDE.get(base, ()) if each[0] != idle]
-        self.inside, self.busy = inside, [e for e in inside if f"{kind.__name__}.{e[0]}" in _BUSY]
+        self.inside = [(name, where, kinds[as_what]) for name, where, as_what in inside]
         usual = _DEFAULTS[kind]
-        looked = [name for name, *_ in inside if f"{kind.__name__}.{name}" not in _BUSY]
-        pairs = [(f"{n}.__class__" if usual[n] is str else n, usual[n]) for n in looked]
+        pairs = [(f"{n}.__class__" if usual[n] is str else n, usual[n]) for n, *_ in inside]
         named = [("__class__", kind), *((field, normal) for field, _, _, normal in self.rows)]
         self.own = slice(len(pairs), len(pairs) + len(named))
         pairs += [*named, ("extra", None) if "extra" in usual else ("__class__", kind)]
         self.values = attrgetter(*(name or "__class__" for name, _ in pairs))
         self.usual = () if whole else tuple([normal for _, normal in pairs])
+
+
+_Kinds = dict[str, dict[type, _Kind]]
 
 
 class Table:
@@ -297,14 +298,11 @@ class Table:
 
         # Every request has sampling, for which most wires have all fields.
         idle = "" if "Sampling" in found else "sampling"
-        usual = {kind: _Kind(kind, rows_of(kind, ""), idle) for kind in _DEFAULTS}
-        self.kinds = {"": usual, _THOUGHT: usual}
-        for place in (_OUTPUT, _CHOICE):
-            self.kinds[place] = usual | {
-                kind: _Kind(kind, rows_of(kind, "") + here)
-                for kind in _DEFAULTS
-                if (here := rows_of(kind, f" {place}"))
-            }
+        self.kinds: _Kinds = {"": {}, _OUTPUT: {}, _CHOICE: {}, _THOUGHT: {}}
+        for place, kinds in self.kinds.items():
+            for kind in _DEFAULTS:
+                here = rows_of(kind, "") + rows_of(kind, f" {place}")
+                kinds[kind] = _Kind(kind, here, self.kinds, idle)
 
     def action(self, field: str) -> Action:
         """What becomes of a field; what has no row of its own goes with its type."""
@@ -335,6 +333,7 @@ _INTERNAL = frozenset(
 """Keys of an `extra` that are no wire's."""
 
 _Place = tuple[int, ...]
+_Group = tuple[str, dict[type, _Kind], _Place, tuple[Any, ...]]
 Note = tuple[str, Action, str, _Place]
 """A loss as it was found: the field, what becomes of it, why, and the numbers of its `[*]`."""
 
@@ -348,9 +347,10 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     """
     notes: list[Note] = []
     own = _INTERNAL | {losses.wire}
-    todo: list[tuple[str, str, _Place, tuple[Any, ...]]] = [("", "", (), (root,))]
     if isinstance(root, Request):
         table, choice = losses.request, root.tool_choice
+        kinds = table.kinds[""]
+        todo: list[_Group] = [("", kinds, (), (root,)), ("items[*]", kinds, (), root.items)]
         for value in root.include:
             row = table.apart.get(("Request.include", value))
             row = row or table.apart.get(("Request.include", ""))
@@ -360,7 +360,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
         if isinstance(choice, AllowedTools) and all(
             isinstance(tool, UnknownTool) and tool.wire != losses.wire for tool in choice.tools
         ):
-            todo.append(("tool_choice", _CHOICE, (), choice.tools[:1]))
+            todo.append(("tool_choice", table.kinds[_CHOICE], (), choice.tools[:1]))
     else:
         table = losses.answer
         row = table.apart.get(("Response.choices", ""))
@@ -368,43 +368,43 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             others = {*root.choices} - {0}
             notes += [("choices[*]", row.action, row.why, (number,)) for number in others]
             root = replace(root, output=root.choice(0), choices=())
-            todo = [("", "", (), (root,))]
         row = table.apart.get(("Response.output", SEVERAL))
         if row is not None and len(root.output) > 1 and _several_messages(root):
             notes.append(("output", row.action, row.why, ()))
-    # What is as it usually is loses nothing. The rest is judged by kind, not by value, as there may
-    # be ten thousand items of one kind.
-    unusual: dict[tuple[str, str, _Kind], list[tuple[_Place, Any]]] = {}
-    for where, context, place, values in todo:  # which grows meanwhile
-        kinds = table.kinds[context]
-        for number, value in enumerate(values):
-            kind = kinds[value.__class__]
-            places = kind.busy
-            if (now := kind.values(value)) != kind.usual:
-                places = kind.inside
-                if now[kind.own] != kind.usual[kind.own] or not own.issuperset(now[-1] or ()):
-                    at = (*place, number) if where[-1:] == "]" else place
-                    unusual.setdefault((where, context, kind), []).append((at, value))
-            for name, inside, as_what in places:
+        kinds, usage = table.kinds[""], (root.usage,) if root.usage else ()
+        todo = [("", kinds, (), (root,)), ("usage", kinds, (), usage)]
+        todo.append(("output[*]", kinds, (), root.output))
+    # What is as it usually is loses nothing. The rest is judged by kind, not by value.
+    unusual: dict[tuple[str, _Kind], list[tuple[_Place, Any]]] = {}
+    for where, kinds, place, values in todo:  # which grows meanwhile
+        each = [*map(kinds.__getitem__, map(type, values))]
+        seen = [*map(call, map(_values, each), values)]
+        usual = [*map(_usual, each)]
+        if seen == usual:
+            continue
+        among = enumerate(zip(each, values, seen, strict=True))
+        for number, (kind, value, now) in compress(among, map(ne, seen, usual)):
+            at = (*place, number) if where[-1:] == "]" else place
+            if now[kind.own] != kind.usual[kind.own] or not own.issuperset(now[-1] or ()):
+                unusual.setdefault((where, kind), []).append((at, value))
+            for name, inside, inner_kinds in kind.inside:
                 inner = getattr(value, name)
                 if inner and inner.__class__ is not str:
                     inner = inner if inner.__class__ is tuple else (inner,)
-                    at = (*place, number) if where[-1:] == "]" else place
-                    todo.append((where + inside, as_what, at, inner))
-    for (where, context, kind), found in unusual.items():
-        if context == _THOUGHT and kind.kind is UnknownPart:
+                    todo.append((where + inside, inner_kinds, at, inner))
+    for (where, kind), found in unusual.items():
+        if kind is table.kinds[_THOUGHT][UnknownPart]:
             # Pieces of reasoning are left out where those of a message would be refused.
             strange = [at for at, value in found if value.wire != losses.wire]
             notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
             continue
-        for field, name, row, usual in kind.rows:
+        for field, name, row, normal in kind.rows:
             if (test := row.test) is not None:
-                asked = [each for each in found if not field or getattr(each[1], field) != usual]
+                asked = [one for one in found if not field or getattr(one[1], field) != normal]
                 lost = [at for at, value in asked if test(value, root)]
             else:
-                lost = [
-                    at for at, v in found if not field or getattr(v, field) not in (usual, *_UNSET)
-                ]
+                unset = (normal, *_UNSET)
+                lost = [at for at, v in found if not field or getattr(v, field) not in unset]
             # Two places are as many as all: both are named as "somewhere".
             shown = (where + name).lstrip(".")
             notes += [(shown, row.action, row.why, at) for at in lost[:2]]

@@ -86,8 +86,7 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
             more.setdefault(outer, {})[key] = given
         else:
             more[name] = given
-    extra = {wire: more} if more else None
-    return Usage(**counts, extra=extra) if counts or extra else None
+    return Usage(**counts, extra={wire: more} if more else None) if counts or more else None
 
 
 def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:

@@ -30,16 +30,23 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
 
 def gathered(stream: bytes) -> dict[str, Any]:
     """The message that a stream adds up to. One block is open at a time, with the next number; the
-    message begins first and stops last."""
+    message begins first and stops last, or fails with the event in `error`."""
     first, *events = frames(stream)
     assert first["type"] == "message_start"
     message: dict[str, Any] = first["message"]
     assert message["content"] == []
     block: dict[str, Any] | None = None
     pieces: list[str] = []
-    assert events[-1] == {"type": "message_stop"}
-    assert events[-2]["type"] == "message_delta"
-    for event in events[:-2]:
+    if events[-1]["type"] == "error":
+        message["error"] = events.pop()
+    else:
+        assert events.pop() == {"type": "message_stop"}
+        assert events[-1]["type"] == "message_delta"
+        last = events.pop()
+        beside = {k: v for k, v in last.items() if k not in ("type", "delta", "usage")}
+        message |= last["delta"] | beside
+        message["usage"] |= last["usage"]
+    for event in events:
         match event["type"]:
             case "content_block_start":
                 assert block is None
@@ -75,9 +82,6 @@ def gathered(stream: bytes) -> dict[str, Any]:
             case kind:
                 raise AssertionError(f"an event out of order: {kind}")
     assert block is None
-    beside = {k: v for k, v in events[-2].items() if k not in ("type", "delta", "usage")}
-    message |= events[-2]["delta"] | beside
-    message["usage"] |= events[-2]["usage"]
     return message
 
 

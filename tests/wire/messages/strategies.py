@@ -154,10 +154,9 @@ samplings = st.fixed_dictionaries(
     },
 ).map(lambda values: Sampling(**values))
 _budget = {"type": "enabled", "budget_tokens": 4096}
-ADAPTIVE = ReasoningOptions("high")
 reasonings = st.sampled_from(
     [
-        ADAPTIVE,
+        ReasoningOptions("high", extra={"messages": {"thinking": {"type": "adaptive"}}}),
         ReasoningOptions("none", extra={"messages": {"thinking": {"type": "disabled"}}}),
         ReasoningOptions("medium", extra={"messages": {"thinking": _budget}}),
         ReasoningOptions("max", extra={"messages": {"thinking": _budget}}),
@@ -188,11 +187,6 @@ def requests(draw: st.DrawFn) -> Request:
     choices += [NamedTool(tool.name) for tool in tools if isinstance(tool, FunctionTool)]
     choice = draw(st.sampled_from(choices)) if tools else None
     parallel = draw(maybe(st.booleans())) if choice not in (None, "none") else None
-    given = draw(optional)
-    if given.get("reasoning") == ADAPTIVE and "sampling" in given:  # they exclude each other
-        given["sampling"] = replace(given["sampling"], temperature=None, top_k=None)
-    if given.get("reasoning") == ADAPTIVE and choice not in (None, "auto", "none"):
-        choice, parallel = None, None
     return Request(
         model=draw(some),
         items=draw(histories()),
@@ -201,7 +195,7 @@ def requests(draw: st.DrawFn) -> Request:
         parallel_tool_calls=parallel,
         max_output_tokens=draw(st.integers(1, 99)),
         stream=draw(st.booleans()),
-        **given,
+        **draw(optional),
     )
 
 

@@ -670,8 +670,9 @@ def decode_annotation(value: JSON) -> Annotation | None:
         cited, rest = rest, {}  # without the inner object, as seen in the wild
     start, end = _taken(cited, "start_index", int), _taken(cited, "end_index", int)
     url, title = _taken(cited, "url", str), _taken(cited, "title", str)
-    left = {name: each for name, each in cited.items() if each is not None}
-    return Annotation(_CITATION, start, end, url, title, extra=to_extra(rest, url_citation=left))
+    return Annotation(
+        _CITATION, start, end, url, title, extra=to_extra(rest, url_citation=json.dense(cited))
+    )
 
 
 def _taken(left: dict[str, JSON], name: str, wanted: type) -> JSON:
@@ -684,6 +685,5 @@ def encode_annotation(note: Annotation, offset: int = 0) -> JSON:
         return {"type": note.kind, **from_extra(note.extra)} if from_extra(note.extra) else None
     places = {"start_index": note.start, "end_index": note.end}
     inner: dict[str, JSON] = {k: place + offset for k, place in places.items() if place is not None}
-    words = {"url": note.url, "title": note.title}
-    inner |= {name: word for name, word in words.items() if word is not None}
+    inner |= json.dense({"url": note.url, "title": note.title})
     return restore({"type": _CITATION, _CITATION: inner}, note.extra)

@@ -11,7 +11,6 @@ from .request import decode_request, encode_request
 from .response import (
     ID_PREFIX,
     Encoder,
-    encode_count,
     encode_error,
     encode_model,
     encode_models,
@@ -34,7 +33,6 @@ MESSAGES = Wire(
     encode_model=encode_model,
     id_prefix=ID_PREFIX,
     count_path="/messages/count_tokens",
-    encode_count=encode_count,
     client_header="anthropic-version",
     request_id_header="request-id",
     request_headers=("anthropic-beta", "anthropic-version"),

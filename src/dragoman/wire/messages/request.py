@@ -183,8 +183,6 @@ def _decode_reasoning(
         raise FaultError(bad_request("must be a string", "output_config.effort"))
     if thinking is None and effort is None:
         return None
-    if thinking == _ADAPTIVE and effort is not None:
-        return ReasoningOptions(effort)
     return ReasoningOptions(effort or _effort_of(thinking), extra={NAME: {"thinking": thinking}})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
@@ -136,6 +137,7 @@ _PLAIN = (
     *("max_output_tokens", "conversation", "context_management"),
 )
 """Fields that are the same on this wire and in the core."""
+_plain = attrgetter(*_PLAIN)
 _VENDOR_SAMPLING = ("top_k", "min_p", "repetition_penalty", "seed", "stop", "logit_bias")
 _NO_SAMPLING = ("n", "repeat_penalty")
 """Sampling values of other wires, which are unknown fields on this one."""
@@ -199,10 +201,10 @@ def decode(data: bytes) -> Request:
 
 def _decode(data: bytes) -> Request:
     body, rest = _body.read(data)
-    plain: dict[str, Any] = {name: getattr(body, name) for name in _PLAIN}
+    plain: dict[str, Any] = dict(zip(_PLAIN, _plain(body), strict=True))
     instructions, choice = body.instructions, body.tool_choice
-    loose = [v for v in (instructions, choice, *plain.values()) if isinstance(v, dict | list)]
-    if loose:
+    loose = [instructions, choice, *plain.values()]
+    if not {dict, list}.isdisjoint(map(type, loose)):
         json.check_depth(loose)
     match body.conversation:
         case None | str() | {"id": str()}:
@@ -317,7 +319,7 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
         "top_logprobs": sampling.top_logprobs,
         "include": include or None,
         "store": None if "store" in unknown else bool(request.store),
-        **{name: getattr(request, name) for name in _PLAIN},
+        **dict(zip(_PLAIN, _plain(request), strict=True)),
     }
     if (reasoning := request.reasoning) is not None:
         given = {"effort": reasoning.effort, "summary": reasoning.summary}
