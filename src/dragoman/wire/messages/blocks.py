@@ -110,7 +110,7 @@ _KNOWN = frozenset(str(kind.__struct_config__.tag) for kind in _KINDS)
 _inner = Reader[Any](_Text, _Image, _Document)
 _blocks = Reader[Any](*_KINDS, content=str | _inner.strict_list | None)
 message_reader = Reader(_Message, content=str | _blocks.strict_list)
-system_reader = Reader(_Text)
+system_reader = Reader[Any](_Text)
 
 
 # ---- decoding ----------------------------------------------------------------------------
