@@ -207,14 +207,17 @@ class _Block:
 
 
 class _Item:
-    """An item and its blocks that are not complete."""
+    """An item and its blocks that are not complete. `own` is the block of a call, or of reasoning;
+    `odd` says that a call's arguments are no object."""
 
-    __slots__ = ("blocks", "done", "item", "parts")
+    __slots__ = ("blocks", "done", "item", "odd", "own", "parts")
 
     def __init__(self, item: Item) -> None:
         self.item = item
         self.blocks: list[_Block] = []
         self.parts: dict[int, _Block] = {}
+        self.own: _Block | None = None
+        self.odd: bool | None = None
         self.done = False
 
     def add(self, opening: dict[str, JSON], *, wanted: bool = False) -> _Block:
@@ -287,13 +290,13 @@ class Encoder:
         match event.item:
             case Reasoning() as reasoning:
                 opening = {"type": "thinking", "thinking": "", "signature": ""}
-                item.parts[0] = item.add(restore(opening, reasoning.extra) | opening)
+                item.own = item.add(restore(opening, reasoning.extra) | opening)
             case FunctionCall() | CustomToolCall() as call:
                 self._called = True
                 block = encode_call(call) | {"input": {}}
-                item.parts[0] = item.add(block, wanted=True)
+                item.own = item.add(block, wanted=True)
                 if isinstance(call, CustomToolCall):
-                    item.parts[0].deltas.append(_arguments('{"input":"'))
+                    item.own.deltas.append(_arguments('{"input":"'))
 
     def _part_added(self, event: PartAdded) -> None:
         item = self._items[event.index]
@@ -301,8 +304,8 @@ class Encoder:
             return
         match event.part:
             case Thought() | Summary():
-                if item.parts[0].deltas or item.parts[0].number is not None:
-                    item.parts[0].deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+                if item.own is not None and (item.own.deltas or item.own.number is not None):
+                    item.own.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
             case UnknownPart():
                 pass
             case _:
@@ -321,12 +324,15 @@ class Encoder:
                     delta = _delta("text_delta", "text", data)
                     item.parts[event.part_index].deltas.append(delta)
             case "reasoning" | "summary":
-                if data:
-                    item.parts[0].deltas.append(_delta("thinking_delta", "thinking", data))
-            case "arguments":
-                item.parts[0].deltas.append(_arguments(data))
-            case "input":
-                item.parts[0].deltas.append(_arguments(json.text(data)[1:-1]))
+                if data and item.own is not None:
+                    item.own.deltas.append(_delta("thinking_delta", "thinking", data))
+            case "arguments" if item.own is not None:
+                if item.odd is None and (begun := data.lstrip()):
+                    item.odd = begun[0] != "{"
+                if not item.odd:
+                    item.own.deltas.append(_arguments(data))
+            case "input" if item.own is not None:
+                item.own.deltas.append(_arguments(json.text(data)[1:-1]))
             case "annotation":
                 if (citation := encode_citation(data)) is not None:
                     delta = json.dump({"type": "citations_delta", "citation": citation})
@@ -346,16 +352,19 @@ class Encoder:
         item = self._items[event.index]
         if item is None:
             return
+        own = item.own
         match event.item:
-            case Reasoning() as reasoning:
-                block, fields = item.parts[0], from_extra(reasoning.extra)
+            case Reasoning() as reasoning if own is not None:
+                fields = from_extra(reasoning.extra)
                 signature = fields.get("signature")
                 if "data" in fields and not reasoning.text:
-                    block.opening, block.wanted = encode_thinking(reasoning), True
+                    own.opening, own.wanted = encode_thinking(reasoning), True
                 elif isinstance(signature, str) and signature:
-                    block.deltas.append(_delta("signature_delta", "signature", signature))
-            case CustomToolCall():
-                item.parts[0].deltas.append(_arguments('"}'))
+                    own.deltas.append(_delta("signature_delta", "signature", signature))
+            case FunctionCall() as call if own is not None and item.odd:
+                own.deltas.append(_arguments(json.text(encode_call(call)["input"])))
+            case CustomToolCall() if own is not None:
+                own.deltas.append(_arguments('"}'))
             case Unknown(wire=wire, kind=kind, value=value) if wire == NAME:
                 item.add({"type": kind, **value}, wanted=True)
         for block in item.blocks:
