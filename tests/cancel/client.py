@@ -11,6 +11,7 @@ from tests.cancel.phases import Phase
 from tests.mock import Mock
 from tests.server.stubs import PATHS, asking
 
+
 async def ask(
     port: int, protocol: str, *, stream: bool
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -16,7 +16,6 @@ from tests.engines.asking import remote
 from tests.mock import Asked, Mock, Reply
 from tests.server.stubs import PATHS, served
 
-
 PAIRS = [
     *(("chat", "chat"), ("responses", "responses"), ("messages", "messages")),
     *(("chat", "messages"), ("responses", "chat"), ("messages", "chat")),
