@@ -364,7 +364,10 @@ def encode_output(item: Item) -> list[JSON]:
     match item:
         case Reasoning():
             fields = from_extra(item.extra)
-            return [encode_thinking(item)] if fields.get("signature") or "data" in fields else []
+            if not (fields.get("signature") or "data" in fields):
+                return []
+            # What was signed is the thinking itself; a summary beside it repeats it.
+            return [encode_thinking(replace(item, summary=()) if item.content else item)]
         case FunctionCall() | CustomToolCall():
             return [encode_call(item)]
         case Unknown(wire=wire) if wire == NAME:
