@@ -336,6 +336,9 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
                 now, given = "assistant", _encode_content(item.content)
             case Reasoning() if not is_signed(item):
                 continue  # it would be refused
+            case Reasoning(content=[_, *_]):
+                # What was signed is the thinking itself; a summary beside it repeats it.
+                now, given = "assistant", encode_item(replace(item, summary=()))
             case Unknown() if item.wire != NAME and item.kind != "compaction_trigger":
                 said = f"[{item.kind}: {json.text(item.value)}]"
                 now, given = "assistant", [{"type": "text", "text": said}]

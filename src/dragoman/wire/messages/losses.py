@@ -199,7 +199,7 @@ _renamed = renaming(
     (r"^max_output_tokens\b", "max_tokens"),
     (r"^stop\b", "stop_sequences"),
     (r"^reasoning\.effort\b", "output_config.effort"),
-    (r"^reasoning\b", "thinking"),
+    (r"^reasoning(\.thinking)?\b", "thinking"),
     (r"^instructions\b", "system"),
     (r"^(tools\[\d+\])\.parameters\b", r"\1.input_schema"),
     (r"^user\b", "metadata.user_id"),
