@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 from msgspec import Raw, Struct
 
@@ -17,6 +19,7 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
+from dragoman.core.open_item import OpenItem
 from dragoman.core.turn import EMPTY, NAMELESS, SHORT, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import ABSENT, BROKEN
@@ -229,8 +232,8 @@ class Decoder:
                 self._message, self._parts = turn.open(Message("assistant")), 0
             block = _Block(kind, self._message, self._parts, fields)
             self._parts += 1
-            if (item := turn.item(block.index)) is not None:
-                turn.emit(item.at("text", block.part, Text("", extra=extra))[0])
+            item = cast(OpenItem, turn.item(block.index))  # the message is open
+            turn.emit(item.at("text", block.part, Text("", extra=extra))[0])
         else:
             self._message_done()
             opened: Item
