@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import cast
 
 import msgspec
@@ -78,7 +79,7 @@ class _Block:
         self.index = index
         self.part = part
         self.fields = fields
-        self.json = ""  # the input of a server's tool, as far as it came
+        self.json: list[str] = []  # the input of a server's tool, in pieces
 
 
 class Decoder:
@@ -274,9 +275,10 @@ class Decoder:
         elif delta.thinking:
             turn.write(block.index, "reasoning", delta.thinking)
         elif delta.partial_json:
-            block.json += delta.partial_json
             if block.kind == "tool_use":
                 turn.write(block.index, "arguments", delta.partial_json)
+            else:
+                block.json.append(delta.partial_json)
         elif delta.signature:
             so_far = str(from_extra(item.empty.extra).get("signature", ""))
             item.attach_reasoning({NAME: {"signature": so_far + delta.signature}}, None)
@@ -298,12 +300,11 @@ class Decoder:
             return
         final: Item | None = None
         if isinstance(item.empty, Unknown) and block.json:
-            try:
-                given = json.load(block.json)
-            except ValueError:
-                given = block.json
+            given: JSON = "".join(block.json)
+            with suppress(ValueError):
+                given = json.load(str(given))
             final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
-        elif block.kind == "tool_use" and not block.json and block.fields.get("input"):
+        elif block.kind == "tool_use" and not item.data.pieces and block.fields.get("input"):
             turn.write(block.index, "arguments", json.text(block.fields["input"]))
         item.status = status
         turn.close(block.index, final)
