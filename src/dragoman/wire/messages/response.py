@@ -428,10 +428,9 @@ def encode_model(model: Model) -> bytes:
 
 def encode_models(models: Sequence[Model]) -> bytes:
     """All models, on one page."""
-    ends = {"first_id": models[0].id, "last_id": models[-1].id} if models else {}
-    blank = {"first_id": None, "last_id": None}
-    listed = [_model(model) for model in models]
-    return json.dump({"data": listed, "has_more": False, **blank, **ends})
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    listing = {"data": [_model(model) for model in models], "has_more": False}
+    return json.dump({**listing, "first_id": first, "last_id": last})
 
 
 def _model(model: Model) -> dict[str, JSON]:
