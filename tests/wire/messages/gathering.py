@@ -24,8 +24,9 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
 
 def gathered(stream: bytes) -> dict[str, Any]:
     """The message that a stream adds up to. One block is open at a time, with the next number; the
-    message begins first and stops last, or fails with the event in `error`. An
-    input is an object; one that is no JSON stays text."""
+    message begins first and stops last, or fails with the event in `error`; then a call is left
+    open, since readers run those that are closed. An input is an object; one that is no JSON stays
+    text."""
     first, *events = frames(stream)
     assert first["type"] == "message_start"
     message: dict[str, Any] = first["message"]
@@ -67,15 +68,23 @@ def gathered(stream: bytes) -> dict[str, Any]:
             case "content_block_stop":
                 assert block is not None
                 assert event["index"] == len(message["content"])
-                if block["type"] == "tool_use":
-                    text = block["input"] = "".join(pieces)
-                    with suppress(ValueError):
-                        block["input"] = json.loads(text or "{}")
-                message["content"].append(block)
+                message["content"].append(_closed(block, pieces))
                 block = None
             case "ping":
                 pass
             case kind:
                 raise AssertionError(f"an event out of order: {kind}")
-    assert block is None
+    if block is not None:
+        assert "error" in message
+        assert block["type"] == "tool_use"
+        message["content"].append(_closed(block, pieces))
     return message
+
+
+def _closed(block: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
+    """The block, with its input if it is a call."""
+    if block["type"] == "tool_use":
+        text = block["input"] = "".join(pieces)
+        with suppress(ValueError):
+            block["input"] = json.loads(text or "{}")
+    return block

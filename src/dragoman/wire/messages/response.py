@@ -180,10 +180,11 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
 
 def _stopped(reason: str, called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
     """Why an answer ended, in the words its own server had for it. One with calls waits for their
-    results, whatever its server calls that."""
+    results, whatever its server calls that, and one without waits for nothing: Claude Code would
+    ask again for the call, without end."""
     own = {name: value for name, value in own.items() if name in STOPPED}
-    if called and reason == "stop":
-        reason = "tool_calls"
+    if reason in ("stop", "tool_calls"):
+        reason = "tool_calls" if called else "stop"
     return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None, **own}
 
 
@@ -263,10 +264,12 @@ class Encoder:
                     self._send(encoded)
                     self._finish(event, encoded)
                 case Failed():
+                    # A call that is not complete stays open: readers run those that are closed.
                     for item in self._waiting:
-                        item.done = True
-                        for block in item.blocks:
-                            block.done = True
+                        if not isinstance(item.item, FunctionCall | CustomToolCall):
+                            item.done = True
+                            for block in item.blocks:
+                                block.done = True
                     self._send(encoded)
                     self._over = True
                     encoded.append(_frame("error", {"error": error_object(event.fault)}))
@@ -438,6 +441,8 @@ _TYPES = {
 }
 """The type of an error, by its status."""
 OVERLOADED = 529
+_TOO_LONG = "context_length_exceeded", "exceed_context_size_error"
+"""The codes and types by which other protocols say that a prompt exceeds the context."""
 
 
 def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
@@ -452,9 +457,12 @@ def error_object(fault: Fault) -> dict[str, JSON]:
     >>> error_object(Fault("overloaded", "Later."))
     {'type': 'overloaded_error', 'message': 'Later.'}
     """
-    status = _status(fault)
+    status, message = _status(fault), fault.message
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": kind, "message": fault.message, **(fault.extra or {}).get("error", {})}
+    if fault.upstream_code in _TOO_LONG or fault.upstream_type in _TOO_LONG:
+        # This protocol has no code for it: agents know it by these words, and compact.
+        message = f"prompt is too long: {message}"
+    return {"type": kind, "message": message, **(fault.extra or {}).get("error", {})}
 
 
 def _status(fault: Fault) -> int:
