@@ -333,11 +333,12 @@ class Encoder:
         reason = event.reasons[0] if event.reasons else "stop"
         late = from_extra(event.extra)
         delta = _stopped(reason, self._called, self._own | late)
-        fields: dict[str, JSON] = {"delta": delta, "usage": encode_usage(event.usage)}
+        kind, usage = "message_delta", encode_usage(event.usage)
+        fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
         for name, value in late.items():
             if name not in STOPPED and name != "type":
                 (delta if name == "container" else fields).setdefault(name, value)
-        encoded += (_frame("message_delta", fields), _frame("message_stop", {}))
+        encoded += (_frame(kind, fields), _frame("message_stop", {}))
 
     def _send(self, encoded: list[bytes]) -> None:
         """Send the first blocks that are not complete, as far as they are."""

@@ -44,9 +44,9 @@ class _Delta(Struct):
     citation: JSON = None
 
 
-class _BlockDelta(Struct):
+class _BlockDelta(Struct, kw_only=True):
     type: str
-    index: int
+    index: int = 0  # servers that leave it out have one block
     delta: _Delta
 
 
