@@ -136,11 +136,9 @@ def encode_usage(usage: Usage | None) -> dict[str, JSON]:
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    content: list[JSON] = []
-    called = False
-    for item in response.choice(0):
-        content += encode_item(item)
-        called = called or isinstance(item, FunctionCall | CustomToolCall)
+    items = response.choice(0)
+    called = any(isinstance(item, FunctionCall | CustomToolCall) for item in items)
+    content = [block for item in items for block in encode_item(item)]
     reason = response.reasons[0] if response.reasons else "stop"
     body = _opening(response.id, response.model, response.usage) | {"content": content}
     body |= _stopped(reason, called, from_extra(response.extra))
@@ -161,9 +159,9 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
 
 
 def _stopped(reason: str, called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
-    """Why an answer ended, in the words its own server had for it. One with calls waits for their
-    results, whatever its server calls that, and one without waits for nothing: Claude Code would
-    ask again for the call, without end."""
+    """Why an answer ended, in the words its own server had for it. Only one with calls waits for
+    their results, whatever its server calls that: Claude Code asks without end for missing calls.
+    """
     own = {name: value for name, value in own.items() if name in STOPPED}
     if reason in ("stop", "tool_calls"):
         reason = "tool_calls" if called else "stop"
@@ -336,7 +334,7 @@ class Encoder:
         kind, usage = "message_delta", encode_usage(event.usage)
         fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
         for name, value in late.items():
-            if name not in STOPPED and name != "type":
+            if name not in STOPPED:
                 (delta if name == "container" else fields).setdefault(name, value)
         encoded += (_frame(kind, fields), _frame("message_stop", {}))
 
@@ -348,11 +346,8 @@ class Encoder:
                 block = item.blocks[0]
                 if block.number is None and (block.deltas or block.wanted):
                     block.number, self._blocks = self._blocks, self._blocks + 1
-                    fields: dict[str, JSON] = {
-                        "index": block.number,
-                        "content_block": block.opening,
-                    }
-                    encoded.append(_frame("content_block_start", fields))
+                    start: dict[str, JSON] = {"content_block": block.opening}
+                    encoded.append(_frame("content_block_start", {"index": block.number} | start))
                 if block.deltas:
                     head = b'event: content_block_delta\ndata: {"type":"content_block_delta",'
                     head += b'"index":%d,"delta":' % (block.number or 0)
@@ -433,10 +428,9 @@ def encode_model(model: Model) -> bytes:
 
 def encode_models(models: Sequence[Model]) -> bytes:
     """All models, on one page."""
-    ends = {"first_id": models[0].id, "last_id": models[-1].id} if models else {}
-    blank = {"first_id": None, "last_id": None}
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
     listed = [_model(model) for model in models]
-    return json.dump({"data": listed, "has_more": False, **blank, **ends})
+    return json.dump({"data": listed, "has_more": False, "first_id": first, "last_id": last})
 
 
 def _model(model: Model) -> dict[str, JSON]:
