@@ -76,10 +76,10 @@ def test_unusual_spellings_of_a_value_are_taken() -> None:
     assert (request.max_output_tokens, request.sampling.top_k) == (64, 5)
     nulls = dict.fromkeys(("tools", "tool_choice", "stop_sequences", "system", "thinking"))
     assert decode({"model": "m", **SAID, **nulls}) == decode({"model": "m", **SAID})
-    (message,) = decode(
-        '{"model": "m", "messages": [{"role": "user", "content": "\\ud83d"}]}'
-    ).items
-    assert message == Message("user", "\ufffd")
+    half = {"messages": [{"role": "user", "content": "\ud83d"}]}
+    assert decode({"model": "m", **half}).items == (Message("user", "\ufffd"),)
+    tier = decode({"model": "m", **SAID, "service_tier": "turbo"})
+    assert json.loads(MESSAGES.encode_request(tier, STANDARD)[0])["service_tier"] == "turbo"
     empty = decode({"model": "m", "messages": [{"role": "user", "content": []}]})
     assert empty.items == (Message("user", ()),)
 

@@ -124,9 +124,7 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
     calls: set[str] = set()
     before = ""  # the role of the message before
     unknown: dict[int, dict[str, JSON]] = {}
-    if isinstance(system, str):
-        items.append(Message("system", system))
-    elif system:
+    if system:
         items.append(Message("system", _texts(system, "system")))
     if not isinstance(data, list):
         data, unknown = message_reader.read_all(data, "messages")
@@ -140,13 +138,11 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
         elif message.role == "user":
             added = _user_items(content, path, calls)
         else:
-            given = content if isinstance(content, str) else _texts(content, path)
+            said = Message("system", _texts(content, path))
             first = items[0] if len(items) == 1 else None
             if isinstance(first, Message) and first.role == "system":
-                both = (*first.parts, *Message("system", given).parts)
-                items, added = [], [replace(first, content=both)]
-            else:
-                added = [Message("system", given)]
+                items, said = [], replace(first, content=(*first.parts, *said.parts))
+            added = [said]
         if rest := unknown.get(number):
             fields = from_extra(added[0].extra) | {MESSAGE: rest}
             added[0] = replace(added[0], extra=(added[0].extra or {}) | {NAME: fields})
@@ -157,8 +153,10 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
     return tuple(items)
 
 
-def _texts(blocks: list[Any], path: str) -> tuple[Part, ...]:
-    """The parts of a system prompt, which are text and nothing else."""
+def _texts(blocks: str | list[Any], path: str) -> str | tuple[Part, ...]:
+    """A system prompt, which is text and nothing else."""
+    if isinstance(blocks, str):
+        return blocks
     parts = []
     for number, raw in enumerate(blocks):
         block, rest = system_reader.read(raw, f"{path}[{number}]")

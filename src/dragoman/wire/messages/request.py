@@ -13,7 +13,6 @@ from dragoman.core.item import JSON, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
-    CustomTool,
     FunctionTool,
     JSONObject,
     JSONSchema,
@@ -277,8 +276,7 @@ def _encode_tools(tools: Iterable[Tool]) -> Iterable[JSON]:
                 yield from _encode_tools(tool.tools)
             case UnknownTool(wire=wire) if wire == NAME:
                 yield {"type": tool.kind, **tool.value}
-            case CustomTool() | UnknownTool():
-                pass  # of another wire
+            # Others are of another wire.
 
 
 _MODES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
@@ -326,7 +324,7 @@ def encode_choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str,
             fields = {"type": "tool", **choice.value}
         case str():
             fields = {"type": _KINDS[choice]}
-        case None:
+        case _:
             if parallel is None or parallel:
                 return None
             fields = {"type": "auto"}

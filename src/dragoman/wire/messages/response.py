@@ -116,8 +116,7 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
 
 def encode_usage(usage: Usage | None) -> dict[str, JSON]:
     """The counts under the protocol's names; two of them readers cannot do without."""
-    if usage is None:
-        return {"input_tokens": 0, "output_tokens": 0}
+    usage = usage or Usage()
     read, written = usage.cached_tokens, usage.cache_write_tokens
     fresh = (usage.input_tokens or 0) - (read or 0) - (written or 0)
     counted: dict[str, JSON] = {"input_tokens": max(fresh, 0)}
@@ -139,9 +138,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     items = response.choice(0)
     called = any(isinstance(item, FunctionCall | CustomToolCall) for item in items)
     content = [block for item in items for block in encode_item(item)]
-    reason = response.reasons[0] if response.reasons else "stop"
     body = _opening(response.id, response.model, response.usage) | {"content": content}
-    body |= _stopped(reason, called, from_extra(response.extra))
+    body |= _stopped(response.reasons, called, from_extra(response.extra))
     return json.dump(restore(body, response.extra))
 
 
@@ -158,11 +156,11 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
     }
 
 
-def _stopped(reason: str, called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
+def _stopped(reasons: Sequence[str], called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
     """Why an answer ended, in the words its own server had for it. Only one with calls waits for
-    their results, whatever its server calls that: Claude Code asks without end for missing calls.
-    """
+    their results, whatever its server says: Claude Code asks for missing calls without end."""
     own = {name: value for name, value in own.items() if name in STOPPED}
+    reason = reasons[0] if reasons else "stop"
     if reason in ("stop", "tool_calls"):
         reason = "tool_calls" if called else "stop"
     return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None, **own}
@@ -328,9 +326,8 @@ class Encoder:
 
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
         self._over = True
-        reason = event.reasons[0] if event.reasons else "stop"
         late = from_extra(event.extra)
-        delta = _stopped(reason, self._called, self._own | late)
+        delta = _stopped(event.reasons, self._called, self._own | late)
         kind, usage = "message_delta", encode_usage(event.usage)
         fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
         for name, value in late.items():
@@ -429,8 +426,8 @@ def encode_model(model: Model) -> bytes:
 def encode_models(models: Sequence[Model]) -> bytes:
     """All models, on one page."""
     first, last = (models[0].id, models[-1].id) if models else (None, None)
-    listed = [_model(model) for model in models]
-    return json.dump({"data": listed, "has_more": False, "first_id": first, "last_id": last})
+    listing = {"data": [_model(model) for model in models], "has_more": False}
+    return json.dump({**listing, "first_id": first, "last_id": last})
 
 
 def _model(model: Model) -> dict[str, JSON]:

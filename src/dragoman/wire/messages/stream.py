@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import cast
+
 import msgspec
 from msgspec import Raw, Struct
 
@@ -17,6 +20,7 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
+from dragoman.core.open_item import OpenItem
 from dragoman.core.turn import EMPTY, NAMELESS, SHORT, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import ABSENT, BROKEN
@@ -75,7 +79,7 @@ class _Block:
         self.index = index
         self.part = part
         self.fields = fields
-        self.json = ""  # the input of a server's tool, as far as it came
+        self.json: list[str] = []  # the input of a server's tool, in pieces
 
 
 class Decoder:
@@ -229,8 +233,8 @@ class Decoder:
                 self._message, self._parts = turn.open(Message("assistant")), 0
             block = _Block(kind, self._message, self._parts, fields)
             self._parts += 1
-            if (item := turn.item(block.index)) is not None:
-                turn.emit(item.at("text", block.part, Text("", extra=extra))[0])
+            item = cast(OpenItem, turn.item(block.index))  # the message is open
+            turn.emit(item.at("text", block.part, Text("", extra=extra))[0])
         else:
             self._message_done()
             opened: Item
@@ -271,9 +275,10 @@ class Decoder:
         elif delta.thinking:
             turn.write(block.index, "reasoning", delta.thinking)
         elif delta.partial_json:
-            block.json += delta.partial_json
             if block.kind == "tool_use":
                 turn.write(block.index, "arguments", delta.partial_json)
+            else:
+                block.json.append(delta.partial_json)
         elif delta.signature:
             so_far = str(from_extra(item.empty.extra).get("signature", ""))
             item.attach_reasoning({NAME: {"signature": so_far + delta.signature}}, None)
@@ -295,12 +300,11 @@ class Decoder:
             return
         final: Item | None = None
         if isinstance(item.empty, Unknown) and block.json:
-            try:
-                given = json.load(block.json)
-            except ValueError:
-                given = block.json
+            given: JSON = "".join(block.json)
+            with suppress(ValueError):
+                given = json.load(str(given))
             final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
-        elif block.kind == "tool_use" and not block.json and block.fields.get("input"):
+        elif block.kind == "tool_use" and not item.data.pieces and block.fields.get("input"):
             turn.write(block.index, "arguments", json.text(block.fields["input"]))
         item.status = status
         turn.close(block.index, final)
