@@ -211,7 +211,7 @@ def test_failed_answer_closes_what_is_open_and_tells_the_error() -> None:
         ("stop", "end_turn"),
         ("length", "max_tokens"),
         ("content_filter", "refusal"),
-        ("tool_calls", "tool_use"),
+        ("tool_calls", "end_turn"),  # there is no call
         ("anything", "end_turn"),
     ],
 )
