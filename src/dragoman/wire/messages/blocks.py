@@ -44,7 +44,7 @@ NEW_TURN: Extra = {"turn": {"new": True}}
 """Marks an item that begins an assistant message right after another assistant message."""
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
-_Word = Annotated[str, Meta(min_length=1)]
+Word = Annotated[str, Meta(min_length=1)]
 
 
 def to_extra(rest: dict[str, JSON]) -> Extra | None:
@@ -90,13 +90,13 @@ class _Redacted(Struct, tag_field="type", tag="redacted_thinking"):
 
 
 class _ToolUse(Struct, tag_field="type", tag="tool_use"):
-    id: _Word
-    name: _Word
+    id: Word
+    name: Word
     input: Raw
 
 
 class _ToolResult(Struct, tag_field="type", tag="tool_result"):
-    tool_use_id: _Word
+    tool_use_id: Word
     content: str | list[Raw] | None = None
 
 
