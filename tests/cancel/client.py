@@ -6,16 +6,10 @@ import asyncio
 import json
 import socket
 import struct
-from typing import Any
 
 from tests.cancel.phases import Phase
 from tests.mock import Mock
-
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
-ASKED: dict[str, dict[str, Any]] = {
-    "chat": {"model": "m", "messages": [{"role": "user", "content": "Go."}]},
-    "responses": {"model": "m", "input": "Go."},
-}
+from tests.server.stubs import PATHS, asking
 
 
 async def ask(
@@ -23,7 +17,7 @@ async def ask(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a request over a socket of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps(ASKED[protocol] | {"stream": stream}).encode()
+    body = json.dumps(asking(protocol, stream=stream)).encode()
     lines = [
         f"POST {PATHS[protocol]} HTTP/1.1",
         "host: 127.0.0.1",

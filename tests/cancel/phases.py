@@ -16,7 +16,14 @@ and a machine that stops count as moments there, so this is time that somebody w
 
 CREATED = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
 SPOKEN = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hello"}
-FIRST = {"chat": [chunk({"content": "Hello"})], "responses": [CREATED, SPOKEN]}
+BEGUN = {"type": "message_start", "message": {"id": "msg_1", "content": []}}
+TEXT = {"type": "text", "text": "Hello"}
+OPENED = {"type": "content_block_start", "index": 0, "content_block": TEXT}
+FIRST = {
+    "chat": [chunk({"content": "Hello"})],
+    "responses": [CREATED, SPOKEN],
+    "messages": [BEGUN, OPENED],
+}
 BUSY = head(429, "content-length: 4", "retry-after: 50")
 
 

@@ -13,7 +13,7 @@ from tests.engines.asking import asking, events, remote
 from tests.mock import Asked, Reply, head, plain, stream
 
 
-@pytest.mark.parametrize("wire", ["chat", "responses"])
+@pytest.mark.parametrize("wire", FIRST)
 async def test_p26_closing_the_events_closes_the_upstream(wire) -> None:
     reply = stream(*FIRST[wire], done=False, hang=True)
     async with remote(reply, wire=wire) as (engine, up):

@@ -14,26 +14,33 @@ from tests.cancel.client import ask, enter, leave
 from tests.cancel.phases import AT_ONCE, PHASES, TRIALS, Phase, closed_after
 from tests.engines.asking import remote
 from tests.mock import Asked, Mock, Reply
-from tests.server.stubs import served
+from tests.server.stubs import PATHS, served
+
+PAIRS = [
+    *(("chat", "chat"), ("responses", "responses"), ("messages", "messages")),
+    *(("chat", "messages"), ("responses", "chat"), ("messages", "chat")),
+]
+"""The protocol in front and the one behind."""
 
 
 @asynccontextmanager
-async def serving(phase: Phase) -> AsyncIterator[tuple[int, Mock]]:
-    """The whole server before a mock of one phase, which speaks Chat."""
+async def serving(phase: Phase, wire: str) -> AsyncIterator[tuple[int, Mock]]:
+    """The whole server before a mock of one phase, which speaks this wire."""
 
     def handler(asked: Asked) -> Reply:
-        return phase.reply("chat")
+        return phase.reply(wire)
 
-    async with remote(handler, retries=phase.retries, header_hold=0.05) as (engine, up):
+    async with remote(handler, wire=wire, retries=phase.retries, header_hold=0.05) as (engine, up):
         settings = Settings(header_hold=0.05)
         async with served(App(engine, settings), settings) as port:
             yield port, up
 
 
-@pytest.mark.parametrize(("protocol", "how"), [("chat", "reset"), ("responses", "close")])
+@pytest.mark.parametrize("how", ["reset", "close"])
+@pytest.mark.parametrize(("protocol", "wire"), PAIRS)
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
-async def test_p26_a_disconnect_closes_the_upstream(phase, protocol, how) -> None:
-    async with serving(phase) as (port, up), asyncio.timeout(60):
+async def test_p26_a_disconnect_closes_the_upstream(phase, protocol, wire, how) -> None:
+    async with serving(phase, wire) as (port, up), asyncio.timeout(60):
         for _ in range(TRIALS):
             writer = await enter(port, protocol, phase, up)
             left = leave(writer, how)
@@ -42,7 +49,8 @@ async def test_p26_a_disconnect_closes_the_upstream(phase, protocol, how) -> Non
             assert len(up.asked) == 1
 
 
-async def test_p26_a_disconnect_after_heartbeats_closes_the_upstream() -> None:
+@pytest.mark.parametrize("protocol", PATHS)
+async def test_p26_a_disconnect_after_heartbeats_closes_the_upstream(protocol) -> None:
     """The stream was begun while the model was silent, and heartbeats were sent."""
     settings = Settings(header_hold=0.02, heartbeat=0.1)
     async with (
@@ -50,7 +58,7 @@ async def test_p26_a_disconnect_after_heartbeats_closes_the_upstream() -> None:
         served(App(engine, settings), settings) as port,
         asyncio.timeout(30),
     ):
-        reader, writer = await ask(port, "chat", stream=True)
+        reader, writer = await ask(port, protocol, stream=True)
         await reader.readuntil(b"\r\n\r\n")
         await reader.readuntil(b"\n\n")
         await up.arrived.wait()

@@ -1,4 +1,4 @@
-"""Claude Code itself, before a server that has only Chat: it runs a command, edits a file, resumes.
+"""Claude Code itself, before servers that have only Chat: it runs a command, edits a file, resumes.
 
 Its requests are the fullest that Messages has: a system prompt in blocks with cache marks, a dozen
 tools, thinking, context management, and its own history again.
@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,18 @@ import pytest
 from tests.compliance.test_codex import answered, call, more
 from tests.mock import Asked, Reply, chunk, stream
 from tests.oracle import request_problems
-from tests.sdk.behind import Behind, behind
+from tests.product import dragoman
+from tests.sdk.behind import behind
+from tests.upstream.llamacpp import run_llamacpp
+from tests.upstream.scripted import CONTEXT, write_model
+from tests.upstream.scripted import call as called
 
 PACKAGES = Path(sys.prefix, "agents", "node_modules", "@anthropic-ai")
 """Where the Makefile has npm install it."""
 CLAUDE = next(PACKAGES.glob("claude-code-*/claude"), PACKAGES)
 """The program itself, for this kind of machine; what is on npm's path is only a link to it."""
+if CLAUDE == PACKAGES:
+    pytest.skip("needs npm, by which `make test` installs it", allow_module_level=True)
 COMMAND = "echo It works | tee proof.txt"
 
 
@@ -64,24 +71,29 @@ class Script:
         )
 
 
-async def run_claude(server: Behind, home: Path, work: Path, *words: str) -> dict[str, Any]:
-    """What it prints at its end. It reaches nothing but this machine."""
+async def run_claude(
+    base_url: str, folder: Path, *words: str, code: int = 0, **environ: str
+) -> list[dict[str, Any]]:
+    """What it prints, to its end, in `folder/work`. It reaches nothing but this machine."""
+    home, work = folder / "home", folder / "work"
     home.mkdir(exist_ok=True)
+    work.mkdir(exist_ok=True)
     process = await asyncio.create_subprocess_exec(
         CLAUDE,
-        *("-p", *words, "--model", "mock", "--output-format", "json"),
+        *("-p", *words, "--model", "mock", "--output-format", "stream-json", "--verbose"),
         "--dangerously-skip-permissions",
         cwd=work,
         env={
             "PATH": os.environ["PATH"],
             "HOME": str(home),
-            "ANTHROPIC_BASE_URL": server.base_url.removesuffix("/v1"),
+            "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
             "ANTHROPIC_AUTH_TOKEN": "none",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",
             "NO_PROXY": "127.0.0.1",
             "HTTPS_PROXY": "http://127.0.0.1:9",
+            **environ,
         },
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -93,20 +105,15 @@ async def run_claude(server: Behind, home: Path, work: Path, *words: str) -> dic
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert process.returncode == 0, (said.decode(), log.decode())
-    end: dict[str, Any] = json.loads(said)
-    return end
+    assert process.returncode == code, (said.decode(), log.decode())
+    return [json.loads(line) for line in said.splitlines()]
 
 
-@pytest.mark.skipif(
-    CLAUDE == PACKAGES, reason="needs npm, by which `make test` installs Claude Code"
-)
 async def test_claude_code_runs_a_command_edits_a_file_and_resumes(tmp_path) -> None:
-    home, work = tmp_path / "home", tmp_path / "work"
-    work.mkdir()
+    work = tmp_path / "work"
     async with behind(Script(work)) as server:
-        end = await run_claude(server, home, work, "Show that it works.")
-        again = await run_claude(server, home, work, "Again, please.", "--continue")
+        *_, end = await run_claude(server.base_url, tmp_path, "Show that it works.")
+        *_, again = await run_claude(server.base_url, tmp_path, "Again, please.", "--continue")
         asked = [each.json for each in server.up.asked]
     for each in (end, again):
         assert (each["subtype"], each["is_error"], each["result"]) == ("success", False, "Done.")
@@ -120,3 +127,45 @@ async def test_claude_code_runs_a_command_edits_a_file_and_resumes(tmp_path) -> 
     said = [message["content"] for message in asked[-1]["messages"] if message["role"] == "tool"]
     assert len(said) == 4
     assert "It works" in said[-1]
+
+
+async def test_claude_code_works_with_a_model_under_llamacpp(tmp_path) -> None:
+    """Every token of its prompts is counted, and every token of the answers sampled, by llama.cpp;
+    its template and its parser find the calls."""
+    file, work = tmp_path / "mock.gguf", tmp_path / "work"
+    note = str(work / "note.txt")
+    bash = "Let me see.\n" + called("Bash", command=COMMAND, description="Shows it")
+    answers = {
+        "Show": [
+            bash,
+            called("Write", file_path=note, content="alpha\n"),
+            called("Edit", file_path=note, old_string="alpha", new_string="beta"),
+            "Done.",
+        ],
+        "Again": [bash, "Done."],
+    }
+    write_model(file, answers)
+    with ExitStack() as stack:
+        started = run_llamacpp(model="mock", slots=1, context=CONTEXT, file=file)
+        llamacpp = await asyncio.to_thread(stack.enter_context, started)
+        served = dragoman("--upstream", llamacpp.base_url)
+        product = await asyncio.to_thread(stack.enter_context, served)
+        *_, end = await run_claude(product.base_url, tmp_path, "Show that it works.")
+        *_, again = await run_claude(product.base_url, tmp_path, "Again, please.", "--continue")
+        assert llamacpp.busy() == 0
+        predicted = llamacpp.predicted()
+    for each in (end, again):
+        assert (each["subtype"], each["is_error"], each["result"]) == ("success", False, "Done.")
+    assert end["session_id"] == again["session_id"]
+    assert (work / "proof.txt").read_text() == "It works\n"
+    assert (work / "note.txt").read_text() == "beta\n"
+    assert predicted == end["usage"]["output_tokens"] + again["usage"]["output_tokens"]
+    # Four prompts and two, each the one before and more: the server computes only what is new.
+    fresh, cached = (
+        [each["usage"][f"{how}input_tokens"] for each in (end, again)]
+        for how in ("", "cache_read_")
+    )
+    assert fresh[0] + cached[0] > 4 * 12_000
+    assert fresh[1] < 1000
+    assert cached[0] > 2 * fresh[0]
+    assert cached[1] > 2 * 12_000

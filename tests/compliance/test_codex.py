@@ -359,3 +359,69 @@ async def test_codex_runs_a_command_and_finishes(transport, tmp_path) -> None:
         assert request_problems(asked.json, "chat") == []
     result = up.asked[-1].json["messages"][-1]
     assert "It works" in result["content"]
+
+
+def messages(asked: Asked) -> Reply:
+    """The same model behind a server of Messages."""
+    if asked.path != "/v1/messages":
+        return plain(404, {"error": {"message": "no such path"}})
+    last = asked.json["messages"][-1]["content"]
+    ran = isinstance(last, list) and last[-1]["type"] == "tool_result"
+    use = {"type": "tool_use", "id": "toolu_1", "name": "exec_command", "input": {}}
+    block, delta = (
+        ({"type": "text", "text": ""}, {"type": "text_delta", "text": "Done."})
+        if ran
+        else (use, {"type": "input_json_delta", "partial_json": json.dumps({"cmd": COMMAND})})
+    )
+    usage = {"input_tokens": 1000, "cache_read_input_tokens": 4000, "output_tokens": 1}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "mock"}
+    thought = {"type": "thinking", "thinking": "", "signature": ""}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**message, "content": [], "usage": usage}},
+        {"type": "content_block_start", "index": 0, "content_block": thought},
+        {"type": "content_block_delta", "index": 0,
+         "delta": {"type": "thinking_delta", "thinking": "Run it."}},
+        {"type": "content_block_delta", "index": 0,
+         "delta": {"type": "signature_delta", "signature": "c2lnbmVk"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "index": 1, "content_block": block},
+        {"type": "content_block_delta", "index": 1, "delta": delta},
+        {"type": "content_block_stop", "index": 1},
+        {"type": "message_delta", "usage": {"output_tokens": 40},
+         "delta": {"stop_reason": "end_turn" if ran else "tool_use", "stop_sequence": None}},
+        {"type": "message_stop"},
+    ]  # fmt: skip
+    return stream(*events, done=False)
+
+
+@pytest.mark.skipif(not CODEX.exists(), reason="needs npm, by which `make test` installs Codex")
+async def test_codex_runs_a_command_on_a_server_of_messages(tmp_path) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    with ExitStack() as stack:
+        async with mock(messages) as up:
+            served = dragoman("--upstream", up.base_url, "--profile", "anthropic")
+            product = await asyncio.to_thread(stack.enter_context, served)
+            (home / ".codex").mkdir(parents=True)
+            config = CONFIG.format(port=product.port, websockets="false")
+            (home / ".codex" / "config.toml").write_text(config)
+            events = await run_codex(home, "--cd", str(work), "Show that it works.")
+    done = [event["item"] for event in events if event["type"] == "item.completed"]
+    kinds = [item["type"] for item in done if item["type"] != "error"]
+    assert kinds == ["reasoning", "command_execution", "reasoning", "agent_message"]
+    assert (work / "proof.txt").read_text() == "It works\n"
+    assert events[-1]["usage"]["input_tokens"] == 2 * 5000
+    assert events[-1]["usage"]["cached_input_tokens"] == 2 * 4000
+    first, second = (asked.json for asked in up.asked)
+    assert all(asked.headers["anthropic-version"] == "2023-06-01" for asked in up.asked)
+    # What it thought goes back with its signature, before the call it led to.
+    *_, turn, result = second["messages"]
+    assert turn["content"][0] == {
+        "type": "thinking",
+        "thinking": "Run it.",
+        "signature": "c2lnbmVk",
+    }
+    assert turn["content"][1]["id"] == result["content"][0]["tool_use_id"] == "toolu_1"
+    assert second["tools"] == first["tools"]
+    assert second["system"] == first["system"]
+    assert first["system"][-1]["cache_control"] == {"type": "ephemeral"}

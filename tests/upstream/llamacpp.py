@@ -24,6 +24,8 @@ MODEL_FOLDER = HERE / "model"
 MODEL_FILE = "tiny.gguf"
 SERVER = HERE / "llamacpp_server.py"
 SLOTS = 4
+CONTEXT = 8192
+"""Tokens of each slot."""
 SONG = 7_000
 """Tokens that "Sing for ever." exceeds when nobody stops it: it fills the context."""
 
@@ -83,6 +85,7 @@ def run_llamacpp(
     *,
     model: str = "tiny-test",
     slots: int = SLOTS,
+    context: int = CONTEXT,
     file: Path = MODEL_FOLDER / MODEL_FILE,
     exact: bool = False,
 ) -> Iterator[Llamacpp]:
@@ -92,6 +95,7 @@ def run_llamacpp(
     values to half precision.
     """
     command = [sys.executable, str(SERVER), file.name, "--alias", model, "--slots", str(slots)]
+    command += ["--context", str(context)]
     if exact:
         command.append("--exact")
     with tempfile.TemporaryFile("w+") as log:

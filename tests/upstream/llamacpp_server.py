@@ -10,17 +10,15 @@ import sys
 
 import xllamacpp
 
-CONTEXT = 8192  # tokens of each slot
-
 
 def parameters(
-    model: str, alias: str, slots: int, api_key: str | None, exact: bool
+    model: str, alias: str, slots: int, context: int, api_key: str | None, exact: bool
 ) -> xllamacpp.CommonParams:
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.model_alias = {alias}
     params.n_parallel = slots
-    params.n_ctx = CONTEXT * slots
+    params.n_ctx = context * slots
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.endpoint_slots = params.endpoint_metrics = params.endpoint_props = True
     params.ui = params.warmup = False
@@ -39,12 +37,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--alias", required=True)
     parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--context", type=int, required=True, help="tokens of each slot")
     parser.add_argument("--api-key")
     parser.add_argument("--exact", action="store_true", help="round nothing to half precision")
     options = parser.parse_args()
-    server = xllamacpp.Server(
-        parameters(options.model, options.alias, options.slots, options.api_key, options.exact)
-    )
+    server = xllamacpp.Server(parameters(**vars(options)))
     print(server.listening_address, flush=True)
     sys.stdin.buffer.read()
     # The server's threads may still be writing an answer that nobody will read.

@@ -38,7 +38,7 @@ _NAMES = {
 def export(folder: Path, output: Path, *, single: bool = False) -> None:
     """Read the folder and write the file."""
     config = json.loads((folder / "config.json").read_text())
-    fields = {**_sizes(config), **_vocabulary(folder, config)}
+    fields = {**_sizes(config), **vocabulary(folder, config)}
     if not single:
         fields["general.file_type"] = 1
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -47,7 +47,7 @@ def export(folder: Path, output: Path, *, single: bool = False) -> None:
         renamed = _renamed(name)
         part = renamed.split(".")[-2]
         tensors[renamed] = _paired(weight, heads[part]) if part in heads else weight
-    output.write_bytes(_file(fields, tensors, single))
+    output.write_bytes(gguf_file(fields, tensors, single))
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, object]:
@@ -68,7 +68,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _vocabulary(folder: Path, config: dict[str, Any]) -> dict[str, object]:
+def vocabulary(folder: Path, config: dict[str, Any]) -> dict[str, object]:
     """The tokens; `gpt-2` is the way of splitting words that ours is."""
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokens = sorted(described["model"]["vocab"].items(), key=lambda entry: entry[1])
@@ -106,7 +106,7 @@ def _paired(weight: Array, heads: int) -> Array:
     return halves.swapaxes(1, 2).reshape(rows, columns)
 
 
-def _file(fields: dict[str, object], tensors: dict[str, Array], single: bool) -> bytes:
+def gguf_file(fields: dict[str, object], tensors: dict[str, Array], single: bool) -> bytes:
     """Header, fields, places of the tensors, and the tensors, each at a multiple of 32 bytes."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
     head += b"".join(_text(key) + _value(value) for key, value in fields.items())

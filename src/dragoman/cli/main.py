@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = argparse.ArgumentParser(
         prog="dragoman",
-        description="Any client that speaks an OpenAI protocol, in front of any model.",
+        description="Any client that speaks OpenAI's protocols or Anthropic's, before any model.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
     add("--wire", metavar="NAME", help="the protocol to call it with; detected by default")
     add("--format", metavar="NAME", help="the token format of its model, or a folder with one")
-    add("--retries", type=retries, metavar="N", help="how often its 429 or 503 is retried (0)")
+    add("--retries", type=retries, metavar="N", help="how often its 429, 503 or 529 is retried (0)")
     add("--profile", metavar="KIND", help="the kind of server; detected by default")
     add("--api-key-env", metavar="NAME", help="the variable that holds the API key for clients")
     add("--generate-key", action="store_true", help="create an API key for clients, and print it")

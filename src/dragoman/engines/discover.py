@@ -27,8 +27,10 @@ KEYS = (
     ("OPENAI_API_KEY", "OPENAI_BASE_URL", "https://api.openai.com/v1"),
     ("OPENROUTER_API_KEY", "OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1"),
     ("DEEPSEEK_API_KEY", "DEEPSEEK_BASE_URL", "https://api.deepseek.com/v1"),
+    # What ANTHROPIC_BASE_URL names is often a Dragoman, and never has the `/v1`.
+    ("ANTHROPIC_API_KEY", "", "https://api.anthropic.com/v1"),
 )
-"""A key's variable, its address's variable, and the address where there is none."""
+"""A key's variable, its address's variable (empty: none), and the address where there is none."""
 
 
 class Discovered(Struct, frozen=True):

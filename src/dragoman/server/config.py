@@ -64,8 +64,8 @@ class Upstream(Struct, frozen=True, kw_only=True):
     retries: Annotated[
         int,
         about(
-            "How often a 429 or 503 is retried, as its Retry-After says, before it is passed on; 0"
-            " passes it on at once.",
+            "How often a 429, 503 or 529 is retried, as its Retry-After says, before it is passed"
+            " on; 0 passes it on at once.",
             ge=0,
             le=10,
         ),

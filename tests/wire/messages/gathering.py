@@ -1,8 +1,13 @@
 """Reads a stream of Messages as its clients do, and checks the order of its events."""
 
 import json
-from contextlib import suppress
 from typing import Any
+
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from tests.wire.messages.schema import check_event
+
+ASKED = Request(model="m", items=(Message("user", "?"),), stream=True)
 
 _EMPTY = {
     "text": {"text": ""},
@@ -18,14 +23,14 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
         name, data = frame.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
+        check_event(event)
         found.append(event)
     return found
 
 
 def gathered(stream: bytes) -> dict[str, Any]:
     """The message that a stream adds up to. One block is open at a time, with the next number; the
-    message begins first and stops last, or fails with the event in `error`. An
-    input is an object; one that is no JSON stays text."""
+    message begins first and stops last, or fails with the event in `error`."""
     first, *events = frames(stream)
     assert first["type"] == "message_start"
     message: dict[str, Any] = first["message"]
@@ -38,7 +43,8 @@ def gathered(stream: bytes) -> dict[str, Any]:
         assert events.pop() == {"type": "message_stop"}
         assert events[-1]["type"] == "message_delta"
         last = events.pop()
-        message |= last["delta"]
+        beside = {k: v for k, v in last.items() if k not in ("type", "delta", "usage")}
+        message |= last["delta"] | beside
         message["usage"] |= last["usage"]
     for event in events:
         match event["type"]:
@@ -68,9 +74,7 @@ def gathered(stream: bytes) -> dict[str, Any]:
                 assert block is not None
                 assert event["index"] == len(message["content"])
                 if block["type"] == "tool_use":
-                    text = block["input"] = "".join(pieces)
-                    with suppress(ValueError):
-                        block["input"] = json.loads(text or "{}")
+                    block["input"] = _input("".join(pieces))
                 message["content"].append(block)
                 block = None
             case "ping":
@@ -79,3 +83,11 @@ def gathered(stream: bytes) -> dict[str, Any]:
                 raise AssertionError(f"an event out of order: {kind}")
     assert block is None
     return message
+
+
+def _input(text: str) -> Any:
+    """The input of a call; half of one, which a limit cut, is put into an object."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return {"input": text}

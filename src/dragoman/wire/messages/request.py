@@ -13,7 +13,6 @@ from dragoman.core.item import JSON, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
-    CustomTool,
     FunctionTool,
     JSONObject,
     JSONSchema,
@@ -33,6 +32,7 @@ from dragoman.wire.protocol import Dialect
 
 from .blocks import (
     NAME,
+    as_blocks,
     decode_messages,
     encode_messages,
     from_extra,
@@ -108,9 +108,11 @@ def _decode(data: bytes) -> Request:
     except msgspec.ValidationError:
         body, unknown = _body.read_loosely(data)
     items = decode_messages(body.messages, body.system)
-    offered = () if body.tools is ABSENT else decode_tools(body.tools)
+    offered = decode_tools(body.tools)
     json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
     choice, parallel = decode_choice(body.tool_choice, offered)
+    if beside := {k: v for k, v in (body.tool_choice or {}).items() if k not in _OF_A_CHOICE}:
+        unknown["tool_choice"] = beside
     user, metadata = None, dict(body.metadata or {})
     if isinstance(metadata.get("user_id"), str):
         user = metadata.pop("user_id")
@@ -228,7 +230,7 @@ def decode_tools(raw: Raw) -> tuple[Tool, ...]:
     data = bytes(raw)
     tools = _decoded.get(data)
     if tools is None:
-        listed = json.load(data)
+        listed = json.value_of(raw) or []
         if not isinstance(listed, list):
             problem = f"is {json.kind(listed)}, and must be an array"
             raise FaultError(bad_request(problem, "tools"))
@@ -274,11 +276,11 @@ def _encode_tools(tools: Iterable[Tool]) -> Iterable[JSON]:
                 yield from _encode_tools(tool.tools)
             case UnknownTool(wire=wire) if wire == NAME:
                 yield {"type": tool.kind, **tool.value}
-            case CustomTool() | UnknownTool():
-                pass  # of another wire
+            # Others are of another wire.
 
 
 _MODES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
+_OF_A_CHOICE = ("type", "name", "disable_parallel_tool_use")
 _KINDS = {choice: kind for kind, choice in _MODES.items()}
 
 
@@ -289,6 +291,9 @@ def decode_choice(
     if given is None:
         return None, None
     single = given.get("disable_parallel_tool_use")
+    if not isinstance(single, bool | None):
+        problem = f"is {json.kind(single)}, and must be a boolean"
+        raise FaultError(bad_request(problem, "tool_choice.disable_parallel_tool_use"))
     parallel = None if single is None else not single
     match given:
         case {"type": "auto" | "any" | "none" as kind}:
@@ -319,7 +324,7 @@ def encode_choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str,
             fields = {"type": "tool", **choice.value}
         case str():
             fields = {"type": _KINDS[choice]}
-        case None:
+        case _:
             if parallel is None or parallel:
                 return None
             fields = {"type": "auto"}
@@ -348,8 +353,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     sampling, format = request.sampling, request.format
     if isinstance(format, JSONObject):
         told = {"type": "text", "text": "Answer with a JSON object and nothing else."}
-        before = [{"type": "text", "text": system}] if isinstance(system, str) else system
-        system = [*before, told]
+        system = [*as_blocks(system), told]
     temperature, limit = sampling.temperature, request.max_output_tokens
     given: dict[str, Any] = {
         "model": request.model,
@@ -386,7 +390,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     if dialect.cache_control and b'"cache_control":' not in data:
         # As its own clients do: what stands before the conversation, and the conversation so far.
         if system:
-            blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
-            body["system"] = [*blocks[:-1], {**blocks[-1], "cache_control": EPHEMERAL}]
+            *before, last = as_blocks(system)
+            body["system"] = [*before, {**last, "cache_control": EPHEMERAL}]
         data = json.dump(body | {"cache_control": EPHEMERAL})
     return data, losses + listed(notes) if notes else losses

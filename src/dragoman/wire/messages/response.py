@@ -19,12 +19,14 @@ from dragoman.core.event import (
 from dragoman.core.interfaces import Model
 from dragoman.core.item import (
     JSON,
+    Audio,
     CustomToolCall,
     FunctionCall,
     Item,
-    Message,
     Reasoning,
+    Refusal,
     Summary,
+    Text,
     Thought,
     Unknown,
     UnknownPart,
@@ -39,7 +41,7 @@ from .blocks import (
     NAME,
     encode_call,
     encode_citation,
-    encode_parts,
+    encode_item,
     encode_thinking,
     from_extra,
     restore,
@@ -88,6 +90,8 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
     >>> decode_usage({"input_tokens": 3, "cache_read_input_tokens": 4}).input_tokens
     7
     """
+    if not given:
+        return None
     read, written = (
         json.whole(given.get(f"cache_{how}_input_tokens")) for how in ("read", "creation")
     )
@@ -100,8 +104,6 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
     rest = {k: v for k, v in given.items() if k not in _COUNTED and v is not None}
     if left:
         rest["output_tokens_details"] = left
-    if not given:
-        return None
     return Usage(
         input_tokens=asked,
         output_tokens=answered,
@@ -143,26 +145,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     body = _opening(response.id, response.model, response.usage) | {"content": content}
     body |= _stopped(reason, called, from_extra(response.extra))
     return json.dump(restore(body, response.extra))
-
-
-def encode_item(item: Item) -> list[JSON]:
-    """The blocks for an item of an answer."""
-    match item:
-        case Message():
-            return encode_parts(item.parts)
-        case Reasoning():
-            block = encode_thinking(item)
-            return (
-                [block]
-                if block.get("thinking") or block.get("signature") or "data" in block
-                else []
-            )
-        case FunctionCall() | CustomToolCall():
-            return [encode_call(item)]
-        case Unknown(wire=wire) if wire == NAME:
-            return [{"type": item.kind, **item.value}]
-        case _:
-            return []
 
 
 def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
@@ -207,20 +189,94 @@ class _Block:
 
 
 class _Item:
-    """An item and its blocks that are not complete."""
+    """An item, and its blocks that are not complete. `own` is the block of a call or of reasoning;
+    `odd` says that a call's arguments are no object."""
 
-    __slots__ = ("blocks", "done", "item", "parts")
+    __slots__ = ("blocks", "done", "odd", "own", "parts")
 
     def __init__(self, item: Item) -> None:
-        self.item = item
         self.blocks: list[_Block] = []
         self.parts: dict[int, _Block] = {}
+        self.own: _Block | None = None
+        self.odd: bool | None = None
         self.done = False
+        match item:
+            case Reasoning():
+                opening: dict[str, JSON] = {"type": "thinking", "thinking": "", "signature": ""}
+                self.own = self._add(restore(opening, item.extra) | opening)
+            case FunctionCall() | CustomToolCall():
+                self.own = self._add(encode_call(item) | {"input": {}}, wanted=True)
+                if isinstance(item, CustomToolCall):
+                    self.own.deltas.append(_arguments('{"input":"'))
 
-    def add(self, opening: dict[str, JSON], *, wanted: bool = False) -> _Block:
+    def read(self, event: PartAdded | Delta | PartDone | ItemDone) -> None:
+        """What the event adds to the blocks."""
+        own = self.own
+        match event:
+            case Delta():
+                block = own or self.parts.get(event.part_index)
+                if block is not None and event.data:
+                    self._delta(block, event)
+            case PartAdded(part=Thought() | Summary()):
+                if own is not None and (own.deltas or own.number is not None):
+                    own.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+            case PartAdded(part=Text() | Refusal() | Audio() as part):
+                opening: dict[str, JSON] = {"type": "text", "text": ""}
+                self.parts[event.part_index] = self._add(restore(opening, part.extra))
+            case PartDone(part=UnknownPart(wire=wire, value=value)) if wire == NAME:
+                self._add(value, wanted=True).done = True
+            case PartDone():
+                if (block := self.parts.get(event.part_index)) is not None:
+                    block.done = True
+            case ItemDone():
+                self._complete(event.item, own)
+                self.end()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self.done = True
+        for block in self.blocks:
+            block.done = True
+
+    def _add(self, opening: dict[str, JSON], *, wanted: bool = False) -> _Block:
         block = _Block(opening, wanted=wanted)
         self.blocks.append(block)
         return block
+
+    def _delta(self, block: _Block, event: Delta) -> None:
+        data = event.data
+        match event.kind:
+            case "text" | "refusal" | "transcript":
+                block.deltas.append(_delta("text_delta", "text", data))
+            case "reasoning" | "summary":
+                block.deltas.append(_delta("thinking_delta", "thinking", data))
+            case "arguments":
+                if self.odd is None and (begun := data.lstrip()):
+                    self.odd = begun[0] != "{"
+                if not self.odd:
+                    block.deltas.append(_arguments(data))
+            case "input":
+                block.deltas.append(_arguments(json.text(data)[1:-1]))
+            case "annotation":
+                if (citation := encode_citation(data)) is not None:
+                    delta = json.dump({"type": "citations_delta", "citation": citation})
+                    block.deltas.append(delta)
+
+    def _complete(self, item: Item, own: _Block | None) -> None:
+        """What only the complete item shows."""
+        match item:
+            case Reasoning() if own is not None:
+                block = encode_thinking(item)
+                if block["type"] == "redacted_thinking":
+                    own.opening, own.wanted = block, True
+                elif signature := block["signature"]:
+                    own.deltas.append(_delta("signature_delta", "signature", signature))
+            case FunctionCall() if own is not None and self.odd:
+                own.deltas.append(_arguments(json.text(encode_call(item)["input"])))
+            case CustomToolCall() if own is not None:
+                own.deltas.append(_arguments('"}'))
+            case Unknown(wire=wire) if wire == NAME:
+                self._add({"type": item.kind, **item.value}, wanted=True)
 
 
 class Encoder:
@@ -228,7 +284,7 @@ class Encoder:
     waits until those before it are complete."""
 
     def __init__(self, request: Request, dialect: Dialect) -> None:
-        self._items: list[_Item | None] = []  # by index; None for those of another choice
+        self._items: list[_Item] = []  # by index
         self._waiting: list[_Item] = []  # those that are not complete; the first is sent
         self._blocks = 0  # that were opened
         self._called = False
@@ -241,138 +297,45 @@ class Encoder:
         encoded: list[bytes] = []
         for event in events:
             match event:
-                case Delta():
-                    self._delta(event)
+                case PartAdded() | Delta() | PartDone() | ItemDone():
+                    self._items[event.index].read(event)
+                case ItemAdded():
+                    self._items.append(_Item(event.item))
+                    if not event.choice:  # those of the others are never sent
+                        self._waiting.append(self._items[-1])
+                        self._called |= isinstance(event.item, FunctionCall | CustomToolCall)
                 case Started():
                     self._begun, self._own = True, from_extra(event.extra)
                     more = {k: v for k, v in self._own.items() if k not in STOPPED}
                     message = merge(_opening(event.id, event.model, None), more)
                     encoded.append(_frame("message_start", {"message": message}))
-                case ItemAdded():
-                    self._item_added(event)
-                case PartAdded():
-                    self._part_added(event)
-                case PartDone():
-                    self._part_done(event)
-                case ItemDone():
-                    self._item_done(event)
                 case Finished():
                     self._send(encoded)
                     self._finish(event, encoded)
                 case Failed():
                     for item in self._waiting:
-                        item.done = True
-                        for block in item.blocks:
-                            block.done = True
+                        item.end()
                     self._send(encoded)
                     self._over = True
                     encoded.append(_frame("error", {"error": error_object(event.fault)}))
-        if self._waiting:
-            self._send(encoded)
+        self._send(encoded)
         return b"".join(encoded)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A `ping`, which every reader of this protocol knows."""
         return _frame("ping", {}) if self._begun and not self._over else b""
 
-    # ---- what comes ----------------------------------------------------------------------
-
-    def _item_added(self, event: ItemAdded) -> None:
-        if event.choice:
-            self._items.append(None)
-            return
-        item = _Item(event.item)
-        self._items.append(item)
-        self._waiting.append(item)
-        match event.item:
-            case Reasoning() as reasoning:
-                opening = {"type": "thinking", "thinking": "", "signature": ""}
-                item.parts[0] = item.add(restore(opening, reasoning.extra) | opening)
-            case FunctionCall() | CustomToolCall() as call:
-                self._called = True
-                block = encode_call(call) | {"input": {}}
-                item.parts[0] = item.add(block, wanted=True)
-                if isinstance(call, CustomToolCall):
-                    item.parts[0].deltas.append(_arguments('{"input":"'))
-
-    def _part_added(self, event: PartAdded) -> None:
-        item = self._items[event.index]
-        if item is None:
-            return
-        match event.part:
-            case Thought() | Summary():
-                if item.parts[0].deltas or item.parts[0].number is not None:
-                    item.parts[0].deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
-            case UnknownPart():
-                pass
-            case _:
-                item.parts[event.part_index] = item.add(
-                    restore({"type": "text", "text": ""}, event.part.extra)
-                )
-
-    def _delta(self, event: Delta) -> None:
-        item = self._items[event.index]
-        if item is None:
-            return
-        data = event.data
-        match event.kind:
-            case "text" | "refusal" | "transcript":
-                if data:
-                    delta = _delta("text_delta", "text", data)
-                    item.parts[event.part_index].deltas.append(delta)
-            case "reasoning" | "summary":
-                if data:
-                    item.parts[0].deltas.append(_delta("thinking_delta", "thinking", data))
-            case "arguments":
-                item.parts[0].deltas.append(_arguments(data))
-            case "input":
-                item.parts[0].deltas.append(_arguments(json.text(data)[1:-1]))
-            case "annotation":
-                if (citation := encode_citation(data)) is not None:
-                    delta = json.dump({"type": "citations_delta", "citation": citation})
-                    item.parts[event.part_index].deltas.append(delta)
-
-    def _part_done(self, event: PartDone) -> None:
-        item = self._items[event.index]
-        if item is None or isinstance(event.part, Thought | Summary):
-            return
-        if isinstance(event.part, UnknownPart):
-            if event.part.wire == NAME:
-                item.add(event.part.value, wanted=True).done = True
-        else:
-            item.parts[event.part_index].done = True
-
-    def _item_done(self, event: ItemDone) -> None:
-        item = self._items[event.index]
-        if item is None:
-            return
-        match event.item:
-            case Reasoning() as reasoning:
-                block, fields = item.parts[0], from_extra(reasoning.extra)
-                signature = fields.get("signature")
-                if "data" in fields and not reasoning.text:
-                    block.opening, block.wanted = encode_thinking(reasoning), True
-                elif isinstance(signature, str) and signature:
-                    block.deltas.append(_delta("signature_delta", "signature", signature))
-            case CustomToolCall():
-                item.parts[0].deltas.append(_arguments('"}'))
-            case Unknown(wire=wire, kind=kind, value=value) if wire == NAME:
-                item.add({"type": kind, **value}, wanted=True)
-        for block in item.blocks:
-            block.done = True
-        item.done = True
-
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
         self._over = True
         reason = event.reasons[0] if event.reasons else "stop"
         late = from_extra(event.extra)
         delta = _stopped(reason, self._called, self._own | late)
-        more = {k: v for k, v in late.items() if k not in STOPPED}
-        usage = encode_usage(event.usage)
-        fields: dict[str, JSON] = {"delta": merge(delta, more), "usage": usage}
-        encoded += (_frame("message_delta", fields), _frame("message_stop", {}))
-
-    # ---- what goes -----------------------------------------------------------------------
+        kind, usage = "message_delta", encode_usage(event.usage)
+        fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
+        for name, value in late.items():
+            if name not in STOPPED:
+                (delta if name == "container" else fields).setdefault(name, value)
+        encoded += (_frame(kind, fields), _frame("message_stop", {}))
 
     def _send(self, encoded: list[bytes]) -> None:
         """Send the first blocks that are not complete, as far as they are."""
@@ -462,10 +425,9 @@ def encode_model(model: Model) -> bytes:
 
 def encode_models(models: Sequence[Model]) -> bytes:
     """All models, on one page."""
-    ends = {"first_id": models[0].id, "last_id": models[-1].id} if models else {}
-    blank = {"first_id": None, "last_id": None}
-    listed = [_model(model) for model in models]
-    return json.dump({"data": listed, "has_more": False, **blank, **ends})
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    listing = {"data": [_model(model) for model in models], "has_more": False}
+    return json.dump({**listing, "first_id": first, "last_id": last})
 
 
 def _model(model: Model) -> dict[str, JSON]:
