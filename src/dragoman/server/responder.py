@@ -187,9 +187,9 @@ class Responder(ABC):
         return math.inf
 
     def schedule(self) -> None:
-        """Have `tick` called when something is due."""
+        """Have `tick` called when something is due, unless the answer is over."""
         due = min(self._deadline, self.due())
-        if due < math.inf:
+        if due < math.inf and self._handle is not None:
             self.service.roster.call_at(self, due)
 
     def abort(self) -> None:

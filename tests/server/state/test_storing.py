@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.stores.base import Paging
+from dragoman.core.interfaces import ANYONE
+from dragoman.core.item import ItemReference, Message
+from dragoman.core.request import Request
+from dragoman.server.state.service import Memory, Plan
+from dragoman.stores.base import Paging, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
+from tests.answers import answer
 from tests.server.state.storing import BOUND, frames, identity, opened, storing
 from tests.server.state.test_ends import Slow
 from tests.server.stubs import OPENING, Stub, closing, word
@@ -159,3 +164,27 @@ async def test_log_of_another_encoder_version_is_not_replayed(store: Store) -> N
         refused = await server.get(f"/{id}?stream=true")
         assert (refused.status, refused.json["error"]["param"]) == (400, "stream")
         assert (await server.get(f"/{id}")).status == 200
+
+
+async def test_record_holds_what_its_connection_forgot_while_the_rest_was_looked_up(
+    monkeypatch,
+) -> None:
+    """Another lane may fail, or fill the connection, at the same time."""
+    memory = Memory(MemoryStore(), upkeep=False)
+    asked = Request(model="stub", items=(Message("user", "a"),))
+    before = Record(id="r", tenant="", wire="responses", created_at=0, request=asked)
+    recent = {"r": replace(before, status="completed", response=answer(Message("assistant", "b")))}
+
+    async def found(tenant: str, item: str) -> Message:
+        recent.clear()
+        return Message("user", "c", id=item)
+
+    monkeypatch.setattr(memory.store, "find_item", found)
+    request = Request(model="stub", items=(ItemReference("msg_c"),), previous_response_id="resp_r")
+    plan = memory.plan("responses", request, ANYONE, recent)
+    assert not isinstance(plan, Plan)
+    run = (await plan).run
+    assert run is not None
+    assert run.record.previous is None
+    assert [item.text for item in run.record.request.items] == ["a", "b", "c"]
+    await memory.close()

@@ -30,7 +30,8 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
 
 def gathered(stream: bytes) -> dict[str, Any]:
     """The message that a stream adds up to. One block is open at a time, with the next number; the
-    message begins first and stops last, or fails with the event in `error`."""
+    message begins first and stops last, or fails with the event in `error`; then a call is left
+    open, since readers run those that are closed."""
     first, *events = frames(stream)
     assert first["type"] == "message_start"
     message: dict[str, Any] = first["message"]
@@ -73,21 +74,26 @@ def gathered(stream: bytes) -> dict[str, Any]:
             case "content_block_stop":
                 assert block is not None
                 assert event["index"] == len(message["content"])
-                if block["type"] == "tool_use":
-                    block["input"] = _input("".join(pieces))
-                message["content"].append(block)
+                message["content"].append(_closed(block, pieces))
                 block = None
             case "ping":
                 pass
             case kind:
                 raise AssertionError(f"an event out of order: {kind}")
-    assert block is None
+    if block is not None:
+        assert "error" in message
+        assert block["type"] == "tool_use"
+        message["content"].append(_closed(block, pieces))
     return message
 
 
-def _input(text: str) -> Any:
-    """The input of a call; half of one, which a limit cut, is put into an object."""
-    try:
-        return json.loads(text or "{}")
-    except ValueError:
-        return {"input": text}
+def _closed(block: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
+    """The block, with its input if it is a call; half of one, which a limit cut, is put into an
+    object."""
+    if block["type"] == "tool_use":
+        text = "".join(pieces)
+        try:
+            block["input"] = json.loads(text or "{}")
+        except ValueError:
+            block["input"] = {"input": text}
+    return block

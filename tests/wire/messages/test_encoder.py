@@ -155,7 +155,11 @@ ODD: list[tuple[Item, list[dict[str, Any]]]] = [
         Reasoning((Thought("a"),), (Summary("s"),)),
         [{"type": "thinking", "thinking": "s\n\na", "signature": ""}],
     ),
-    (Reasoning((Thought(""),), encrypted="gAAA"), []),
+    (
+        Reasoning((Thought(""), Thought("a"), Thought(""), Thought("b")), (Summary(""),)),
+        [{"type": "thinking", "thinking": "a\n\nb", "signature": ""}],
+    ),
+    (Reasoning((Thought(""), Thought("")), encrypted="gAAA"), []),
     (Reasoning(), []),
     (Compaction("gAAA"), []),
     (Unknown("responses", "web_search_call", {}), []),
@@ -211,7 +215,7 @@ def test_failed_answer_closes_what_is_open_and_tells_the_error() -> None:
         ("stop", "end_turn"),
         ("length", "max_tokens"),
         ("content_filter", "refusal"),
-        ("tool_calls", "tool_use"),
+        ("tool_calls", "end_turn"),  # there is no call
         ("anything", "end_turn"),
     ],
 )

@@ -116,8 +116,7 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
 
 def encode_usage(usage: Usage | None) -> dict[str, JSON]:
     """The counts under the protocol's names; two of them readers cannot do without."""
-    if usage is None:
-        return {"input_tokens": 0, "output_tokens": 0}
+    usage = usage or Usage()
     read, written = usage.cached_tokens, usage.cache_write_tokens
     fresh = (usage.input_tokens or 0) - (read or 0) - (written or 0)
     counted: dict[str, JSON] = {"input_tokens": max(fresh, 0)}
@@ -136,14 +135,11 @@ def encode_usage(usage: Usage | None) -> dict[str, JSON]:
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    content: list[JSON] = []
-    called = False
-    for item in response.choice(0):
-        content += encode_item(item)
-        called = called or isinstance(item, FunctionCall | CustomToolCall)
-    reason = response.reasons[0] if response.reasons else "stop"
+    items = response.choice(0)
+    called = any(isinstance(item, FunctionCall | CustomToolCall) for item in items)
+    content = [block for item in items for block in encode_item(item)]
     body = _opening(response.id, response.model, response.usage) | {"content": content}
-    body |= _stopped(reason, called, from_extra(response.extra))
+    body |= _stopped(response.reasons, called, from_extra(response.extra))
     return json.dump(restore(body, response.extra))
 
 
@@ -160,12 +156,13 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
     }
 
 
-def _stopped(reason: str, called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
-    """Why an answer ended, in the words its own server had for it. One with calls waits for their
-    results, whatever its server calls that."""
+def _stopped(reasons: Sequence[str], called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
+    """Why an answer ended, in the words its own server had for it. Only one with calls waits for
+    their results, whatever its server says: Claude Code asks for missing calls without end."""
     own = {name: value for name, value in own.items() if name in STOPPED}
-    if called and reason == "stop":
-        reason = "tool_calls"
+    reason = reasons[0] if reasons else "stop"
+    if reason in ("stop", "tool_calls"):
+        reason = "tool_calls" if called else "stop"
     return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None, **own}
 
 
@@ -192,13 +189,14 @@ class _Item:
     """An item, and its blocks that are not complete. `own` is the block of a call or of reasoning;
     `odd` says that a call's arguments are no object."""
 
-    __slots__ = ("blocks", "done", "odd", "own", "parts")
+    __slots__ = ("blocks", "done", "gap", "odd", "own", "parts")
 
     def __init__(self, item: Item) -> None:
         self.blocks: list[_Block] = []
         self.parts: dict[int, _Block] = {}
         self.own: _Block | None = None
         self.odd: bool | None = None
+        self.gap = False  # another part of the thinking has begun
         self.done = False
         match item:
             case Reasoning():
@@ -218,8 +216,7 @@ class _Item:
                 if block is not None and event.data:
                     self._delta(block, event)
             case PartAdded(part=Thought() | Summary()):
-                if own is not None and (own.deltas or own.number is not None):
-                    own.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+                self.gap = own is not None and bool(own.deltas or own.number is not None)
             case PartAdded(part=Text() | Refusal() | Audio() as part):
                 opening: dict[str, JSON] = {"type": "text", "text": ""}
                 self.parts[event.part_index] = self._add(restore(opening, part.extra))
@@ -249,6 +246,9 @@ class _Item:
             case "text" | "refusal" | "transcript":
                 block.deltas.append(_delta("text_delta", "text", data))
             case "reasoning" | "summary":
+                if self.gap:
+                    block.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+                    self.gap = False
                 block.deltas.append(_delta("thinking_delta", "thinking", data))
             case "arguments":
                 if self.odd is None and (begun := data.lstrip()):
@@ -313,8 +313,10 @@ class Encoder:
                     self._send(encoded)
                     self._finish(event, encoded)
                 case Failed():
+                    # A call that is not complete stays open: readers run those that are closed.
                     for item in self._waiting:
-                        item.end()
+                        if item.own is None or item.own.opening["type"] != "tool_use":
+                            item.end()
                     self._send(encoded)
                     self._over = True
                     encoded.append(_frame("error", {"error": error_object(event.fault)}))
@@ -327,9 +329,8 @@ class Encoder:
 
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
         self._over = True
-        reason = event.reasons[0] if event.reasons else "stop"
         late = from_extra(event.extra)
-        delta = _stopped(reason, self._called, self._own | late)
+        delta = _stopped(event.reasons, self._called, self._own | late)
         kind, usage = "message_delta", encode_usage(event.usage)
         fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
         for name, value in late.items():
@@ -345,11 +346,8 @@ class Encoder:
                 block = item.blocks[0]
                 if block.number is None and (block.deltas or block.wanted):
                     block.number, self._blocks = self._blocks, self._blocks + 1
-                    fields: dict[str, JSON] = {
-                        "index": block.number,
-                        "content_block": block.opening,
-                    }
-                    encoded.append(_frame("content_block_start", fields))
+                    start: dict[str, JSON] = {"content_block": block.opening}
+                    encoded.append(_frame("content_block_start", {"index": block.number} | start))
                 if block.deltas:
                     head = b'event: content_block_delta\ndata: {"type":"content_block_delta",'
                     head += b'"index":%d,"delta":' % (block.number or 0)
@@ -392,6 +390,8 @@ _TYPES = {
 }
 """The type of an error, by its status."""
 OVERLOADED = 529
+_TOO_LONG = "context_length_exceeded", "exceed_context_size_error"
+"""The codes and types by which other protocols say that a prompt exceeds the context."""
 
 
 def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
@@ -406,9 +406,12 @@ def error_object(fault: Fault) -> dict[str, JSON]:
     >>> error_object(Fault("overloaded", "Later."))
     {'type': 'overloaded_error', 'message': 'Later.'}
     """
-    status = _status(fault)
+    status, message = _status(fault), fault.message
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": kind, "message": fault.message, **(fault.extra or {}).get("error", {})}
+    if fault.upstream_code in _TOO_LONG or fault.upstream_type in _TOO_LONG:
+        # This protocol has no code for it: agents know it by these words, and compact.
+        message = f"prompt is too long: {message}"
+    return {"type": kind, "message": message, **(fault.extra or {}).get("error", {})}
 
 
 def _status(fault: Fault) -> int:
