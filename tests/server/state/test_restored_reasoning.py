@@ -31,6 +31,8 @@ from tests.server.state.thinking import (
     thinking,
     thoughts,
 )
+from tests.server.stubs import Call
+from tests.wire.messages.gathering import gathered
 
 USER = {"role": "user", "content": ASK}
 OWN_CALL = {name: CALL[name] for name in ("type", "call_id", "name", "arguments")}
@@ -121,6 +123,28 @@ async def test_p21_reasoning_is_shared_between_servers(
         up.forget()
         first = (await ask(there)).json["id"]
         await ask(here, [RESULT], previous_response_id=first)
+        assert same(up, upstream)
+
+
+@WIRES
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_messages_client_that_sends_its_answer_back_restores_the_reasoning(
+    upstream: str, stream: bool
+) -> None:
+    """It has thinking without a signature of this server, or none; the call says what led to it."""
+    tool = {"name": "clock", "input_schema": {"type": "object"}}
+    asked = {"model": "m", "max_tokens": 100, "tools": [tool], "stream": stream}
+    async with thinking(upstream) as up, before(up, upstream) as server:
+        first = await Call(server.app, "/v1/messages", {**asked, "messages": [USER]})()
+        given = gathered(first.body) if stream else first.json
+        assert given["stop_reason"] == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": "call_1", "content": "12:00"}
+        turns = [
+            {"role": "assistant", "content": given["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        last = await Call(server.app, "/v1/messages", {**asked, "messages": [USER, *turns]})()
+        assert (last.status, b"It is noon." in last.body) == (200, True), last.body
         assert same(up, upstream)
 
 
