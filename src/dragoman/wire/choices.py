@@ -43,7 +43,7 @@ _EMPTY: tuple[JSON, ...] = (None, [], {})
 # ---- requests ----------------------------------------------------------------------------
 
 # A number is written again as it was: 1 does not become 1.0.
-_Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
+Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
 _Temperature = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
 _Penalty = Annotated[int, Meta(ge=-2, le=2)] | Annotated[float, Meta(ge=-2, le=2)]
 _Factor = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
@@ -54,9 +54,9 @@ class SamplingFields(Struct, kw_only=True):
     """The sampling values of a body."""
 
     temperature: _Temperature | None = None
-    top_p: _Probability | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: _Probability | None = None
+    min_p: Probability | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
     repetition_penalty: _Factor | None = None

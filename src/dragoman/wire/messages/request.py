@@ -26,12 +26,14 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
+from dragoman.wire.choices import Probability
 from dragoman.wire.json import ABSENT, Cache, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect
 
 from .blocks import (
     NAME,
+    Word,
     as_blocks,
     decode_messages,
     encode_messages,
@@ -53,22 +55,19 @@ _decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
 _encoded = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
 """What tools are encoded to, by the identity of the tuple, which an entry keeps alive."""
 
-_Word = Annotated[str, Meta(min_length=1)]
 _Object = dict[str, JSON]
-# A number is written again as it was: 1 does not become 1.0.
-_Share = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
 
 
 class _Body(Struct, kw_only=True):
-    model: _Word
+    model: Word
     messages: Raw
     system: str | list[Raw] | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     tools: Raw = ABSENT
     tool_choice: _Object | None = None
     stop_sequences: list[str] | None = None
-    temperature: _Share | None = None
-    top_p: _Share | None = None
+    temperature: Probability | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     stream: bool | None = None
     metadata: _Object | None = None
@@ -78,7 +77,7 @@ class _Body(Struct, kw_only=True):
 
 
 class _Function(Struct):
-    name: _Word
+    name: Word
     input_schema: _Object
     description: str | None = None
     strict: bool | None = None
@@ -195,7 +194,9 @@ def _effort_of(thinking: dict[str, JSON] | None) -> str | None:
             return None
 
 
-def _add_reasoning(options: ReasoningOptions, given: dict[str, Any], notes: list[Note]) -> None:
+def _add_reasoning(
+    request: Request, options: ReasoningOptions, given: dict[str, Any], notes: list[Note]
+) -> None:
     """Add the fields that ask for this reasoning, and drop what the server refuses beside it."""
     own, effort = from_extra(options.extra), options.effort
     thinking: dict[str, JSON] | None
@@ -216,7 +217,7 @@ def _add_reasoning(options: ReasoningOptions, given: dict[str, Any], notes: list
     if thinking is not None:
         given["thinking"] = thinking
         budget = thinking.get("budget_tokens")
-        if given["max_tokens"] is MAX_TOKENS and isinstance(budget, int):
+        if request.max_output_tokens is None and isinstance(budget, int):
             given["max_tokens"] += budget  # of which the thinking takes its share
     if effort is not None:
         given["output_config"] = {"effort": _EFFORTS.get(effort, effort)}
@@ -376,7 +377,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     elif request.tool_choice is not None:
         notes.append(("tool_choice", "dropped", "there are no tools to choose from", ()))
     if request.reasoning is not None:
-        _add_reasoning(request.reasoning, given, notes)
+        _add_reasoning(request, request.reasoning, given, notes)
     if isinstance(format, JSONSchema):
         encoded = restore({"type": "json_schema", "schema": format.schema or {}}, format.extra)
         given["output_config"] = {**given.get("output_config", {}), "format": encoded}
