@@ -34,7 +34,7 @@ from .exchange import JSON_TYPE, Exchange, Handler, Headers, fault_of, report_he
 from .limits import Gate, check_head, read_body, too_large
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
-from .state.run import Run
+from .state.run import Run, unstarted
 from .state.service import Memory, Plan
 
 LAST_EVENT = 5.0
@@ -467,7 +467,8 @@ class Answers:
             responder = Stream(service, exchange, caller, plan, wire, self._dialect)
             responder.attach(service.memory.runs.send(plan.run.record, responder))
         else:
-            body = wire.encode_response(plan.run.snapshot, plan.echoed, self._dialect)
+            response = unstarted(plan.run.record)
+            body = wire.encode_response(response, plan.echoed, self._dialect)
             exchange.reply(200, body, *report_headers(plan.losses))
 
     def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:

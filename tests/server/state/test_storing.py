@@ -109,6 +109,37 @@ async def test_background_event_is_not_shown_before_it_is_stored(store: Store) -
         await call
 
 
+async def test_run_holds_what_is_not_stored_and_late_follower_gets_all_events(store: Store) -> None:
+    letters, gate = "abcdefgh", asyncio.Event()
+    words = [cue for letter in letters for cue in (word(letter), 0.01)]
+    async with storing(Stub(*OPENING, *words, gate, *closing(letters)), store) as server:
+        id = (await server.ask(background=True)).json["id"]
+        (run,) = server.memory.runs.live.values()
+        count = len(OPENING) + len(letters)
+        async with asyncio.timeout(BOUND):
+            while run.visible < count:
+                await asyncio.sleep(0)
+        assert run._first > 0
+        assert len(run.events) == count - run._first
+        late = asyncio.create_task(server.get(f"/{id}?stream=true"))
+        await asyncio.sleep(0.05)
+        gate.set()
+        assert (await late).body == (await server.get(f"/{id}?stream=true")).body
+
+
+async def test_follower_of_a_run_whose_log_was_deleted_is_told_of_a_failure(store: Store) -> None:
+    words = [cue for letter in "abcd" for cue in (word(letter), 0.01)]
+    async with storing(Stub(*OPENING, *words, asyncio.Event()), store) as server:
+        await server.ask(background=True)
+        (run,) = server.memory.runs.live.values()
+        async with asyncio.timeout(BOUND):
+            while not run._first:
+                await asyncio.sleep(0)
+            await store.delete("", run.record.id)
+            assert [batch async for batch in run.follow()] == []
+        run.stop()
+
+
 async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: Store) -> None:
     gate = asyncio.Event()
     stub = Stub(*OPENING, word("a"), gate, *closing("a"))

@@ -306,7 +306,7 @@ class Decoder:
             with suppress(ValueError):
                 given = json.load(str(given))
             final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
-        elif block.kind == "tool_use" and not item.data.pieces and block.fields.get("input"):
+        elif block.kind == "tool_use" and not item.data.getvalue() and block.fields.get("input"):
             turn.write(block.index, "arguments", json.text(block.fields["input"]))
         item.status = status
         turn.close(block.index, final)
