@@ -34,7 +34,7 @@ from .exchange import JSON_TYPE, Exchange, Handler, Headers, fault_of, report_he
 from .limits import Gate, check_head, read_body, too_large
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
-from .state.run import Run
+from .state.run import Run, unstarted
 from .state.service import Memory, Plan
 
 LAST_EVENT = 5.0
@@ -187,9 +187,9 @@ class Responder(ABC):
         return math.inf
 
     def schedule(self) -> None:
-        """Have `tick` called when something is due."""
+        """Have `tick` called when something is due, unless the answer is over."""
         due = min(self._deadline, self.due())
-        if due < math.inf:
+        if due < math.inf and self._handle is not None:
             self.service.roster.call_at(self, due)
 
     def abort(self) -> None:
@@ -467,7 +467,8 @@ class Answers:
             responder = Stream(service, exchange, caller, plan, wire, self._dialect)
             responder.attach(service.memory.runs.send(plan.run.record, responder))
         else:
-            body = wire.encode_response(plan.run.snapshot, plan.echoed, self._dialect)
+            response = unstarted(plan.run.record)
+            body = wire.encode_response(response, plan.echoed, self._dialect)
             exchange.reply(200, body, *report_headers(plan.losses))
 
     def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:

@@ -1,6 +1,7 @@
 """What servers send for a Messages answer, streamed and whole, and what is made of it."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -128,3 +129,32 @@ def test_answer_has_a_limit(monkeypatch) -> None:
 def test_event_has_a_limit() -> None:
     (failed,) = hear(b'data: "', b"x" * sse.MAX_EVENT)[-1:]
     assert "larger than" in failed.fault.message
+
+
+def test_citation_has_a_limit_of_depth() -> None:
+    deep = b"[" * 300 + b"]" * 300
+    delta = b'{"type": "citations_delta", "citation": {"type": "x", "y": ' + deep + b"}}"
+    event = b'data: {"type": "content_block_delta", "index": 0, "delta": ' + delta + b"}\n\n"
+    (failed,) = hear(event)[-1:]
+    assert isinstance(failed, Failed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "delta"),
+    [
+        ("tool_use", {"partial_json": "x" * 20}),
+        ("server_tool_use", {"partial_json": "x" * 20}),
+        ("thinking", {"signature": "x" * 20}),
+    ],
+)
+def test_many_small_pieces_cost_no_square(kind, delta) -> None:
+    block = {"type": kind, "id": "a", "name": "f"}
+    opening = {"type": "content_block_start", "index": 0, "content_block": block}
+    piece = {"type": "content_block_delta", "index": 0, "delta": delta}
+    decoder = MESSAGES.decoder(Turn("R", 5, "m"))
+    decoder.feed(f"data: {json.dumps(opening)}\n\n".encode())
+    data = f"data: {json.dumps(piece)}\n\n".encode()
+    begun = time.thread_time()
+    for _ in range(60_000):
+        decoder.feed(data)
+    assert time.thread_time() - begun < 3

@@ -155,7 +155,11 @@ ODD: list[tuple[Item, list[dict[str, Any]]]] = [
         Reasoning((Thought("a"),), (Summary("s"),)),
         [{"type": "thinking", "thinking": "s\n\na", "signature": ""}],
     ),
-    (Reasoning((Thought(""),), encrypted="gAAA"), []),
+    (
+        Reasoning((Thought(""), Thought("a"), Thought(""), Thought("b")), (Summary(""),)),
+        [{"type": "thinking", "thinking": "a\n\nb", "signature": ""}],
+    ),
+    (Reasoning((Thought(""), Thought("")), encrypted="gAAA"), []),
     (Reasoning(), []),
     (Compaction("gAAA"), []),
     (Unknown("responses", "web_search_call", {}), []),

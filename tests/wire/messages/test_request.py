@@ -1,6 +1,7 @@
 """Requests of Messages clients, decoded and encoded; and those of other clients, encoded."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from msgspec import convert, to_builtins
 
 from dragoman.core.error import FaultError
-from dragoman.core.item import Message, Text
+from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.request import Request, UnknownTool
 from dragoman.wire import error
 from dragoman.wire.messages import MESSAGES
@@ -22,6 +23,9 @@ REFUSED = cases(__file__, "refused")
 ENCODED = cases(__file__, "encoded")
 CACHED = Dialect(cache_control=True)
 MARK = {"type": "ephemeral"}
+DEEP: list[Any] = []
+for _ in range(300):
+    DEEP = [DEEP]
 
 
 def decode(body: Any) -> Request:
@@ -92,6 +96,44 @@ def test_system_messages_at_the_start_belong_to_the_system_prompt() -> None:
     request = decode({"model": "m", "system": "a", "messages": said})
     assert request.items[0] == Message("system", (Text("a"), Text("b")))
     assert len(request.items) == 2
+
+
+def test_system_message_with_a_field_of_its_own_stays_a_message() -> None:
+    first = {"role": "system", "content": "b", "x": 1}
+    said = [first, {"role": "system", "content": "c"}, *SAID["messages"]]
+    for system in ({}, {"system": "a"}):
+        request = decode({"model": "m", "max_tokens": 9, **system, "messages": said})
+        data, losses = MESSAGES.encode_request(request, STANDARD)
+        body = json.loads(data)
+        assert {**first, "content": body["messages"][0]["content"]} == body["messages"][0]
+        assert body.get("system") == system.get("system")
+        assert losses == ()
+
+
+def test_long_conversations_cost_no_square() -> None:
+    system, call = {"role": "system", "content": "a"}, FunctionCall("c", "f", "{}")
+    begun = time.thread_time()
+    request = decode({"model": "m", "messages": [system] * 50_000 + SAID["messages"]})
+    assert len(request.items[0].parts) == 50_000
+    MESSAGES.encode_request(request, STANDARD)
+    texts = (Message("system", "a"),) * 50_000
+    items = (*texts, Message("user", "?"), *(call,) * 50_000)
+    MESSAGES.encode_request(Request(model="m", items=items), STANDARD)
+    assert time.thread_time() - begun < 4
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "text", "text": "a", "citations": [{"x": DEEP}]},
+        {"type": "image", "source": {"type": "url", "url": "a", "x": DEEP}},
+        {"type": "document", "source": {"type": "content", "content": DEEP}},
+    ],
+    ids=lambda block: block["type"],
+)
+def test_fields_of_a_block_have_a_limit_of_depth(block) -> None:
+    with pytest.raises(FaultError, match="nested more than 256 levels deep"):
+        decode({"model": "m", "messages": [{"role": "user", "content": [block]}]})
 
 
 def test_tools_sent_again_are_the_same_value() -> None:
@@ -173,6 +215,7 @@ SPELT = [
     ("reasoning.summary", "thinking.summary"),
     ("tools[0].parameters", "tools[0].input_schema"),
     ("user", "metadata.user_id"),
+    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
     ("temperature", "temperature"),
 ]
 

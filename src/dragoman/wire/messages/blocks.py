@@ -68,7 +68,7 @@ def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
 
 class _Text(Struct, tag_field="type", tag="text"):
     text: str
-    citations: list[JSON] | None = None
+    citations: list[dict[str, JSON]] | None = None
 
 
 class _Image(Struct, tag_field="type", tag="image"):
@@ -121,6 +121,7 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
     all others, together with system messages right behind it. Raises FaultError naming the block
     that is wrong."""
     items: list[Item] = []
+    opening: list[Part] = []  # of a system prompt in several messages
     calls: set[str] = set()
     before = ""  # the role of the message before
     unknown: dict[int, dict[str, JSON]] = {}
@@ -139,9 +140,11 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
             added = _user_items(content, path, calls)
         else:
             said = Message("system", _texts(content, path))
-            first = items[0] if len(items) == 1 else None
+            first = items[0] if len(items) == 1 and number not in unknown else None
             if isinstance(first, Message) and first.role == "system":
-                items, said = [], replace(first, content=(*first.parts, *said.parts))
+                opening = opening or list(first.parts)
+                opening += said.parts
+                continue
             added = [said]
         if rest := unknown.get(number):
             fields = from_extra(added[0].extra) | {MESSAGE: rest}
@@ -150,6 +153,8 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
         before = message.role
     if not data:
         raise FaultError(bad_request("is empty", "messages"))
+    if opening:
+        items[0] = replace(items[0], content=tuple(opening))
     return tuple(items)
 
 
@@ -175,6 +180,8 @@ def _kind(block: Struct) -> str:
 
 
 def _text(block: _Text, rest: dict[str, JSON]) -> Text:
+    if block.citations:
+        json.check_depth(block.citations)
     notes = [decode_citation(each) for each in block.citations or ()]
     return Text(block.text, tuple(notes), extra=to_extra(rest))
 
@@ -222,6 +229,8 @@ def _user_items(content: str | list[Any], path: str, calls: set[str]) -> list[It
 def _part(block: Any, rest: dict[str, JSON], path: str) -> Part:
     """One part of what a user or a tool says. Raises FaultError for a block that only the assistant
     has."""
+    if isinstance(block, _Image | _Document):
+        json.check_depth(block.source)
     match block:
         case _Text():
             return _text(block, rest)
@@ -320,14 +329,17 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
     last: dict[str, Any] = {}
     role, joins = "", False  # whether what the user says next belongs to the results before it
     for item in items:
+        extra = item.extra
+        marked = extra is not None and ("turn" in extra or MESSAGE in extra.get(NAME, ()))
         match item:
-            case Message(role="system" | "developer"):
-                if not messages and not system:
+            case Message(role="system" | "developer") if not (messages or marked):
+                if system:
+                    system = as_blocks(system)
+                    system += encode_parts(item.parts)
+                else:
                     system = _encode_content(item.content)
-                    continue
-                if not messages:
-                    system = [*as_blocks(system), *encode_parts(item.parts)]
-                    continue
+                continue
+            case Message(role="system" | "developer"):
                 now, given = "system", _encode_content(item.content)
             case Message(role="user"):
                 now, given = "user", _encode_content(item.content)
@@ -347,10 +359,10 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
                 now, given = "assistant", encode_item(item)
         if not given:
             continue  # this wire refuses a message, or a text, that is empty
-        extra, result = item.extra, isinstance(item, FunctionCallOutput | CustomToolCallOutput)
-        marked = extra is not None and ("turn" in extra or MESSAGE in extra.get(NAME, ()))
+        result = isinstance(item, FunctionCallOutput | CustomToolCallOutput)
         if now == role == "assistant" and not marked:
-            last["content"] = [*as_blocks(last["content"]), *as_blocks(given)]
+            last["content"] = as_blocks(last["content"])
+            last["content"] += as_blocks(given)
         elif now == role == "user" and joins and isinstance(given, list) and not marked:
             last["content"] += given
         else:
@@ -406,7 +418,7 @@ def encode_thinking(item: Reasoning) -> dict[str, JSON]:
     """The block for reasoning: its summary and its text, or what its server encrypted."""
     fields = from_extra(item.extra)
     parts = (*item.summary, *item.content)
-    texts = [part.text for part in parts if not isinstance(part, UnknownPart)]
+    texts = [part.text for part in parts if not isinstance(part, UnknownPart) and part.text]
     if not texts and "data" in fields:
         return {"type": "redacted_thinking", **fields}
     return {"type": "thinking", "thinking": "\n\n".join(texts), "signature": "", **fields}

@@ -203,6 +203,7 @@ _renamed = renaming(
     (r"^instructions\b", "system"),
     (r"^(tools\[\d+\])\.parameters\b", r"\1.input_schema"),
     (r"^user\b", "metadata.user_id"),
+    (r"^parallel_tool_calls\b", "tool_choice.disable_parallel_tool_use"),
 )
 _ITEM = re.compile(r"^items(?:\[(\d+|\*)\])?(.*)")
 _PART = re.compile(r"^\.content\[(\d+)\](.*)")

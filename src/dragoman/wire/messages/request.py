@@ -194,7 +194,9 @@ def _effort_of(thinking: dict[str, JSON] | None) -> str | None:
             return None
 
 
-def _add_reasoning(options: ReasoningOptions, given: dict[str, Any], notes: list[Note]) -> None:
+def _add_reasoning(
+    request: Request, options: ReasoningOptions, given: dict[str, Any], notes: list[Note]
+) -> None:
     """Add the fields that ask for this reasoning, and drop what the server refuses beside it."""
     own, effort = from_extra(options.extra), options.effort
     thinking: dict[str, JSON] | None
@@ -215,7 +217,7 @@ def _add_reasoning(options: ReasoningOptions, given: dict[str, Any], notes: list
     if thinking is not None:
         given["thinking"] = thinking
         budget = thinking.get("budget_tokens")
-        if given["max_tokens"] is MAX_TOKENS and isinstance(budget, int):
+        if request.max_output_tokens is None and isinstance(budget, int):
             given["max_tokens"] += budget  # of which the thinking takes its share
     if effort is not None:
         given["output_config"] = {"effort": _EFFORTS.get(effort, effort)}
@@ -375,7 +377,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     elif request.tool_choice is not None:
         notes.append(("tool_choice", "dropped", "there are no tools to choose from", ()))
     if request.reasoning is not None:
-        _add_reasoning(request.reasoning, given, notes)
+        _add_reasoning(request, request.reasoning, given, notes)
     if isinstance(format, JSONSchema):
         encoded = restore({"type": "json_schema", "schema": format.schema or {}}, format.extra)
         given["output_config"] = {**given.get("output_config", {}), "format": encoded}

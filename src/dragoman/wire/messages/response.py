@@ -189,13 +189,14 @@ class _Item:
     """An item, and its blocks that are not complete. `own` is the block of a call or of reasoning;
     `odd` says that a call's arguments are no object."""
 
-    __slots__ = ("blocks", "done", "odd", "own", "parts")
+    __slots__ = ("blocks", "done", "gap", "odd", "own", "parts")
 
     def __init__(self, item: Item) -> None:
         self.blocks: list[_Block] = []
         self.parts: dict[int, _Block] = {}
         self.own: _Block | None = None
         self.odd: bool | None = None
+        self.gap = False  # another part of the thinking has begun
         self.done = False
         match item:
             case Reasoning():
@@ -215,8 +216,7 @@ class _Item:
                 if block is not None and event.data:
                     self._delta(block, event)
             case PartAdded(part=Thought() | Summary()):
-                if own is not None and (own.deltas or own.number is not None):
-                    own.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+                self.gap = own is not None and bool(own.deltas or own.number is not None)
             case PartAdded(part=Text() | Refusal() | Audio() as part):
                 opening: dict[str, JSON] = {"type": "text", "text": ""}
                 self.parts[event.part_index] = self._add(restore(opening, part.extra))
@@ -246,6 +246,9 @@ class _Item:
             case "text" | "refusal" | "transcript":
                 block.deltas.append(_delta("text_delta", "text", data))
             case "reasoning" | "summary":
+                if self.gap:
+                    block.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+                    self.gap = False
                 block.deltas.append(_delta("thinking_delta", "thinking", data))
             case "arguments":
                 if self.odd is None and (begun := data.lstrip()):

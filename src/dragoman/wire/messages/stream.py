@@ -25,7 +25,7 @@ from dragoman.core.turn import EMPTY, NAMELESS, SHORT, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import ABSENT, BROKEN
 
-from .blocks import NAME, decode_citation, from_extra, to_extra
+from .blocks import NAME, decode_citation, to_extra
 from .response import REASONS, STOPPED, decode_usage
 
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -72,7 +72,7 @@ _DELTA = "content_block_delta"
 class _Block:
     """A content block that is open: the item it belongs to, and which part of it."""
 
-    __slots__ = ("fields", "index", "json", "kind", "part")
+    __slots__ = ("fields", "index", "json", "kind", "part", "signature")
 
     def __init__(self, kind: str, index: int, part: int, fields: dict[str, JSON]) -> None:
         self.kind = kind
@@ -80,6 +80,7 @@ class _Block:
         self.part = part
         self.fields = fields
         self.json: list[str] = []  # the input of a server's tool, in pieces
+        self.signature: list[str] = []  # of thinking, in pieces
 
 
 class Decoder:
@@ -153,7 +154,8 @@ class Decoder:
             return
         try:
             found = _block_delta(data)
-            if found.type == _DELTA:  # as nearly always
+            # As nearly always. How deep a citation is nested is looked at below.
+            if found.type == _DELTA and found.delta.citation is None:
                 self._delta(found.index, found.delta)
                 return
         except BROKEN:  # another event, or half a character
@@ -172,10 +174,10 @@ class Decoder:
         match event.get("type"):
             case "content_block_delta":
                 try:
-                    found = msgspec.convert(event, _BlockDelta)
+                    delta = msgspec.convert(event.get("delta"), _Delta)
                 except msgspec.ValidationError:  # a delta of a kind that we do not know
                     return
-                self._delta(found.index, found.delta)
+                self._delta(_number(event), delta)
             case "message_start":
                 self._start(_object(event.get("message")))
             case "content_block_start":
@@ -185,8 +187,7 @@ class Decoder:
                 self._stopped = _number(event)
             case "message_delta":
                 self._count(event.get("usage"))
-                beside = {k: v for k, v in event.items() if k not in _OF_AN_END}
-                self._stop(_object(event.get("delta")) | beside)
+                self._stop(_object(event.get("delta")) | event)
             case "message_stop":
                 self._end(complete=True)
             case "error" | None as kind if kind or event.get("error"):
@@ -208,7 +209,7 @@ class Decoder:
 
     def _stop(self, delta: dict[str, JSON]) -> None:
         """Why the answer ended; what our own reasons do not tell stays in the extra."""
-        given = {name: value for name, value in delta.items() if value is not None}
+        given = {n: v for n, v in delta.items() if v is not None and n not in _OF_AN_END}
         if isinstance(reason := given.get("stop_reason"), str):
             self._reason = REASONS.get(reason, "stop")
             if reason in ("end_turn", "max_tokens", "tool_use", "refusal"):
@@ -278,8 +279,7 @@ class Decoder:
             else:
                 block.json.append(delta.partial_json)
         elif delta.signature:
-            so_far = str(from_extra(item.empty.extra).get("signature", ""))
-            item.attach_reasoning({NAME: {"signature": so_far + delta.signature}}, None)
+            block.signature.append(delta.signature)
         elif isinstance(delta.citation, dict) and block.kind == "text":
             turn.emit(item.annotate(decode_citation(delta.citation), block.part))
 
@@ -296,13 +296,15 @@ class Decoder:
         if block.kind == "text":
             turn.emit(item.close_part(item.at("text", block.part)[1]))
             return
+        if block.signature:
+            item.attach_reasoning({NAME: {"signature": "".join(block.signature)}}, None)
         final: Item | None = None
         if isinstance(item.empty, Unknown) and block.json:
             given: JSON = "".join(block.json)
             with suppress(ValueError):
                 given = json.load(str(given))
             final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
-        elif block.kind == "tool_use" and not item.data.pieces and block.fields.get("input"):
+        elif block.kind == "tool_use" and not item.data.getvalue() and block.fields.get("input"):
             turn.write(block.index, "arguments", json.text(block.fields["input"]))
         item.status = status
         turn.close(block.index, final)
