@@ -193,16 +193,17 @@ async def test_failure_before_the_first_event_is_not_stored(store: Store) -> Non
 class Broken:
     """A store that fails at one thing."""
 
-    def __init__(self, inside: Store, *names: str) -> None:
+    def __init__(self, inside: Store, *names: str, error: type[Exception] = StoreError) -> None:
         self._inside = inside
         self._names = names
+        self._error = error
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._names:
             return getattr(self._inside, name)
 
         async def fail(*_: Any) -> None:
-            raise StoreError("The disk is full.")
+            raise self._error("The disk is full.")
 
         return fail
 
@@ -211,8 +212,9 @@ class Broken:
     ("names", "stream"),
     [(("begin",), True), (("finish",), True), (("append", "finish"), True), (("put",), False)],
 )
-async def test_failing_store_costs_the_record_and_not_the_answer(names, stream) -> None:
-    broken: Any = Broken(opened("memory", Path()), *names)
+@pytest.mark.parametrize("error", [StoreError, RuntimeError])
+async def test_failing_store_costs_the_record_and_not_the_answer(names, stream, error) -> None:
+    broken: Any = Broken(opened("memory", Path()), *names, error=error)
     async with storing(Stub(), broken) as server:
         call = await server.ask(stream=stream)
         assert b"Hello" in call.body

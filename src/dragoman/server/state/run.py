@@ -300,6 +300,9 @@ class Run:
             stored = ending is not None and ending.result() is not False
         except (StoreError, asyncio.CancelledError):
             stored = False
+        except Exception as error:  # the client must not wait for ever for what it has
+            fault_from(error)
+            stored = False
         last = self.events[-1]
         if not stored and isinstance(last, Finished) and self.response is not None:
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
