@@ -561,15 +561,12 @@ def _start_prepared(
     return start(prepared.engine or wrapper.engine, prepared.request, caller, sink)
 
 
-class _Mapped:
+class _Mapped(Struct, eq=False):
     """A sink that maps events for another. Once the map has raised, it is used no more: what
     follows is the engine's `Failed`."""
 
-    __slots__ = ("_map", "_sink")
-
-    def __init__(self, map: Map, sink: Sink) -> None:
-        self._map: Map | None = map
-        self._sink = sink
+    _map: Map | None
+    _sink: Sink
 
     def receive(self, events: list[Event]) -> None:
         if (map := self._map) is not None:

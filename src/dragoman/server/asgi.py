@@ -104,9 +104,6 @@ class ASGIExchange(Exchange):
         elif self._listening is None:
             self._listening = self._loop.call_later(LISTEN_AFTER, self._begin_to_listen)
 
-    def take_body(self) -> bytes | None:
-        return None  # a host gives it only to those who wait
-
     async def read(self) -> tuple[bytes, bool]:
         message = await self._receive()
         if message["type"] == "http.disconnect":

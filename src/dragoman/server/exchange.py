@@ -58,11 +58,13 @@ class Exchange:
     waits: `reply` or `refuse`; or `open`, `write`, and `end`. Each kind of host has a subclass.
 
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
-    the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `entry` is
-    its line in the request log, if there is one.
+    the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `whole` is
+    the body of the request where all of it came before the handler was called, until it is taken;
+    else it is to be read. `entry` is its line in the request log, if there is one.
     """
 
     status = 0
+    whole: bytes | None = None
     entry: Entry | None = None
 
     def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
@@ -84,10 +86,6 @@ class Exchange:
 
     def listen(self, peer: Peer | None) -> None:
         """Tell this peer when the client disconnects or has read enough, and no other."""
-        raise NotImplementedError
-
-    def take_body(self) -> bytes | None:
-        """The body of the request; None if it has not arrived whole."""
         raise NotImplementedError
 
     async def read(self) -> tuple[bytes, bool]:

@@ -434,9 +434,9 @@ class Answers:
         if body is None:
             if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
                 check_head(exchange, limit)  # most heads need no closer look
-            body = exchange.take_body()
-            if body is None:
+            if exchange.whole is None:
                 return self._when_read(wire, exchange, caller)
+            body, exchange.whole = exchange.whole, None
         if len(body) > limit:
             raise FaultError(too_large(limit))
         request = wire.decode_request(body)

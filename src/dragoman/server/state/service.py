@@ -35,7 +35,7 @@ from .resolve import (
     REFERRING,
     Recent,
     bare,
-    for_engine,
+    decided,
     recalled,
     understand,
 )
@@ -106,7 +106,9 @@ class Memory:
             or not (RECALLING if stored else REFERRING).isdisjoint(map(type, request.items))
         ):
             return self._look_up(wire, request, caller, stored, recent or {})
-        whole = for_engine(request, request.items, request.instructions)
+        # Whole as it is: nothing is looked up. An upstream is not to store it.
+        extra = request.extra and decided(request.extra)
+        whole = replace(request, extra=extra, background=None, store=False)
         return self._planned(wire, caller, stored, request, whole)
 
     async def _look_up(
