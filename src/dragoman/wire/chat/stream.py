@@ -280,7 +280,8 @@ class Decoder(ChoicesDecoder):
             super()._read_whole(data)
             return
         extra: Extra = {}
-        if itself := json.dense({"id": answer.id, "created": answer.created}):
+        named = (("id", answer.id), ("created", answer.created))
+        if itself := {name: value for name, value in named if value is not None}:
             extra["upstream"] = itself
         tier, fingerprint = answer.service_tier, answer.system_fingerprint
         if tier is not None or fingerprint is not None:
