@@ -314,7 +314,7 @@ class HTTPProtocol(HttpToolsProtocol):
         defaults = self.server_state.default_headers  # the date, made anew each second
         if defaults is not self._fields:
             self._fields = defaults
-            self.defaults = b"".join([b"%b: %b\r\n" % header for header in defaults])
+            self.defaults = b"".join([b"%b: %b\r\n" % header for header in (*defaults, *MARKS)])
         method = self.parser.get_method().decode("ascii")
         exchange = HTTPExchange(method, path, query, self.headers)
         exchange.connection = self
