@@ -177,7 +177,7 @@ def start(
         while (own := own or _own_start(type(engine))) is Wrapper.start:
             own = None
             outer: Wrapper = engine  # type: ignore[assignment]  # by its start
-            for wrapper in (outer, *outer.behind):
+            for wrapper in (outer, *outer._behind):
                 if wrapper.acts_on is not None:
                     if traits is None:  # what middleware may act on, found once
                         traits = set(map(type, request.items))
@@ -506,14 +506,14 @@ class Wrapper:
     """
 
     acts_on: ClassVar[frozenset[object] | None] = None
-    behind: tuple[Wrapper, ...] = ()
+    _behind: tuple[Wrapper, ...] = ()
     """The middleware right behind this one."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         own = _own_start(type(engine))
         if isinstance(engine, Wrapper) and own is Wrapper.start:
-            self.behind = (engine, *engine.behind)
+            self._behind = (engine, *engine._behind)
 
     def prepare(
         self, request: Request, caller: Caller
