@@ -137,7 +137,7 @@ def measure(
                 file = folder / "body.json"
                 file.write_bytes(load.text())
                 for gateway, port, pid in servers:
-                    needless = load not in asked and "responses" in gateway.wires
+                    needless = load not in asked and len(gateway.wires) > 1
                     speaks = load.wire in gateway.wires and load.body in gateway.bodies
                     if needless or not speaks:
                         continue
@@ -251,7 +251,7 @@ def _head(seconds: float, rounds: int) -> list[str]:
         "median of interleaved rounds. Only ratios inside one run can be trusted, to about a",
         "quarter. nginx passes on unbuffered; above 16 kB it spools bodies to a file and is no",
         "yardstick. The floor (`bench/floor.py`) decodes and encodes Chat and does nothing else;",
-        "rows over Responses are compared with the same over Chat. Dragoman runs as installed,",
+        "rows of other wires are compared with the same over Chat. Dragoman runs as installed,",
         "with its store in SQLite; `unstored` is `--store none`.",
         "",
         f"{machine.describe()}; {today}; commit {commit}; {rounds} rounds of {seconds:g} s;",

@@ -116,8 +116,8 @@ def installed() -> tuple[list[Gateway], list[str]]:
         # nginx spools bodies above 16 kB to a file, which is other work.
         Gateway("nginx", _nginx, shutil.which("nginx"), bodies=("small", "tools")),
         Gateway("floor", _floor, sys.executable),
-        Gateway(STORED, dragoman, sys.executable, "/healthz", both),
-        Gateway(UNSTORED, _unstored, sys.executable, "/healthz", both),
+        Gateway(STORED, dragoman, sys.executable, "/healthz", (*both, "messages")),
+        Gateway(UNSTORED, _unstored, sys.executable, "/healthz", (*both, "messages")),
         Gateway(
             "litellm",
             _litellm,

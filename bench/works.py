@@ -7,9 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.wire.registry import BASE, WIRES
+
 
 class Load(Struct, frozen=True):
-    """A request as the load sends it, over either protocol."""
+    """A request as the load sends it, over any of the protocols."""
 
     body: str
     pace: str
@@ -24,7 +26,7 @@ class Load(Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        return {"chat": "/v1/chat/completions", "responses": "/v1/responses"}[self.wire]
+        return BASE + WIRES[self.wire].path
 
     def text(self) -> bytes:
         """The body of the request."""
@@ -32,16 +34,27 @@ class Load(Struct, frozen=True):
         fields = _BODIES[self.body]()
         turns, tools = fields["turns"], fields["tools"]
         body: dict[str, Any] = {"model": model}
-        if self.wire == "chat":
-            body["messages"] = turns
-            body["tools"] = [{"type": "function", "function": tool} for tool in tools]
-        else:
-            body["input"] = turns
-            body["tools"] = [{"type": "function", **tool} for tool in tools]
+        match self.wire:
+            case "chat":
+                body["messages"] = turns
+                body["tools"] = [{"type": "function", "function": tool} for tool in tools]
+            case "responses":
+                body["input"] = turns
+                body["tools"] = [{"type": "function", **tool} for tool in tools]
+            case _:
+                first = turns[0]["role"] == "system"
+                body |= {"system": turns[0]["content"]} if first else {}
+                body |= {"messages": turns[first:], "max_tokens": 1000}
+                body["tools"] = [_renamed(tool) for tool in tools]
         if not tools:
             del body["tools"]
         body |= {"temperature": 0.7, "stream": self.pace != "whole"}
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _renamed(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function as Messages describes it."""
+    return {("input_schema" if name == "parameters" else name): v for name, v in tool.items()}
 
 
 class Work(Struct, frozen=True):
@@ -65,12 +78,16 @@ def _works() -> tuple[Work, ...]:
     return (
         work("Chat, request", "small", "whole", "chat", 4.5, 2.5),
         work("Responses, request", "small", "whole", "responses", 7.5, 4),
+        work("Messages, request", "small", "whole", "messages", None, 4),
         work("Chat, paced chunk", "small", "paced", "chat", 2.5, 1.5),
         work("Responses, paced chunk", "small", "paced", "responses", 2.5, 1.5),
+        work("Messages, paced chunk", "small", "paced", "messages", 2.5, 1.5),
         work("Responses with ten tools, paced chunk", "tools", "paced", "responses", 2.5, 1.5),
         work("Chat, burst chunk", "small", "burst", "chat", 3),
         work("Responses, burst chunk", "small", "burst", "responses", 5),
+        work("Messages, burst chunk", "small", "burst", "messages", 5),
         work("Codex-like, 30 kB, request", "codex", "whole", "responses", None, 4, 2.2),
+        work("Claude Code-like, 30 kB, request", "codex", "whole", "messages", None, 4, 2.2),
         work("history of 870 kB, request", "history", "whole", "responses", None, 4, 2.5),
     )
 

@@ -22,11 +22,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dragoman as dragoman_package
+from tests.server.stubs import PATHS
 
 START_SECONDS = 60
 """How long a start may take on a machine that does much else."""
 STOP_SECONDS = 30
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 SOURCE = {"PYTHONPATH": str(Path(dragoman_package.__file__).parent.parent)}
 """What a process of its own needs in its environment to run the package that this one runs."""
 _READY = re.compile(r"ready at (http://\S+/v1)$")

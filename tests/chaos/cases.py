@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dragoman.wire.registry import WIRES as REGISTERED
+
 TABLE = Path(__file__).with_name("cases.toml")
 
 SENT = {
@@ -25,7 +27,8 @@ EXPECTED = {
     *("end", "text", "chat_text", "reasoning", "refusal", "calls", "order", "finish", "usage"),
     *("status", "begun", "says", "retry_after", "asks"),
 }
-WIRES = ("chat", "responses", "messages")
+WIRES = [wire.name for wire in REGISTERED.values() if wire.conversation]
+"""The protocols in front of which and behind which the rows are played."""
 GOOD = ("completed", "incomplete")
 ABSENT = "absent"
 

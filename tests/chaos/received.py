@@ -98,11 +98,17 @@ def _chat_stream(received: Received, body: bytes) -> None:
         ids.add(chunk["id"])
         if chunk.get("usage") is not None:
             assert received.finish, "usage came before the finish reason"
-            received.usage = chunk["usage"]
+            received.usage = _counts(chunk["usage"])
         for choice in chunk["choices"]:
             _chat_choice(received, choice)
     assert len(ids) <= 1
     received.id = next(iter(ids), "")
+
+
+def _counts(usage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The counts by the names that they have on the other wires."""
+    names = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
+    return usage and {name: usage[own] for name, own in names.items()}
 
 
 def _chat_choice(received: Received, choice: dict[str, Any]) -> None:
@@ -131,7 +137,7 @@ def _chat_whole(received: Received, value: dict[str, Any]) -> None:
     assert value["object"] == "chat.completion"
     assert {"id", "created", "model"} <= value.keys()
     received.id = value["id"]
-    received.usage = value.get("usage")
+    received.usage = _counts(value.get("usage"))
     (choice,) = value["choices"]
     assert choice["index"] == 0
     message = choice["message"]

@@ -17,22 +17,18 @@ import pytest
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
+from dragoman.wire.protocol import STANDARD
+from dragoman.wire.registry import WIRES as REGISTERED
 from tests.chaos.cases import WIRES, Case, Expected, load
 from tests.chaos.received import Received, read_answer
-from tests.chaos.stage import TOOLS, WARM_UP, Stage, named, stage
+from tests.chaos.stage import WARM_UP, Stage, asking, named, stage
 from tests.chaos.stage import perform as perform_engine
 from tests.server.stubs import PATHS, Call
 
 DEADLINE = 10.0
 """Seconds for a row."""
-SAME = {"input_tokens": "input_tokens", "output_tokens": "output_tokens"}
-COUNTED = {
-    "chat": {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"},
-    "responses": SAME,
-    "messages": SAME,
-}
-NOTHING = {"chat": None, "responses": None, "messages": {"input_tokens": 0, "output_tokens": 0}}
-"""What the usage is where the server reported none: Messages cannot do without."""
+NOTHING = {"messages": {"input_tokens": 0, "output_tokens": 0}}
+"""What the usage is where the server reported none, on wires that cannot do without."""
 OWN_STATUS = {("messages", "overloaded"): 529}
 """Statuses that are not those of the table, by wire and code."""
 
@@ -43,24 +39,12 @@ async def upstream() -> AsyncIterator[Stage]:
         yield playing
 
 
-def body(protocol: str, text: str, *, stream: bool) -> dict[str, Any]:
+def body(protocol: str, text: str, *, stream: bool) -> bytes:
     """A request of a protocol that every row can be the answer to."""
-    asked: dict[str, Any] = {"model": "mock", "stream": stream}
-    messages = [{"role": "user", "content": text}]
-    match protocol:
-        case "responses":
-            tools = [{"type": "function", "name": tool.name, "parameters": {}} for tool in TOOLS]
-            return asked | {"input": text, "tools": tools}
-        case "messages":
-            offered = [{"name": tool.name, "input_schema": {}} for tool in TOOLS]
-            return asked | {"messages": messages, "max_tokens": 100, "tools": offered}
-    if stream:
-        asked["stream_options"] = {"include_usage": True}
-    functions = [{"type": "function", "function": {"name": tool.name}} for tool in TOOLS]
-    return asked | {"messages": messages, "tools": functions}
+    return REGISTERED[protocol].encode_request(asking(text, stream=stream), STANDARD)[0]
 
 
-async def post(app: App, protocol: str, body: dict[str, Any]) -> Received:
+async def post(app: App, protocol: str, body: bytes) -> Received:
     """What a client understands of the answer to a request."""
     call = await Call(app, PATHS[protocol], body)()
     assert call.whole
@@ -88,10 +72,10 @@ def check_good(protocol: str, expected: Expected, received: Received) -> None:
     assert received.finish == finish(protocol, expected)
     check_content(protocol, expected, received)
     if expected.usage is None:
-        assert received.usage == NOTHING[protocol]
+        assert received.usage == NOTHING.get(protocol)
     else:
-        for ours, theirs in COUNTED[protocol].items():
-            assert received.usage[theirs] == expected.usage[ours]
+        for name in ("input_tokens", "output_tokens"):
+            assert received.usage[name] == expected.usage[name]
 
 
 def finish(protocol: str, expected: Expected) -> str | None:

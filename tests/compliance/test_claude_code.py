@@ -1,10 +1,11 @@
-"""Claude Code itself, before servers that have only Chat: it runs a command, edits a file, resumes.
+"""Claude Code itself, before servers of other protocols: it runs commands, edits files, resumes.
 
 Its requests are the fullest that Messages has: a system prompt in blocks with cache marks, a dozen
 tools, thinking, context management, and its own history again.
 """
 
 import asyncio
+import base64
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.compliance.test_codex import answered, call, more
-from tests.mock import Asked, Reply, chunk, stream
+from tests.mock import Asked, Reply, chunk, plain, response, said, stream
 from tests.oracle import request_problems
 from tests.product import dragoman
 from tests.sdk.behind import behind
@@ -169,3 +170,141 @@ async def test_claude_code_works_with_a_model_under_llamacpp(tmp_path) -> None:
     assert fresh[1] < 1000
     assert cached[0] > 2 * fresh[0]
     assert cached[1] > 2 * 12_000
+
+
+# ---- what happens on the way -----------------------------------------------------------------
+
+DONE = stream(chunk({"content": "Done."}), chunk(finish="stop"))
+IMAGE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElFTkSu"
+    "QmCC"
+)
+ECHO = json.dumps({"command": "echo one", "description": "Shows it"})
+
+
+async def test_reasoning_and_parallel_calls_come_back_when_it_resumes(tmp_path) -> None:
+    def act(asked: Asked) -> Reply:
+        last, number = asked.json["messages"][-1], len(asked.json["messages"])
+        if last["role"] == "tool":
+            return DONE
+        return answered(
+            {"reasoning_content": "Two at "},
+            {"reasoning_content": "once."},
+            *(call(place, f"call_{number}{place}", "Bash") for place in range(2)),
+            *(more(place, ECHO) for place in range(2)),
+        )
+
+    async with behind(act) as server:
+        printed = await run_claude(server.base_url, tmp_path, "Go.")
+        id = printed[-1]["session_id"]
+        *_, again = await run_claude(server.base_url, tmp_path, "Once more.", "--resume", id)
+        asked = [each.json["messages"] for each in server.up.asked]
+    blocks = [
+        block
+        for each in printed
+        if each["type"] == "assistant"
+        for block in each["message"]["content"]
+    ]
+    kinds = [block["type"] for block in blocks]
+    assert kinds == ["thinking", "tool_use", "tool_use", "text"]
+    assert blocks[0]["thinking"] == "Two at once."
+    assert (again["result"], again["session_id"]) == ("Done.", id)
+    assert len(asked) == 4
+    for messages in asked[1:]:
+        calling = [message for message in messages if message.get("tool_calls")]
+        assert {message["reasoning_content"] for message in calling} == {"Two at once."}
+    assert len(calling) == 2
+    assert [m["content"] for m in asked[-1] if m["role"] == "tool"] == ["one"] * 4
+
+
+async def test_encrypted_reasoning_comes_back_to_a_responses_server(tmp_path) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
+    echo = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "Bash"}
+    echo |= {"arguments": ECHO, "status": "completed"}
+
+    def act(asked: Asked) -> Reply:
+        done = asked.json["input"][-1]["type"] == "function_call_output"
+        items = [said("Done.")] if done else [thought, echo]
+        events = [
+            {"type": f"response.output_item.{step}", "output_index": place, "item": item}
+            for place, item in enumerate(items)
+            for step in ("added", "done")
+        ]
+        completed = {"type": "response.completed", "response": response(*items)}
+        return stream(*events, completed, done=False)
+
+    async with behind(act, wire="responses") as server:
+        *_, end = await run_claude(server.base_url, tmp_path, "Go.")
+        asked = [each.json["input"] for each in server.up.asked]
+    assert end["result"] == "Done."
+    *_, came, called, result = asked[1]
+    assert came["encrypted_content"] == "gAAA"
+    assert (called["type"], result["output"]) == ("function_call", "one")
+
+
+async def test_image_that_it_reads_reaches_a_chat_server(tmp_path) -> None:
+    file = tmp_path / "red.png"
+    file.write_bytes(base64.b64decode(IMAGE))
+
+    def act(asked: Asked) -> Reply:
+        if len(server.up.asked) > 1:
+            return DONE
+        return answered(call(0, "call_a", "Read"), more(0, json.dumps({"file_path": str(file)})))
+
+    async with behind(act) as server:
+        *_, end = await run_claude(server.base_url, tmp_path, "Look.")
+        *_, result, user = server.up.asked[-1].json["messages"]
+    assert end["result"] == "Done."
+    assert (result["role"], user["role"]) == ("tool", "user")
+    assert user["content"][-1]["image_url"]["url"] == f"data:image/png;base64,{IMAGE}"
+
+
+CUT = answered(call(0, "call_a", "Bash"), more(0, '{"command":"touch cut"')).pieces[:3]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        plain(429, {"error": {"message": "Slow down."}}, "retry-after: 1"),
+        plain(503, {"error": {"message": "Busy."}}),
+        Reply(CUT),
+        Reply(CUT, reset=True),
+    ],
+    ids=["429", "503", "cut", "reset"],
+)
+async def test_it_asks_again_where_an_answer_fails(first, tmp_path) -> None:
+    """A call that was cut is not run."""
+    async with behind(lambda _: first if len(server.up.asked) == 1 else DONE) as server:
+        printed = await run_claude(server.base_url, tmp_path, "Go.")
+        asked = server.up.asked
+    assert printed[-1]["result"] == "Done."
+    assert len(asked) == 2
+    assert '"type": "tool_use"' not in json.dumps([each.get("message") for each in printed])
+
+
+async def test_it_says_so_where_every_answer_fails(tmp_path) -> None:
+    environ = {"CLAUDE_CODE_MAX_RETRIES": "1"}
+    async with behind(Reply(CUT)) as server:
+        *_, end = await run_claude(server.base_url, tmp_path, "Go.", code=1, **environ)
+    assert end["is_error"]
+    assert "ended the stream before the answer was finished" in end["result"]
+
+
+async def test_it_compacts_a_conversation_that_exceeds_the_context(tmp_path) -> None:
+    """It does at the words of this protocol, which say what Chat has a code for."""
+    problem = {"message": "There are 9 tokens, and 8 fit.", "code": "context_length_exceeded"}
+    long = json.dumps({"command": "head -c 20000 /dev/zero | tr '\\0' a", "description": "Fills"})
+
+    def act(asked: Asked) -> Reply:
+        _, *messages = asked.json["messages"]
+        if len(json.dumps(messages)) > 35_000:
+            return plain(400, {"error": problem})
+        if json.dumps(messages[-1]).endswith('Go on."}'):
+            return answered(call(0, f"call_{len(messages)}", "Bash"), more(0, long))
+        return DONE
+
+    async with behind(act) as server:
+        await run_claude(server.base_url, tmp_path, "Go on.")
+        printed = await run_claude(server.base_url, tmp_path, "Go on.", "--continue")
+    assert "compact_boundary" in [each.get("subtype") for each in printed]
+    assert printed[-1]["result"] == "Done."

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from tests.mock import Asked, Reply, chunk, stream
+from tests.sdk import blocks
 from tests.sdk.behind import behind
 from tests.sdk.speaking import answering, message
 
-WIRES = pytest.mark.parametrize("wire", ["chat", "responses"])
+WIRES = pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
 STREAMS = 10
 BIG = "Zürich, 東京 🌍. " * 40_000
 """800 kB and more, as UTF-8."""
@@ -17,15 +18,17 @@ BIG = "Zürich, 東京 🌍. " * 40_000
 
 def asking(wire: str, text: str) -> dict[str, Any]:
     """The fields that ask this."""
-    if wire == "chat":
-        return {"messages": [{"role": "user", "content": text}]}
-    return {"input": text}
+    if wire == "responses":
+        return {"input": text}
+    return {"messages": [{"role": "user", "content": text}]}
 
 
 def text_of(wire: str, events: list[Any]) -> str:
     """The text of a stream."""
     if wire == "chat":
         return "".join(each.choices[0].delta.content or "" for each in events)
+    if wire == "messages":
+        return "".join(each.delta.text for each in events if each.type == "content_block_delta")
     return str(events[-1].response.output_text)
 
 
@@ -47,17 +50,18 @@ async def test_streams_run_side_by_side(wire: str) -> None:
 
 
 @WIRES
-@pytest.mark.parametrize("upstream", ["chat", "responses"])
+@pytest.mark.parametrize("upstream", ["chat", "responses", "messages"])
 async def test_prompt_of_800_kb_reaches_the_upstream_whole(upstream, wire: str) -> None:
     assert len(BIG.encode()) > 800_000
     yes = {
         "chat": stream(chunk({"content": "Yes."}), chunk(finish="stop")),
         "responses": answering(message("Yes.")),
+        "messages": blocks.blocks(blocks.text("Yes.")),
     }
     async with behind(yes[upstream], wire=upstream) as server:
-        _, final = await server.streamed(wire, **asking(wire, BIG))
+        heard = await server.raw(wire, **asking(wire, BIG))
         (body,) = (asked.json for asked in server.up.asked)
-    assert "Yes." in str(final.to_dict())
+    assert text_of(wire, heard) == "Yes."
     (said,) = body.get("messages") or body["input"]
     content = said["content"]
     assert content == BIG or content == [{"type": "input_text", "text": BIG}]

@@ -12,7 +12,17 @@ from dragoman.core.event import (
     Started,
 )
 from dragoman.core.fold import Fold, fold, unfold
-from dragoman.core.item import Audio, CustomToolCall, FunctionCall, Item, Message, Text, Unknown
+from dragoman.core.item import (
+    Annotation,
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    Text,
+    Token,
+    Unknown,
+)
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.response import Response
@@ -80,6 +90,23 @@ def test_string_content_stays_a_string() -> None:
     said = Message("assistant", "Hi", id="m", status="completed")
     check(unfold(answer(said)))
     assert fold(unfold(answer(said))) == answer(said)
+
+
+def test_deltas_in_a_row_are_folded_in_order_with_annotations_and_tokens_between() -> None:
+    note, token = Annotation("n"), Token("c")
+    said = (Delta(0, 0, "text", text) for text in ("d", "e"))
+    item = open_item(
+        Message("assistant", ()),
+        PartAdded(0, 0, Text("")),
+        Delta(0, 0, "text", "a"),
+        Delta(0, 0, "text", "b"),
+        Delta(0, 0, "annotation", note),
+        Delta(0, 0, "annotation", note),
+        Delta(0, 0, "text", "c", (token,)),
+        *said,
+    )
+    whole = Text("abcde", annotations=(note, note), tokens=(token,))
+    assert item == Message("assistant", (whole,))
 
 
 def test_cancelled_answer_folds_as_far_as_it_came() -> None:

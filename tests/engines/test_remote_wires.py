@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import ItemDone
+from dragoman.core.event import ItemAdded, ItemDone
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Message, Summary, Text
 from dragoman.core.request import Sampling
@@ -17,16 +17,21 @@ from dragoman.engines import profiles, upstream
 from dragoman.engines.profiles import BY_NAME
 from dragoman.engines.remote import Remote
 from tests.engines.asking import ask, asking, events, fault, remote
-from tests.mock import Asked, Mock, Reply, completion, mock, plain, response, said
+from tests.mock import Asked, Mock, Reply, completion, message, mock, plain, response, said
 
 REFUSES = plain(400, {"error": {"message": "input is missing"}})
 
 
+ANSWERS = {
+    "chat": plain(200, completion({"content": "Chat"})),
+    "responses": plain(200, response(said("Responses"))),
+    "messages": plain(200, message({"type": "text", "text": "Messages"})),
+}
+
+
 def both(asked: Asked) -> Reply:
-    """A server that answers on both wires."""
-    if asked.path.endswith("/responses"):
-        return plain(200, response(said("Responses")))
-    return plain(200, completion({"content": "Chat"}))
+    """A server that answers on every wire."""
+    return ANSWERS.get(asked.path.rpartition("/")[2], ANSWERS["chat"])
 
 
 def probed(posted: Reply, owner: str = "me", *fields: str) -> Any:
@@ -146,7 +151,7 @@ async def test_known_address_is_not_probed(name, monkeypatch) -> None:
         assert not up.probes
 
 
-@pytest.mark.parametrize("wire", ["chat", "responses"])
+@pytest.mark.parametrize("wire", ANSWERS)
 async def test_configured_wire_is_not_probed(wire) -> None:
     async with remote(both, wire=wire, probed=REFUSES) as (engine, up):
         assert (await ask(engine)).text.lower() == wire
@@ -194,15 +199,7 @@ async def test_listing_recognises_the_profile() -> None:
 
 async def test_profile_of_messages_sends_its_key_and_version_with_every_question() -> None:
     listed = {"type": "model", "id": "claude", "display_name": "C", "max_input_tokens": 200_000}
-    whole = {
-        "type": "message",
-        "id": "msg_1",
-        "role": "assistant",
-        "model": "claude",
-        "content": [{"type": "text", "text": "Hello"}],
-        "stop_reason": "end_turn",
-        "usage": {"input_tokens": 1, "output_tokens": 1},
-    }
+    whole = message({"type": "text", "text": "Hello"}, model="claude")
     listing = plain(200, {"data": [listed], "has_more": False})
     options: dict[str, Any] = {"wire": "auto", "profile": "anthropic", "key": "sk-ant-1"}
     betas = Caller(wire="messages", headers=(("anthropic-beta", "b"),))
@@ -222,11 +219,14 @@ async def test_profile_of_messages_sends_its_key_and_version_with_every_question
 # ---- which of two --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_o1_server_of_both_wires_is_asked_on_the_callers(wire) -> None:
-    async with remote(both, wire="auto", profile="openai") as (engine, up):
-        await ask(engine, caller=Caller(wire=wire))
-        assert up.asked[0].path.endswith("/responses") is (wire == "responses")
+@pytest.mark.parametrize(
+    ("profile", "wire"),
+    [("openai", "chat"), ("openai", "responses"), *(("dragoman", wire) for wire in ANSWERS)],
+)
+async def test_o1_server_of_several_wires_is_asked_on_the_callers(profile, wire) -> None:
+    async with remote(both, wire="auto", profile=profile) as (engine, _):
+        answer = await ask(engine, caller=Caller(wire=wire))
+    assert answer.text.lower() == wire
 
 
 async def test_o1_responses_server_is_asked_on_responses() -> None:
@@ -252,13 +252,18 @@ async def test_field_of_one_wire_only_selects_that_wire() -> None:
         assert up.asked[1].json["stop"] == ["END"]
 
 
-async def test_choices_over_responses_are_separate_requests() -> None:
-    async with remote(both, wire="responses") as (engine, up):
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+async def test_choices_over_wires_of_one_are_separate_requests(wire) -> None:
+    async with remote(both, wire=wire) as (engine, up):
         received = await events(engine, asking(sampling=Sampling(n=2)))
         assert len(up.asked) == 2
         assert not any("n" in asked.json for asked in up.asked)
+    assert sorted(e.choice for e in received if isinstance(e, ItemAdded)) == [0, 1]
     answers = [event.item for event in received if isinstance(event, ItemDone)]
-    assert [answer.id for answer in answers] == ["msg_1", "msg_1_1"]
+    first, second = (answer.id for answer in answers)
+    assert first != second
+    if wire == "responses":  # whose server names its items, every time the same
+        assert (first, second) == ("msg_1", "msg_1_1")
 
 
 async def test_single_text_part_of_another_wire_is_sent_as_a_string() -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
+import anthropic
 import openai
 
 from dragoman.server.app import App
@@ -25,7 +26,12 @@ JSON = Any
 Player = Callable[[Asked], Reply]
 """A handler that answers at once."""
 
-GO = {"chat": {"messages": [{"role": "user", "content": "Go."}]}, "responses": {"input": "Go."}}
+_SAID = [{"role": "user", "content": "Go."}]
+GO = {
+    "chat": {"messages": _SAID},
+    "responses": {"input": "Go."},
+    "messages": {"messages": _SAID, "max_tokens": 100},
+}
 """What is asked where the question does not matter."""
 
 
@@ -42,6 +48,13 @@ class Behind:
         """An asynchronous client, which does not try again unless told to."""
         return openai.AsyncOpenAI(**{**self._options, "max_retries": 0, **options})
 
+    def client(self, wire: str) -> Any:
+        """The asynchronous client of whoever made the protocol."""
+        if wire != "messages":
+            return self.sdk()
+        options = {**self._options, "base_url": self.base_url.removesuffix("/v1")}
+        return anthropic.AsyncAnthropic(**options, max_retries=0)
+
     async def whole(self, wire: str, **fields: JSON) -> Any:
         """The SDK's object for an answer in one piece."""
         return await self._with(lambda sdk: _api(sdk, wire).create(**_asked(wire, fields)))
@@ -56,7 +69,7 @@ class Behind:
             return await self._with(
                 lambda sdk: list(_api(sdk, wire).create(**_asked(wire, fields), stream=True))
             )
-        async with self.sdk() as sdk:
+        async with self.client(wire) as sdk:
             stream = await _api(sdk, wire).create(**_asked(wire, fields), stream=True)
             return [event async for event in stream]
 
@@ -91,7 +104,7 @@ class Behind:
 
 
 def _api(sdk: Any, wire: str) -> Any:
-    return sdk.responses if wire == "responses" else sdk.chat.completions
+    return sdk.chat.completions if wire == "chat" else getattr(sdk, wire)
 
 
 def _asked(wire: str, fields: dict[str, JSON]) -> dict[str, JSON]:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.server.stubs import PATHS
 
-@pytest.fixture(params=["chat", "responses", "messages"])
+
+@pytest.fixture(params=PATHS)
 def wire(request) -> str:
     """The name of a wire."""
     return request.param

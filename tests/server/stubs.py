@@ -29,6 +29,7 @@ from dragoman.core.request import Request
 from dragoman.server.app import App
 from dragoman.server.host import Server, bind
 from dragoman.server.settings import Settings
+from dragoman.wire.registry import BASE, WIRES
 
 STARTED = Started("abc", 1_700_000_000, "stub")
 OPENING = (
@@ -108,11 +109,8 @@ class Stub:
 
 # ---- requests ------------------------------------------------------------------------------
 
-PATHS = {
-    "chat": "/v1/chat/completions",
-    "responses": "/v1/responses",
-    "messages": "/v1/messages",
-}
+PATHS = {wire.name: BASE + wire.path for wire in WIRES.values() if wire.conversation}
+"""The path of each wire of conversations."""
 
 
 def asking(wire: str = "chat", **fields: Any) -> dict[str, Any]:

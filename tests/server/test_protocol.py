@@ -60,7 +60,7 @@ class Wire:
 def exchange(wire: Any) -> HTTPExchange:
     made = HTTPExchange("POST", "/", b"", [])
     host = SimpleNamespace(defaults=b"", transport=wire, complete=lambda exchange: None)
-    host.flow = SimpleNamespace(write_paused=False)
+    host.flow, host.stop_timer = SimpleNamespace(write_paused=False), lambda: None
     made.connection = cast(Any, host)
     made.body, made.keep_alive = bytearray(), True
     return made

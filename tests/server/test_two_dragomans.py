@@ -13,8 +13,8 @@ from dragoman.engines.remote import Remote
 from dragoman.server.app import MAX_HOPS, App
 from dragoman.server.host import Server, address, bind
 from dragoman.server.settings import Settings
-from tests.product import PATHS, Product, dragoman
-from tests.server.stubs import asking
+from tests.product import Product, dragoman
+from tests.server.stubs import PATHS, asking
 
 WEATHER = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {}}}}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Changes files."}

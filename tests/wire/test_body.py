@@ -14,8 +14,12 @@ from dragoman.core.turn import Turn
 from dragoman.wire import json as body
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import Wire
+from dragoman.wire.registry import WIRES
 from dragoman.wire.responses import RESPONSES
 from tests.cases import cases
+
+TALKING = [wire for wire in WIRES.values() if wire.conversation]
+each = pytest.mark.parametrize("wire", TALKING, ids=lambda wire: wire.name)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_a_truncated_shallow_body_is_not_called_deep() -> None:
         body.load("[" * 3)
 
 
-@pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)
+@each
 @pytest.mark.parametrize(
     "field", ["model", "messages", "input", "tools", "metadata", "response_format", "vendor"]
 )
@@ -96,7 +100,7 @@ def test_an_answer_nested_without_end_is_a_fault_of_the_upstream(field) -> None:
 
 def wire_input(wire: Wire) -> str:
     """The field that holds the conversation."""
-    return "messages" if wire is CHAT else "input"
+    return "input" if wire is RESPONSES else "messages"
 
 
 def test_lone_surrogate_beside_raw_json_is_replaced() -> None:
@@ -131,7 +135,7 @@ def test_a_number_beyond_all_numbers_ends_no_answer() -> None:
     assert end.part == Audio(id="a")
 
 
-@pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)
+@each
 def test_answer_without_an_end_is_not_buffered(wire) -> None:
     decoder = wire.decoder(Turn("1", 0, "m"))
     piece = b" " * (body.MAX_ANSWER // 4)

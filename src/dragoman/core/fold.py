@@ -7,6 +7,8 @@ differ: there is one reducer for both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from io import StringIO
+from operator import attrgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +32,7 @@ from .item import (
 from .open_item import EMPTY_PARTS, empty_item, empty_part, part_kind
 from .response import Response
 
+_place = attrgetter("index", "part_index", "kind")
 _INSIDE, _ENDS = (Delta, PartAdded, PartDone), (Finished, Failed)
 _UNFINISHED = Finished("in_progress", ())
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
@@ -52,6 +55,9 @@ class Fold(Struct, eq=False):
     _items: list[Item] = []
     _choices: list[int] = []
     _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
+    # The last event, if a delta, and the text of those like it since: deltas take ten times that.
+    _last: Delta | None = None
+    _text: StringIO | None = None
 
     def feed(self, event: Event) -> None:
         """Add one event."""
@@ -60,6 +66,13 @@ class Fold(Struct, eq=False):
     def feed_all(self, events: Iterable[Event]) -> None:
         """Add several events."""
         for event in events:
+            delta = event if isinstance(event, Delta) and event.kind != "annotation" else None
+            if delta and self._last and not delta.tokens and _place(delta) == _place(self._last):
+                self._text = self._text or StringIO()
+                self._text.write(delta.data)
+                continue
+            if self._text is not None:
+                self._add_text()
             if isinstance(event, _INSIDE):
                 self._open[event.index].append(event)
             elif isinstance(event, ItemDone):
@@ -73,10 +86,19 @@ class Fold(Struct, eq=False):
                 self._start = event
             elif isinstance(event, _ENDS):
                 self._end = event
+            self._last = delta
+
+    def _add_text(self) -> None:
+        """Make one delta of those that were like the last."""
+        if self._last is not None and self._text is not None:
+            text, self._text = self._text.getvalue(), None
+            self._open[self._last.index].append(replace(self._last, data=text, tokens=()))
 
     @property
     def response(self) -> Response:
         """What has come so far, open items as far as they are."""
+        if self._text is not None:
+            self._add_text()
         start = self._start or Started("", 0, "")
         items = list(self._items)
         for index, events in self._open.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64
+from io import StringIO
 from typing import Any
 
 from msgspec.structs import replace
@@ -32,25 +33,25 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/=]+")
 _PADDING = re.compile("=+")
 
 
-class TextBuffer:
+class TextBuffer(StringIO):
     """Text in pieces; half a surrogate pair waits for its other half.
 
-    >>> pieces = TextBuffer()
-    >>> pieces.add("a\\ud83d"), pieces.add("\\ude00b"), str(pieces)
+    >>> buffer = TextBuffer()
+    >>> buffer.add("a\\ud83d"), buffer.add("\\ude00b"), buffer.getvalue()
     ('a', '😀b', 'a😀b')
     """
 
-    __slots__ = ("carry", "pieces")
+    __slots__ = ("carry",)
 
     def __init__(self) -> None:
-        self.pieces: list[str] = []
+        super().__init__()
         self.carry = ""
 
     def add(self, data: str) -> str:
         """Add a piece; what of it is complete now."""
         if self.carry or not data.isascii():
             data = self._whole(self.carry + data)
-        self.pieces.append(data)
+        self.write(data)
         return data
 
     def rest(self) -> str:
@@ -58,12 +59,12 @@ class TextBuffer:
         if not self.carry:
             return ""
         self.carry = ""
-        self.pieces.append("\ufffd")
+        self.write("\ufffd")
         return "\ufffd"
 
     def catch_up(self, whole: str) -> str:
         """Add what is missing from the final text; nothing if it is another text."""
-        so_far = str(self)
+        so_far = self.getvalue()
         if not whole.startswith(so_far):
             return ""
         self.carry = ""  # the other half, if there is one, is in `whole`
@@ -76,9 +77,6 @@ class TextBuffer:
         if "\ud800" <= data[-1] <= "\udbff":
             data, self.carry = data[:-1], data[-1]
         return data.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-    def __str__(self) -> str:
-        return "".join(self.pieces)
 
 
 class Base64Buffer(TextBuffer):
@@ -111,14 +109,13 @@ class Base64Buffer(TextBuffer):
         return self._encode(raw)
 
     def catch_up(self, whole: str) -> str:
-        if whole.startswith(str(self)):
+        if whole.startswith(self.getvalue()):
             self._raw = b""
         return super().catch_up(whole)
 
     def _encode(self, raw: bytes) -> str:
         text = b2a_base64(raw, newline=False).decode("ascii")
-        if text:
-            self.pieces.append(text)
+        self.write(text)
         return text
 
 
@@ -182,13 +179,13 @@ class OpenPart:
 
     def done(self) -> Part:
         """The part as it stands."""
-        text = str(self.data)
+        text = self.data.getvalue()
         values = {
             "text": text,
             "annotations": tuple(self.annotations),
             "tokens": tuple(self.tokens),
             "data": text or None,
-            "transcript": str(self.transcript) or None,
+            "transcript": self.transcript.getvalue() or None,
         }
         return replace(
             self.base, **{name: values[name] for name in _BLANK.get(type(self.base), ())}
@@ -257,7 +254,7 @@ class OpenItem:
             buffer = part.transcript if kind == "transcript" else part.data
             part.tokens += tokens
         if type(buffer) is TextBuffer and not buffer.carry and data.isascii():
-            buffer.pieces.append(data)  # as nearly always; `add` does the same
+            buffer.write(data)  # as nearly always; `add` does the same
         else:
             data = buffer.add(data)
         if data or tokens:
@@ -360,7 +357,7 @@ class OpenItem:
         events += self._close_parts()
         rest = self.data.rest()
         if isinstance(self.empty, FunctionCall) and self.status == "completed":
-            rest += "" if str(self.data).strip() else self.data.add("{}")
+            rest += "" if self.data.getvalue().strip() else self.data.add("{}")
         if rest:
             events.append(Delta(self.index, 0, self._call_kind, rest))
         return events, self._done()
@@ -374,7 +371,7 @@ class OpenItem:
         return [event for part in parts for event in self.close_part(part)]
 
     def _done(self) -> Item:
-        text = str(self.data)
+        text = self.data.getvalue()
         values = {
             "content": tuple([part.done() for part in self.parts]),
             "summary": tuple([part.done() for part in self.summaries]),

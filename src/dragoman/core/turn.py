@@ -173,7 +173,7 @@ class Turn:
             for piece in pieces:
                 self.text(piece, choice)
             return
-        part.data.pieces += pieces
+        part.data.writelines(pieces)
         index, number = item.index, part.index
         self.events += [Delta(index, number, "text", piece) for piece in pieces]
 

@@ -97,6 +97,7 @@ class HTTPExchange(Exchange):
         self.response_started = True
         if body is None:
             self._head = b"".join(parts)
+            connection.stop_timer()
         elif not self.disconnected:
             connection.transport.write(b"".join((*parts, b"" if self._bodiless else body)))
             self.connection.complete(self)
@@ -381,6 +382,13 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer.cancel()
         self._timer = self.loop.call_at(due, self._look_at_the_clock)
         self._timer_at = due  # uvloop's handles do not always know
+
+    def stop_timer(self) -> None:
+        """Let go of the timer for a stream, which may be long, unless a request behind it is
+        awaited; it is set again after the answer."""
+        if self._timer is not None and self._awaited is None:
+            self._timer.cancel()
+            self._timer = None
 
     def _look_at_the_clock(self) -> None:
         self._timer = None

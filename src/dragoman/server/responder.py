@@ -34,7 +34,7 @@ from .exchange import JSON_TYPE, Exchange, Handler, Headers, fault_of, report_he
 from .limits import Gate, check_head, read_body, too_large
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
-from .state.run import Run
+from .state.run import Run, unstarted
 from .state.service import Memory, Plan
 
 LAST_EVENT = 5.0
@@ -186,9 +186,9 @@ class Responder(ABC):
         return math.inf
 
     def schedule(self) -> None:
-        """Have `tick` called when something is due."""
+        """Have `tick` called when something is due, unless the answer is over."""
         due = min(self._deadline, self.due())
-        if due < math.inf:
+        if due < math.inf and self._handle is not None:
             self.service.roster.call_at(self, due)
 
     def abort(self) -> None:
@@ -456,19 +456,19 @@ class Answers:
     ) -> None:
         service = self._service
         plan = await service.admit(plan, exchange)
-        kind: type[Responder] = Stream if plan.request.stream else Unary
-        responder = kind(service, exchange, caller, plan, wire)
         if not plan.background:
-            responder.start()
+            kind: type[Responder] = Stream if plan.request.stream else Unary
+            kind(service, exchange, caller, plan, wire).start()
             return
         if service.memory is None or plan.run is None:
             raise RuntimeError("only a server with a store runs anything in the background")
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
         if plan.request.stream:
+            responder = Stream(service, exchange, caller, plan, wire)
             responder.start(handle=service.memory.runs.send(plan.run.record, responder))
         else:
-            dialect = DIALECTS[service.settings.dialect]
-            body = wire.encode_response(plan.run.snapshot, plan.echoed, dialect)
+            response, dialect = unstarted(plan.run.record), DIALECTS[service.settings.dialect]
+            body = wire.encode_response(response, plan.echoed, dialect)
             exchange.reply(200, body, *report_headers(plan.losses))
 
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:

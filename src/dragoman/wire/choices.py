@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict
 
-from dragoman.core.error import CUT, Fault
+from dragoman.core.error import Fault
 from dragoman.core.event import Event, Finished, Progress, Started
 from dragoman.core.item import JSON, Token
 from dragoman.core.loss import Loss
@@ -36,7 +36,6 @@ FIRST = 512
 
 _CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
 _BLANK = b"\xef\xbb\xbf \t\r\n"
-_STREAMED = (b"data", b"event", b"id", b"retry", b":")
 _ERROR = b'{"error"'
 _EMPTY: tuple[JSON, ...] = (None, [], {})
 
@@ -44,7 +43,7 @@ _EMPTY: tuple[JSON, ...] = (None, [], {})
 # ---- requests ----------------------------------------------------------------------------
 
 # A number is written again as it was: 1 does not become 1.0.
-_Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
+Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
 _Temperature = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
 _Penalty = Annotated[int, Meta(ge=-2, le=2)] | Annotated[float, Meta(ge=-2, le=2)]
 _Factor = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
@@ -55,9 +54,9 @@ class SamplingFields(Struct, kw_only=True):
     """The sampling values of a body."""
 
     temperature: _Temperature | None = None
-    top_p: _Probability | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: _Probability | None = None
+    min_p: Probability | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
     repetition_penalty: _Factor | None = None
@@ -465,11 +464,7 @@ class ChoicesDecoder:
         started, head = self._ended or self._started, self._head
         if not started and not head:
             self._turn.fail(EMPTY)
-        elif started or (
-            # These first bytes are, or may become, a field of a server-sent event.
-            any(head.startswith(field) or field.startswith(head) for field in _STREAMED)
-            and not self._garbled
-        ):
+        elif started or (sse.may_begin(head) and not self._garbled):
             self._turn.end(complete=self._ended)
         elif self._garbled:
             self._fail("The model's server sent events that are not JSON objects.")
@@ -482,10 +477,7 @@ class ChoicesDecoder:
         try:
             value = json.load(data)
         except ValueError as problem:
-            if "truncated" in str(problem):
-                self._turn.fail(CUT)
-            else:
-                self._fail(f"The model's server answered with a body that {problem}.")
+            self._turn.fail(error.unreadable(problem))
             return
         answered = isinstance(value, dict) and value.get("choices")
         fault = None if answered else error.describe(value)

@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Blame, Code, Fault
+from dragoman.core.error import CUT, Blame, Code, Fault
 from dragoman.core.item import JSON
 
 from . import json
@@ -145,6 +145,14 @@ def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
         text = value if isinstance(value, str) else data.decode("utf-8", "replace")
         fault = _fault(f"The model's server answered {status}{_quoted(text)}", status)
     return replace(fault, retry_after=retry_after)
+
+
+def unreadable(problem: ValueError) -> Fault:
+    """The fault that a body stands for that should be JSON, and has this problem."""
+    if "truncated" in str(problem):
+        return CUT
+    message = f"The model's server answered with a body that {problem}."
+    return Fault("upstream_error", message, "upstream")
 
 
 def describe(value: JSON, status: int | None = None) -> Fault | None:

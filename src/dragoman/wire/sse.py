@@ -13,6 +13,7 @@ END = b"[DONE]"
 """The data of the event that ends a stream."""
 
 _BOM = b"\xef\xbb\xbf"
+_FIELDS = (b"data", b"event", b"id", b"retry", b":")
 
 
 class SSEDecoder:
@@ -108,6 +109,15 @@ def _parse(block: bytes) -> tuple[str, bytes] | None:
         elif field == b"event":
             name = value.removeprefix(b" ")
     return (name.decode("utf-8", "replace"), b"\n".join(data)) if data else None
+
+
+def may_begin(head: bytes) -> bool:
+    """Whether these first bytes are, or may become, a field of a server-sent event.
+
+    >>> may_begin(b"da"), may_begin(b"event: x"), may_begin(b"<html>")
+    (True, True, False)
+    """
+    return any(head.startswith(field) or field.startswith(head) for field in _FIELDS)
 
 
 def frame(data: bytes, event: str | None = None) -> bytes:

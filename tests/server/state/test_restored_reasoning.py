@@ -11,7 +11,7 @@ from dragoman.stores.base import StoreError
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
-from tests.mock import Mock, completion, plain, response, said
+from tests.mock import Mock, completion, message, plain, response, said
 from tests.postgres import Postgres
 from tests.server.state.storing import Server, opened
 from tests.server.state.thinking import (
@@ -24,6 +24,7 @@ from tests.server.state.thinking import (
     RESULT,
     SEALED,
     SEALED_REASONING,
+    SIGNED,
     THOUGHT,
     ask,
     before,
@@ -31,6 +32,8 @@ from tests.server.state.thinking import (
     thinking,
     thoughts,
 )
+from tests.server.stubs import Call
+from tests.wire.messages.gathering import gathered
 
 USER = {"role": "user", "content": ASK}
 OWN_CALL = {name: CALL[name] for name in ("type", "call_id", "name", "arguments")}
@@ -51,19 +54,21 @@ def given_back(up: Mock) -> Any:
     body = up.asked[1].json
     if "messages" in body:
         (turn,) = (message for message in body["messages"] if message["role"] == "assistant")
+        if isinstance(turn.get("content"), list):
+            return turn["content"][0]
         return turn["reasoning_content"], turn["reasoning_details"]
     place = next(n for n, item in enumerate(body["input"]) if item["type"] == "function_call")
     return body["input"][place - 1]
 
 
-GIVEN = {"chat": (THOUGHT, DETAILS), "responses": SEALED_REASONING}
-WIRES = pytest.mark.parametrize("upstream", ["chat", "responses"])
+GIVEN = {"chat": (THOUGHT, DETAILS), "responses": SEALED_REASONING, "messages": SIGNED}
+WIRES = pytest.mark.parametrize("upstream", GIVEN)
 
 
 def same(up: Mock, wire: str) -> bool:
     expected = GIVEN[wire]
     back = given_back(up)
-    return back == expected if wire == "chat" else {**back, **SEALED_REASONING} == back
+    return back == expected if wire != "responses" else {**back, **SEALED_REASONING} == back
 
 
 # ---- after a restart, and elsewhere ----------------------------------------------------------
@@ -124,6 +129,28 @@ async def test_p21_reasoning_is_shared_between_servers(
         assert same(up, upstream)
 
 
+@WIRES
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_messages_client_that_sends_its_answer_back_restores_the_reasoning(
+    upstream: str, stream: bool
+) -> None:
+    """It has thinking without a signature of this server, or none; the call says what led to it."""
+    tool = {"name": "clock", "input_schema": {"type": "object"}}
+    asked = {"model": "m", "max_tokens": 100, "tools": [tool], "stream": stream}
+    async with thinking(upstream) as up, before(up, upstream) as server:
+        first = await Call(server.app, "/v1/messages", {**asked, "messages": [USER]})()
+        given = gathered(first.body) if stream else first.json
+        assert given["stop_reason"] == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": "call_1", "content": "12:00"}
+        turns = [
+            {"role": "assistant", "content": given["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        last = await Call(server.app, "/v1/messages", {**asked, "messages": [USER, *turns]})()
+        assert (last.status, b"It is noon." in last.body) == (200, True), last.body
+        assert same(up, upstream)
+
+
 # ---- whose it is -----------------------------------------------------------------------------
 
 
@@ -155,16 +182,23 @@ async def test_p13_another_model_gets_no_encrypted_content_after_a_restart(
     async with thinking(upstream) as up:
         async with before(up, upstream, stores()) as server:
             first = (await ask(server)).json["id"]
-        noon = completion({"content": "Noon."}) if upstream == "chat" else response(said("Noon."))
-        up.handler = lambda asked: plain(200, noon)
+        noon = {
+            "chat": completion({"content": "Noon."}),
+            "responses": response(said("Noon.")),
+            "messages": message({"type": "text", "text": "Noon."}),
+        }
+        up.handler = lambda asked: plain(200, noon[upstream])
         async with before(up, upstream, stores()) as server:
             chained = await ask(server, [RESULT], previous_response_id=first, model="other")
             own = await ask(server, [USER, OWN_CALL, RESULT], model="other")
         for call, asked in zip((chained, own), up.asked[1:], strict=True):
             assert SEALED in call.headers["x-dragoman-loss"]
             assert not thoughts(asked)
-            words = THOUGHT if upstream == "chat" else "Hm."
-            assert json.dumps(words) in json.dumps(asked.json)
+            words = {"chat": THOUGHT, "responses": "Hm.", "messages": None}[upstream]
+            if words is None:  # Messages takes no thinking without its signature
+                assert SIGNED["signature"] not in json.dumps(asked.json)
+            else:
+                assert json.dumps(words) in json.dumps(asked.json)
 
 
 # ---- what leaves no trace --------------------------------------------------------------------

@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.stores.base import Paging
+from dragoman.core.interfaces import ANYONE
+from dragoman.core.item import ItemReference, Message
+from dragoman.core.request import Request
+from dragoman.server.state.service import Memory, Plan
+from dragoman.stores.base import Paging, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
+from tests.answers import answer
 from tests.server.state.storing import BOUND, frames, identity, opened, storing
 from tests.server.state.test_ends import Slow
 from tests.server.stubs import OPENING, Stub, closing, word
@@ -104,6 +109,37 @@ async def test_background_event_is_not_shown_before_it_is_stored(store: Store) -
         await call
 
 
+async def test_run_holds_what_is_not_stored_and_late_follower_gets_all_events(store: Store) -> None:
+    letters, gate = "abcdefgh", asyncio.Event()
+    words = [cue for letter in letters for cue in (word(letter), 0.01)]
+    async with storing(Stub(*OPENING, *words, gate, *closing(letters)), store) as server:
+        id = (await server.ask(background=True)).json["id"]
+        (run,) = server.memory.runs.live.values()
+        count = len(OPENING) + len(letters)
+        async with asyncio.timeout(BOUND):
+            while run.visible < count:
+                await asyncio.sleep(0)
+        assert run._first > 0
+        assert len(run.events) == count - run._first
+        late = asyncio.create_task(server.get(f"/{id}?stream=true"))
+        await asyncio.sleep(0.05)
+        gate.set()
+        assert (await late).body == (await server.get(f"/{id}?stream=true")).body
+
+
+async def test_follower_of_a_run_whose_log_was_deleted_is_told_of_a_failure(store: Store) -> None:
+    words = [cue for letter in "abcd" for cue in (word(letter), 0.01)]
+    async with storing(Stub(*OPENING, *words, asyncio.Event()), store) as server:
+        await server.ask(background=True)
+        (run,) = server.memory.runs.live.values()
+        async with asyncio.timeout(BOUND):
+            while not run._first:
+                await asyncio.sleep(0)
+            await store.delete("", run.record.id)
+            assert [batch async for batch in run.follow()] == []
+        run.stop()
+
+
 async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: Store) -> None:
     gate = asyncio.Event()
     stub = Stub(*OPENING, word("a"), gate, *closing("a"))
@@ -128,3 +164,27 @@ async def test_log_of_another_encoder_version_is_not_replayed(store: Store) -> N
         refused = await server.get(f"/{id}?stream=true")
         assert (refused.status, refused.json["error"]["param"]) == (400, "stream")
         assert (await server.get(f"/{id}")).status == 200
+
+
+async def test_record_holds_what_its_connection_forgot_while_the_rest_was_looked_up(
+    monkeypatch,
+) -> None:
+    """Another lane may fail, or fill the connection, at the same time."""
+    memory = Memory(MemoryStore(), upkeep=False)
+    asked = Request(model="stub", items=(Message("user", "a"),))
+    before = Record(id="r", tenant="", wire="responses", created_at=0, request=asked)
+    recent = {"r": replace(before, status="completed", response=answer(Message("assistant", "b")))}
+
+    async def found(tenant: str, item: str) -> Message:
+        recent.clear()
+        return Message("user", "c", id=item)
+
+    monkeypatch.setattr(memory.store, "find_item", found)
+    request = Request(model="stub", items=(ItemReference("msg_c"),), previous_response_id="resp_r")
+    plan = memory.plan("responses", request, ANYONE, recent)
+    assert not isinstance(plan, Plan)
+    run = (await plan).run
+    assert run is not None
+    assert run.record.previous is None
+    assert [item.text for item in run.record.request.items] == ["a", "b", "c"]
+    await memory.close()

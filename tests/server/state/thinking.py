@@ -8,7 +8,19 @@ from typing import Any
 from dragoman.core.item import JSON
 from dragoman.engines.remote import Remote
 from dragoman.stores.sql import Store
-from tests.mock import Asked, Mock, Reply, chunk, completion, mock, plain, response, said, stream
+from tests.mock import (
+    Asked,
+    Mock,
+    Reply,
+    chunk,
+    completion,
+    message,
+    mock,
+    plain,
+    response,
+    said,
+    stream,
+)
 from tests.server.state.storing import Server, storing
 from tests.server.stubs import Call
 
@@ -78,20 +90,50 @@ def over_responses(asked: Asked) -> Reply:
 def over_chat(asked: Asked) -> Reply:
     """Demands the words and the signature that it gave, before every call."""
     body = asked.json
-    for message in body["messages"]:
-        if message.get("tool_calls"):
-            given = message.get("reasoning_content"), message.get("reasoning_details")
+    for turn in body["messages"]:
+        if turn.get("tool_calls"):
+            given = turn.get("reasoning_content"), turn.get("reasoning_details")
             if given != (THOUGHT, DETAILS):
                 return _refusal("The reasoning_content in the thinking mode must be passed back.")
     thought = {"reasoning_content": THOUGHT, "reasoning_details": DETAILS}
-    if any(message["role"] == "tool" for message in body["messages"]):
-        message, finish = {**thought, "content": "It is noon."}, "stop"
+    if any(turn["role"] == "tool" for turn in body["messages"]):
+        answer, finish = {**thought, "content": "It is noon."}, "stop"
     else:
-        message, finish = {**thought, "content": None, "tool_calls": [CHAT_CALL]}, "tool_calls"
+        answer, finish = {**thought, "content": None, "tool_calls": [CHAT_CALL]}, "tool_calls"
     if not body.get("stream"):
-        return plain(200, completion(message, finish))
-    calls = [{"index": 0, **call} for call in message.pop("tool_calls", ())]
-    return stream(chunk({**message, "tool_calls": calls} if calls else message), chunk({}, finish))
+        return plain(200, completion(answer, finish))
+    calls = [{"index": 0, **call} for call in answer.pop("tool_calls", ())]
+    return stream(chunk({**answer, "tool_calls": calls} if calls else answer), chunk({}, finish))
+
+
+SIGNED = {"type": "thinking", "thinking": THOUGHT, "signature": "c2ln/+=="}
+TOOL_USE = {"type": "tool_use", "id": "call_1", "name": "clock", "input": json.loads(ARGUMENTS)}
+
+
+def over_messages(asked: Asked) -> Reply:
+    """Demands the thinking that it signed, before every call."""
+    body, answered = asked.json, False
+    for turn in body["messages"]:
+        blocks = turn["content"] if isinstance(turn["content"], list) else []
+        kinds = [block["type"] for block in blocks]
+        answered = answered or "tool_result" in kinds
+        if "tool_use" in kinds and blocks[0] != SIGNED:
+            return _refusal("Expected `thinking`, but found `tool_use`, as the first block.")
+    noon = {"type": "text", "text": "It is noon."}
+    given = (SIGNED, noon) if answered else (SIGNED, TOOL_USE)
+    stop = "end_turn" if answered else "tool_use"
+    if not body.get("stream"):
+        return plain(200, message(*given, stop=stop))
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": message()}]
+    for number, block in enumerate(given):
+        place = {"index": number}
+        events.append({"type": "content_block_start", **place, "content_block": block})
+        events.append({"type": "content_block_stop", **place})
+    end = {"type": "message_delta", "delta": {"stop_reason": stop}}
+    return stream(*events, end, {"type": "message_stop"}, done=False)
+
+
+OVER = {"chat": over_chat, "responses": over_responses, "messages": over_messages}
 
 
 def _refusal(problem: str) -> Reply:
@@ -100,8 +142,8 @@ def _refusal(problem: str) -> Reply:
 
 @asynccontextmanager
 async def thinking(wire: str) -> AsyncIterator[Mock]:
-    """One of both upstreams."""
-    async with mock(over_chat if wire == "chat" else over_responses) as up:
+    """The upstream of this wire."""
+    async with mock(OVER[wire]) as up:
         yield up
 
 

@@ -1,8 +1,13 @@
 """Reads a stream of Messages as its clients do, and checks the order of its events."""
 
 import json
-from contextlib import suppress
 from typing import Any
+
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from tests.wire.messages.schema import check_event
+
+ASKED = Request(model="m", items=(Message("user", "?"),), stream=True)
 
 _EMPTY = {
     "text": {"text": ""},
@@ -18,14 +23,15 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
         name, data = frame.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
+        check_event(event)
         found.append(event)
     return found
 
 
 def gathered(stream: bytes) -> dict[str, Any]:
     """The message that a stream adds up to. One block is open at a time, with the next number; the
-    message begins first and stops last, or fails with the event in `error`. An
-    input is an object; one that is no JSON stays text."""
+    message begins first and stops last, or fails with the event in `error`; then a call is left
+    open, since readers run those that are closed."""
     first, *events = frames(stream)
     assert first["type"] == "message_start"
     message: dict[str, Any] = first["message"]
@@ -38,7 +44,8 @@ def gathered(stream: bytes) -> dict[str, Any]:
         assert events.pop() == {"type": "message_stop"}
         assert events[-1]["type"] == "message_delta"
         last = events.pop()
-        message |= last["delta"]
+        beside = {k: v for k, v in last.items() if k not in ("type", "delta", "usage")}
+        message |= last["delta"] | beside
         message["usage"] |= last["usage"]
     for event in events:
         match event["type"]:
@@ -67,15 +74,26 @@ def gathered(stream: bytes) -> dict[str, Any]:
             case "content_block_stop":
                 assert block is not None
                 assert event["index"] == len(message["content"])
-                if block["type"] == "tool_use":
-                    text = block["input"] = "".join(pieces)
-                    with suppress(ValueError):
-                        block["input"] = json.loads(text or "{}")
-                message["content"].append(block)
+                message["content"].append(_closed(block, pieces))
                 block = None
             case "ping":
                 pass
             case kind:
                 raise AssertionError(f"an event out of order: {kind}")
-    assert block is None
+    if block is not None:
+        assert "error" in message
+        assert block["type"] == "tool_use"
+        message["content"].append(_closed(block, pieces))
     return message
+
+
+def _closed(block: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
+    """The block, with its input if it is a call; half of one, which a limit cut, is put into an
+    object."""
+    if block["type"] == "tool_use":
+        text = "".join(pieces)
+        try:
+            block["input"] = json.loads(text or "{}")
+        except ValueError:
+            block["input"] = {"input": text}
+    return block

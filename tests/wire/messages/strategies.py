@@ -245,11 +245,14 @@ def responses(draw: st.DrawFn) -> Response:
         done.append(item)
     reason, own = ("tool_calls", {}) if known else draw(st.sampled_from(STOPS))
     own |= draw(st.just({}) | fields)
+    status = "incomplete" if reason in ("length", "content_filter") else "completed"
+    if not isinstance(done[-1], Unknown):
+        done[-1] = replace(done[-1], status=status)
     return Response(
         id=id,
         created_at=0,
         model=draw(some),
-        status="incomplete" if reason in ("length", "content_filter") else "completed",
+        status=status,
         output=tuple(done),
         reasons=(reason,),
         usage=draw(usages),

@@ -10,19 +10,17 @@ from msgspec.structs import replace
 
 from dragoman.core.event import Event
 from dragoman.core.fold import fold, unfold
-from dragoman.core.item import Message
 from dragoman.core.lifecycle import check
-from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.protocol import STANDARD
 from tests.samples import samples
-from tests.wire.messages.gathering import gathered
+from tests.wire.messages.gathering import ASKED, gathered
+from tests.wire.messages.schema import check_answer, check_request
 from tests.wire.messages.strategies import requests, responses
 
 some_examples = settings(max_examples=samples(30, 400))
-ASKED = Request(model="m", items=(Message("user", "?"),), stream=True)
 
 
 def streamed(response: Response) -> bytes:
@@ -50,6 +48,7 @@ def test_law_1_encoded_request_decodes_to_the_same(request) -> None:
     body, losses = MESSAGES.encode_request(request, STANDARD)
     assert MESSAGES.decode_request(body) == request
     assert losses == ()
+    check_request(json.loads(body))
 
 
 @some_examples
@@ -86,6 +85,7 @@ def test_law_2_a_stream_split_at_any_bytes_gives_the_same_events(response, data)
 @given(responses())
 def test_law_3_whole_answer_is_what_a_reader_of_the_stream_gathers(response) -> None:
     whole: dict[str, Any] = json.loads(MESSAGES.encode_response(response, ASKED, STANDARD))
+    check_answer(whole)
     assert gathered(streamed(response)) == whole
 
 

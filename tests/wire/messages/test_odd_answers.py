@@ -1,16 +1,19 @@
-"""Answers that this protocol has no blocks for: they are streamed as they are given whole."""
+"""Answers that this protocol has no words for, and those that end too early."""
 
 import json
 
 import pytest
+from msgspec.structs import replace
 
+from dragoman.core.error import CUT, Fault
+from dragoman.core.event import Failed, ItemAdded
 from dragoman.core.fold import unfold
-from dragoman.core.item import FunctionCall, Message, Summary, Text, Thought
+from dragoman.core.item import CustomToolCall, FunctionCall, Message, Summary, Text, Thought
 from dragoman.core.request import Request
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.protocol import STANDARD
 from tests.answers import answer
-from tests.wire.messages.gathering import gathered
+from tests.wire.messages.gathering import frames, gathered
 
 ASKED = Request(model="m", stream=True)
 
@@ -31,3 +34,40 @@ def test_odd_item_is_streamed_as_it_is_given_whole(item) -> None:
     encoder = MESSAGES.encoder(ASKED, STANDARD)
     stream = b"".join(encoder.feed((event,)) for event in unfold(response))
     assert gathered(stream) == whole
+
+
+@pytest.mark.parametrize("items", [(Message("assistant", "Done."),), ()])
+def test_answer_without_calls_does_not_wait_for_results(items) -> None:
+    """Some servers call that `tool_calls`; Claude Code would ask for the call without end."""
+    response = replace(answer(*items), reasons=("tool_calls",))
+    whole = json.loads(MESSAGES.encode_response(response, ASKED, STANDARD))
+    assert whole["stop_reason"] == "end_turn"
+    encoder = MESSAGES.encoder(ASKED, STANDARD)
+    assert gathered(encoder.feed(unfold(response))) == whole
+
+
+@pytest.mark.parametrize(
+    "call", [FunctionCall("call_a", "f", ""), CustomToolCall("call_a", "f", "")]
+)
+def test_call_of_a_failed_answer_is_not_closed(call) -> None:
+    """Readers run a call when its block is closed. What was said before is closed."""
+    encoder = MESSAGES.encoder(ASKED, STANDARD)
+    said = Message("assistant", (Text("Look."),))
+    events = [*list(unfold(answer(said)))[:-1], ItemAdded(1, call), ItemAdded(2, call), Failed(CUT)]
+    kinds = [event["type"] for event in frames(encoder.feed(events))]
+    assert kinds.count("content_block_start") == 2
+    assert kinds.count("content_block_stop") == 1
+    assert kinds[-1] == "error"
+
+
+@pytest.mark.parametrize(
+    ("code", "type"),
+    [("context_length_exceeded", None), (None, "exceed_context_size_error"), ("other", None)],
+)
+def test_prompt_that_exceeds_the_context_is_called_too_long(code, type) -> None:
+    """Agents compact the conversation at these words."""
+    fault = Fault("invalid_request", "1 > 0.", upstream_code=code, upstream_type=type)
+    status, body = MESSAGES.encode_error(fault, "req_1")
+    error = json.loads(body)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"] == ("1 > 0." if code == "other" else "prompt is too long: 1 > 0.")

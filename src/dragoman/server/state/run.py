@@ -64,9 +64,9 @@ _log = logging.getLogger("dragoman.server")
 class Run:
     """The events of one answer, on their way into the store and to those who read them.
 
-    `events` grows while the run goes on; the first `visible` of them may be shown. `ended` is true
-    once nothing more comes and all is stored that could be. With `put` nobody can ask for the
-    answer before its end, and one write then stores it.
+    `events` are the last ones: those before are in the store alone. The first `visible` of all may
+    be shown. `ended` is true once nothing more comes and all is stored that could be. With `put`
+    nobody can ask for the answer before its end, and one write then stores it.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Run:
         self._changed: asyncio.Event | None = None  # set when there is more to read, if anybody is
         self._fold = Fold()
         self._folded = 0  # how many events it has
+        self._first = 0  # how many events came before `events`
         self._stored = 0  # how many events the store has
         self._broken = False  # the store failed: go on without it
         self._complete = False  # all events have come
@@ -137,7 +138,7 @@ class Run:
         if self._handle is not None:
             self._handle.cancel()
         if self.visible or self.record.background:
-            if not self.events:
+            if not (self._first or self.events):
                 self.events.append(self._started())
             self.events.append(end_for(fault))
             self._end()
@@ -150,7 +151,7 @@ class Run:
         """Store events, and pass them on."""
         if self._complete:
             return
-        if not self.events:
+        if not (self._first or self.events):
             first = events[0]
             if isinstance(first, Started):  # the response is known by the id it is stored under
                 own = replace(first, id=self.record.id, created_at=self.record.created_at)
@@ -167,7 +168,7 @@ class Run:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.get_running_loop().create_task(self._write_ahead())
         elif self.begun or self._broken or self._put:
-            self.visible = len(self.events)
+            self.visible = self._first + len(self.events)
             if self._sink is not None:
                 self._sink.receive(events)
             if self._changed is not None:
@@ -191,7 +192,7 @@ class Run:
     def _show(self, count: int) -> None:
         """Let the readers have so many events."""
         if count > self.visible:
-            events = self.events[self.visible : count]
+            events = self.events[self.visible - self._first : count - self._first]
             self.visible = count
             if self._sink is not None:
                 self._sink.receive(events)
@@ -219,20 +220,26 @@ class Run:
 
     async def _write_ahead(self) -> None:
         """Store what has come, and show it then; the last events are stored with the response."""
-        while self._stored < len(self.events) and not (self._broken or self._complete):
+        while self._stored < self._first + len(self.events) and not (
+            self._broken or self._complete
+        ):
             await self._write()
             self._show(self._stored)
 
     async def _write(self) -> None:
         if self._complete:
             return
-        events = tuple(self.events[self._stored :])
+        # What the last write stored goes now: followers have had the time between to take it.
+        del self.events[: self._stored - self._first]
+        self._first = self._stored
+        events = tuple(self.events)
+        coming = iter(events)
         try:
-            self._fold.feed_all(events)
+            self._fold.feed_all(coming)
         except Exception as error:
-            self._cut(error)
+            self._cut(error, len(tuple(coming)))
             return
-        self._folded = len(self.events)
+        self._folded = self._first + len(events)
         try:
             await self._runs.store.append(self.record.id, LogSegment(self._stored, events))
             self._stored += len(events)
@@ -241,17 +248,13 @@ class Run:
         if not self.record.background:
             self._writing = None
 
-    def _cut(self, error: Exception) -> None:
-        """Leave out events out of order, of which nothing can be made, and all that follow them;
-        the run ends there."""
+    def _cut(self, error: Exception, left: int) -> None:
+        """Leave out an event out of order, of which nothing can be made, and the last ones, which
+        follow it; the run ends there."""
         fault = fault_from(error)
-        self._fold, self._folded = Fold(), 0
-        with suppress(Exception):
-            for event in self.events:
-                self._fold.feed(event)
-                self._folded += 1
+        del self.events[-1 - left :]
+        self._folded = self._first + len(self.events)
         self.visible = min(self.visible, self._folded)
-        del self.events[self._folded :]
         if self._complete:
             self.events.append(end_for(fault))
             self._fold.feed(self.events[-1])
@@ -267,10 +270,11 @@ class Run:
         if self._writing is not None and not self._writing.done():
             self._writing.add_done_callback(self._end)
             return
+        coming = iter(self.events[self._folded - self._first :])
         try:
-            self._fold.feed_all(self.events[self._folded :])
+            self._fold.feed_all(coming)
         except Exception as error:
-            self._cut(error)
+            self._cut(error, len(tuple(coming)))
         record, response = self.record, self._fold.response
         self.response = response
         turn: tuple[Item, ...] = ()  # what it adds to its conversation
@@ -285,7 +289,7 @@ class Run:
             whole = replace(record, status=response.status, response=response)
             ending = self._put(whole, turn, messages)
         else:
-            rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
+            rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
             ending = self._runs.store.finish(record.id, response, rest, turn, messages)
         self._ending = asyncio.ensure_future(ending)
         self._ending.add_done_callback(self._ended)
@@ -313,7 +317,7 @@ class Run:
         self.ended = True
         self._handle = None  # it knows this sink
         self._runs.live.pop(self.record.id, None)
-        self._show(len(self.events))
+        self._show(self._first + len(self.events))
         self._sink = None  # it knows this handle
 
     # ---- reading --------------------------------------------------------------------------
@@ -322,8 +326,15 @@ class Run:
         """All events from the first on: those that came, and those that come."""
         place = 0
         while True:
-            if place < self.visible:
-                batch = self.events[place : self.visible]
+            if place < self._first:
+                log = await self._runs.store.log(self.record.id, place)
+                if not log:  # it was deleted
+                    return
+                for segment in log:
+                    place += len(segment.events)
+                    yield list(segment.events)
+            elif place < self.visible:
+                batch = self.events[place - self._first : self.visible - self._first]
                 place += len(batch)
                 yield batch
             elif self.ended:
@@ -341,12 +352,6 @@ class Run:
             self._changed = asyncio.Event()
         self._changed.clear()
         await self._changed.wait()
-
-    @property
-    def snapshot(self) -> Response:
-        """The response as far as it may be shown."""
-        seen = self.events[: self.visible]
-        return fold(seen) if seen else unstarted(self.record)
 
 
 def unstarted(record: Record) -> Response:

@@ -125,17 +125,14 @@ class Memory:
         recent: Recent,
         losses: tuple[Loss, ...],
     ) -> Plan:
+        previous = request.previous_response_id
+        near = previous is not None and bare(previous) in recent  # it may be forgotten meanwhile
         asked = await understand(
             request, self.store, caller.tenant, inherit=self._inherit, recent=recent
         )
         whole, found = await recalled(asked, self.store, caller.tenant)
         losses += found
-        previous = request.previous_response_id
-        if (
-            previous is not None
-            and bare(previous) in recent
-            and await self.store.get(caller.tenant, bare(previous)) is None
-        ):
+        if previous and near and await self.store.get(caller.tenant, bare(previous)) is None:
             # Only the connection has what came before, so that the record must hold it.
             request, previous = replace(request, items=asked.whole.items), None
         if not stored:

@@ -44,7 +44,7 @@ NEW_TURN: Extra = {"turn": {"new": True}}
 """Marks an item that begins an assistant message right after another assistant message."""
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
-_Word = Annotated[str, Meta(min_length=1)]
+Word = Annotated[str, Meta(min_length=1)]
 
 
 def to_extra(rest: dict[str, JSON]) -> Extra | None:
@@ -68,7 +68,7 @@ def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
 
 class _Text(Struct, tag_field="type", tag="text"):
     text: str
-    citations: list[JSON] | None = None
+    citations: list[dict[str, JSON]] | None = None
 
 
 class _Image(Struct, tag_field="type", tag="image"):
@@ -90,13 +90,13 @@ class _Redacted(Struct, tag_field="type", tag="redacted_thinking"):
 
 
 class _ToolUse(Struct, tag_field="type", tag="tool_use"):
-    id: _Word
-    name: _Word
+    id: Word
+    name: Word
     input: Raw
 
 
 class _ToolResult(Struct, tag_field="type", tag="tool_result"):
-    tool_use_id: _Word
+    tool_use_id: Word
     content: str | list[Raw] | None = None
 
 
@@ -110,7 +110,7 @@ _KNOWN = frozenset(str(kind.__struct_config__.tag) for kind in _KINDS)
 _inner = Reader[Any](_Text, _Image, _Document)
 _blocks = Reader[Any](*_KINDS, content=str | _inner.strict_list | None)
 message_reader = Reader(_Message, content=str | _blocks.strict_list)
-system_reader = Reader(_Text)
+system_reader = Reader[Any](_Text)
 
 
 # ---- decoding ----------------------------------------------------------------------------
@@ -121,12 +121,11 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
     all others, together with system messages right behind it. Raises FaultError naming the block
     that is wrong."""
     items: list[Item] = []
+    opening: list[Part] = []  # of a system prompt in several messages
     calls: set[str] = set()
     before = ""  # the role of the message before
     unknown: dict[int, dict[str, JSON]] = {}
-    if isinstance(system, str):
-        items.append(Message("system", system))
-    elif system:
+    if system:
         items.append(Message("system", _texts(system, "system")))
     if not isinstance(data, list):
         data, unknown = message_reader.read_all(data, "messages")
@@ -140,13 +139,13 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
         elif message.role == "user":
             added = _user_items(content, path, calls)
         else:
-            given = content if isinstance(content, str) else _texts(content, path)
-            first = items[0] if len(items) == 1 else None
+            said = Message("system", _texts(content, path))
+            first = items[0] if len(items) == 1 and number not in unknown else None
             if isinstance(first, Message) and first.role == "system":
-                both = (*first.parts, *Message("system", given).parts)
-                items, added = [], [replace(first, content=both)]
-            else:
-                added = [Message("system", given)]
+                opening = opening or list(first.parts)
+                opening += said.parts
+                continue
+            added = [said]
         if rest := unknown.get(number):
             fields = from_extra(added[0].extra) | {MESSAGE: rest}
             added[0] = replace(added[0], extra=(added[0].extra or {}) | {NAME: fields})
@@ -154,20 +153,32 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
         before = message.role
     if not data:
         raise FaultError(bad_request("is empty", "messages"))
+    if opening:
+        items[0] = replace(items[0], content=tuple(opening))
     return tuple(items)
 
 
-def _texts(blocks: list[Any], path: str) -> tuple[Part, ...]:
-    """The parts of a system prompt, which are text and nothing else."""
-    return tuple(
-        [
-            _text(*system_reader.read(block, f"{path}[{number}]"))
-            for number, block in enumerate(blocks)
-        ]
-    )
+def _texts(blocks: str | list[Any], path: str) -> str | tuple[Part, ...]:
+    """A system prompt, which is text and nothing else."""
+    if isinstance(blocks, str):
+        return blocks
+    parts = []
+    for number, raw in enumerate(blocks):
+        block, rest = system_reader.read(raw, f"{path}[{number}]")
+        if not isinstance(block, _Text):  # decoded with the message it is in
+            problem = f"is {_kind(block)!r}, and only text is said here"
+            raise FaultError(bad_request(problem, f"{path}[{number}].type"))
+        parts.append(_text(block, rest))
+    return tuple(parts)
+
+
+def _kind(block: Struct) -> str:
+    return str(block.__struct_config__.tag)
 
 
 def _text(block: _Text, rest: dict[str, JSON]) -> Text:
+    if block.citations:
+        json.check_depth(block.citations)
     notes = [decode_citation(each) for each in block.citations or ()]
     return Text(block.text, tuple(notes), extra=to_extra(rest))
 
@@ -186,10 +197,11 @@ def _read(raw: Any, path: str, reader: Reader[Any]) -> tuple[Any, dict[str, JSON
 
 
 def _user_items(content: str | list[Any], path: str, calls: set[str]) -> list[Item]:
-    """The results of tools, and what stands between them; there is always one item."""
+    """The results of tools, and what the user says with them, which the protocol has behind them;
+    there is always one item."""
     if isinstance(content, str):
         return [Message("user", content)]
-    items: list[Item] = []
+    results: list[Item] = []
     parts: list[Part] = []
     for number, raw in enumerate(content):
         place = f"{path}[{number}]"
@@ -197,62 +209,68 @@ def _user_items(content: str | list[Any], path: str, calls: set[str]) -> list[It
         if not isinstance(block, _ToolResult):
             parts.append(_part(block, rest, place))
             continue
-        if parts:
-            items.append(Message("user", tuple(parts)))
-            parts = []
         if block.tool_use_id not in calls:
             problem = f"is {block.tool_use_id!r}, and no earlier tool_use has that id"
             raise FaultError(bad_request(problem, f"{place}.tool_use_id"))
         output: str | tuple[Part, ...] = ""
-        if isinstance(block.content, list):
+        if isinstance(block.content, str):
+            output = block.content
+        elif block.content:
             inside = enumerate(block.content)
             each = ((f"{place}.content[{n}]", inner) for n, inner in inside)
             output = tuple([_part(*_read(inner, at, _inner), at) for at, inner in each])
-        elif block.content:
-            output = block.content
-        items.append(FunctionCallOutput(block.tool_use_id, output, extra=to_extra(rest)))
-    if parts or not items:
-        items.append(Message("user", tuple(parts)))
-    return items
+        results.append(FunctionCallOutput(block.tool_use_id, output, extra=to_extra(rest)))
+    return results if results and not parts else [*results, Message("user", tuple(parts))]
 
 
 def _part(block: Any, rest: dict[str, JSON], path: str) -> Part:
     """One part of what a user or a tool says. Raises FaultError for a block that only the assistant
     has."""
+    if isinstance(block, _Image | _Document):
+        json.check_depth(block.source)
     match block:
         case _Text():
             return _text(block, rest)
+        case _Document(source={"type": "content"} as source, title=title):
+            titled = {} if title is None else {"title": title}
+            return UnknownPart(NAME, {"type": "document", "source": source, **titled, **rest})
         case _Image(source=source):
-            match source:
-                case {"type": "base64", "media_type": str(media), "data": str(data)}:
-                    return Image(f"data:{media};base64,{data}", extra=to_extra(rest))
-                case {"type": "url", "url": str(url)}:
-                    return Image(url, extra=to_extra(rest))
-                case {"type": "file", "file_id": str(id)}:
-                    return Image(file_id=id, extra=to_extra(rest))
+            data, url, file_id = _decode_source(source, f"{path}.source")
+            return Image(data or url, file_id=file_id, extra=_around(source, rest))
         case _Document(source=source, title=title):
-            match source:
-                case {"type": "base64", "media_type": str(media), "data": str(data)}:
-                    data = f"data:{media};base64,{data}"
-                    return File(data=data, filename=title, extra=to_extra(rest))
-                case {"type": "text", "media_type": str(media), "data": str(text)}:
-                    encoded = b64encode(text.encode("utf-8", "replace")).decode()
-                    data = f"data:{media};charset=utf-8;base64,{encoded}"
-                    return File(data=data, filename=title, extra=to_extra(rest))
-                case {"type": "url", "url": str(url)}:
-                    return File(url=url, filename=title, extra=to_extra(rest))
-                case {"type": "file", "file_id": str(id)}:
-                    return File(id, filename=title, extra=to_extra(rest))
-                case {"type": "content"}:
-                    titled = {} if title is None else {"title": title}
-                    value = {"type": "document", "source": source, **titled, **rest}
-                    return UnknownPart(NAME, value)
+            data, url, file_id = _decode_source(source, f"{path}.source", text=True)
+            extra = _around(source, rest)
+            return File(file_id, data=data, url=url, filename=title, extra=extra)
         case None:
             return UnknownPart(NAME, rest)
         case _:
-            problem = f"is {block.__struct_config__.tag!r}, which only the assistant says"
+            problem = f"is {_kind(block)!r}, which only the assistant says"
             raise FaultError(bad_request(problem, f"{path}.type"))
-    raise FaultError(bad_request("is none that we know, or has no data", f"{path}.source"))
+
+
+def _decode_source(
+    source: dict[str, JSON], path: str, *, text: bool = False
+) -> tuple[str | None, str | None, str | None]:
+    """The data URL of a source, or its URL, or the id of its file."""
+    match source:
+        case {"type": "base64", "media_type": str(media), "data": str(data)}:
+            return f"data:{media};base64,{data}", None, None
+        case {"type": "text", "media_type": str(media), "data": str(data)} if text:
+            encoded = b64encode(data.encode("utf-8", "replace")).decode()
+            return f"data:{media};charset=utf-8;base64,{encoded}", None, None
+        case {"type": "url", "url": str(url)}:
+            return None, url, None
+        case {"type": "file", "file_id": str(id)}:
+            return None, None, id
+        case _:
+            raise FaultError(bad_request("is none that we know, or has no data", path))
+
+
+def _around(source: dict[str, JSON], rest: dict[str, JSON]) -> Extra | None:
+    """The extra of a block with a source, either of which may have unknown fields."""
+    known = ("type", "media_type", "data", "url", "file_id")
+    beside = {name: value for name, value in source.items() if name not in known}
+    return to_extra({**rest, "source": beside} if beside else rest)
 
 
 def _assistant_items(content: str | list[Any], path: str) -> list[Item]:
@@ -287,7 +305,7 @@ def _assistant_items(content: str | list[Any], path: str) -> list[Item]:
                 fields = {name: value for name, value in rest.items() if name != "type"}
                 items.append(Unknown(NAME, str(rest["type"]), fields))
             case _:
-                problem = f"is {block.__struct_config__.tag!r}, which the assistant never says"
+                problem = f"is {_kind(block)!r}, which the assistant never says"
                 raise FaultError(bad_request(problem, f"{place}.type"))
     if texts or not items:
         items.append(Message("assistant", tuple(texts)))
@@ -308,29 +326,40 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
     last: dict[str, Any] = {}
     role, joins = "", False  # whether what the user says next belongs to the results before it
     for item in items:
+        extra = item.extra
+        marked = extra is not None and ("turn" in extra or MESSAGE in extra.get(NAME, ()))
         match item:
+            case Message(role="system" | "developer") if not (messages or marked):
+                if system:
+                    system = as_blocks(system)
+                    system += encode_parts(item.parts)
+                else:
+                    system = _encode_content(item.content)
+                continue
             case Message(role="system" | "developer"):
-                if not messages and not system:
-                    system = encode_content(item.content)
-                    continue
-                if not messages:
-                    system = [*_as_blocks(system), *encode_parts(item.parts)]
-                    continue
-                now, given = "system", encode_content(item.content)
+                now, given = "system", _encode_content(item.content)
             case Message(role="user"):
-                now, given = "user", encode_content(item.content)
+                now, given = "user", _encode_content(item.content)
             case FunctionCallOutput() | CustomToolCallOutput():
                 now, given = "user", [_encode_result(item)]
             case Message():
-                now, given = "assistant", encode_content(item.content)
+                now, given = "assistant", _encode_content(item.content)
+            case Reasoning() if not is_signed(item):
+                continue  # it would be refused
+            case Reasoning(content=[_, *_]):
+                # What was signed is the thinking itself; a summary beside it repeats it.
+                now, given = "assistant", encode_item(replace(item, summary=()))
+            case Unknown() if item.wire != NAME and item.kind != "compaction_trigger":
+                said = f"[{item.kind}: {json.text(item.value)}]"
+                now, given = "assistant", [{"type": "text", "text": said}]
             case _:
-                now, given = "assistant", encode_output(item)
+                now, given = "assistant", encode_item(item)
         if not given:
             continue  # this wire refuses a message, or a text, that is empty
-        extra, result = item.extra, isinstance(item, FunctionCallOutput | CustomToolCallOutput)
-        marked = extra is not None and ("turn" in extra or MESSAGE in extra.get(NAME, ()))
+        result = isinstance(item, FunctionCallOutput | CustomToolCallOutput)
         if now == role == "assistant" and not marked:
-            last["content"] = [*_as_blocks(last["content"]), *_as_blocks(given)]
+            last["content"] = as_blocks(last["content"])
+            last["content"] += as_blocks(given)
         elif now == role == "user" and joins and isinstance(given, list) and not marked:
             last["content"] += given
         else:
@@ -342,14 +371,15 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
     return system, messages
 
 
-def encode_content(content: str | tuple[Part, ...]) -> str | list[JSON]:
+def _encode_content(content: str | tuple[Part, ...]) -> str | list[JSON]:
     """The content of a message as it was given; an empty one has no blocks."""
     if isinstance(content, str):
         return content or []
     return encode_parts(content)
 
 
-def _as_blocks(content: str | list[JSON]) -> list[JSON]:
+def as_blocks(content: str | list[JSON]) -> list[JSON]:
+    """Content as blocks, whichever way it was given."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -358,40 +388,37 @@ def encode_parts(parts: Iterable[Part]) -> list[JSON]:
     return [block for part in parts if (block := _encode_part(part)) is not None]
 
 
-def encode_output(item: Item) -> list[JSON]:
-    """The blocks for an item of the assistant, as a request has them; reasoning goes back with its
-    signature only, without which it would be refused."""
+def encode_item(item: Item) -> list[JSON]:
+    """The blocks for an item of the assistant."""
     match item:
+        case Message():
+            return encode_parts(item.parts)
         case Reasoning():
-            fields = from_extra(item.extra)
-            if not (fields.get("signature") or "data" in fields):
-                return []
-            # What was signed is the thinking itself; a summary beside it repeats it.
-            return [encode_thinking(replace(item, summary=()) if item.content else item)]
+            block = encode_thinking(item)
+            said = block.get("thinking") or block.get("signature") or "data" in block
+            return [block] if said else []
         case FunctionCall() | CustomToolCall():
             return [encode_call(item)]
         case Unknown(wire=wire) if wire == NAME:
             return [{"type": item.kind, **item.value}]
-        case Unknown() if item.kind != "compaction_trigger":
-            return [{"type": "text", "text": f"[{item.kind}: {json.text(item.value)}]"}]
         case _:
             return []
 
 
-def encode_thinking(item: Reasoning) -> dict[str, JSON]:
-    """The block for reasoning."""
+def is_signed(item: Reasoning) -> bool:
+    """Whether reasoning has what its server knows it by."""
     fields = from_extra(item.extra)
-    if "data" in fields and not item.text:
-        return restore({"type": "redacted_thinking"}, item.extra)
-    text = "\n\n".join(encode_thoughts(item))
-    signature = fields.get("signature", "")
-    return restore({"type": "thinking", "thinking": text, "signature": signature}, item.extra)
+    return bool(fields.get("signature")) or "data" in fields
 
 
-def encode_thoughts(item: Reasoning) -> list[str]:
-    """The texts of a summary and of the reasoning itself."""
+def encode_thinking(item: Reasoning) -> dict[str, JSON]:
+    """The block for reasoning: its summary and its text, or what its server encrypted."""
+    fields = from_extra(item.extra)
     parts = (*item.summary, *item.content)
-    return [part.text for part in parts if not isinstance(part, UnknownPart)]
+    texts = [part.text for part in parts if not isinstance(part, UnknownPart) and part.text]
+    if not texts and "data" in fields:
+        return {"type": "redacted_thinking", **fields}
+    return {"type": "thinking", "thinking": "\n\n".join(texts), "signature": "", **fields}
 
 
 def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
@@ -399,7 +426,7 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
     if isinstance(call, CustomToolCall):
         given: JSON = {"input": call.input}
     else:
-        given = encode_arguments(call.arguments)
+        given = _encode_arguments(call.arguments)
     block = {"type": "tool_use", "id": _legal(call.call_id), "name": call.name, "input": given}
     return restore(block, call.extra)
 
@@ -409,7 +436,7 @@ def _legal(call_id: str) -> str:
     return _ILLEGAL.sub("_", call_id)
 
 
-def encode_arguments(arguments: str) -> JSON:
+def _encode_arguments(arguments: str) -> JSON:
     """The object that arguments are; what is none is put into one."""
     text = arguments.strip()
     if not text:
@@ -424,7 +451,7 @@ def encode_arguments(arguments: str) -> JSON:
 def _encode_result(item: FunctionCallOutput | CustomToolCallOutput) -> dict[str, JSON]:
     block: dict[str, JSON] = {"type": "tool_result", "tool_use_id": _legal(item.call_id)}
     if item.output:
-        block["content"] = encode_content(item.output)
+        block["content"] = _encode_content(item.output)
     return restore(block, item.extra)
 
 
@@ -466,7 +493,7 @@ def _encode_source(where: str | None, file_id: str | None) -> dict[str, JSON]:
     if media.startswith("text/"):
         try:
             text = b64decode(data, validate=True).decode()
-            return {"type": "text", "media_type": media, "data": text}
+            return {"type": "text", "media_type": "text/plain", "data": text}
         except (Error, ValueError):
             pass
     return {"type": "base64", "media_type": media, "data": data}

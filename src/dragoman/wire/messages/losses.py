@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from dragoman.core.item import FunctionCallOutput, Message
 from dragoman.core.request import Request
@@ -25,8 +24,9 @@ from dragoman.wire.losses import (
     stateless,
 )
 
-_WIRE = "messages"
-_FOREIGN = foreign(_WIRE)
+from .blocks import NAME, is_signed
+
+_FOREIGN = foreign(NAME)
 _NO_STATE = "Messages stores no conversations"
 _NO_LOGPROBS = "Messages has no log-probabilities"
 _SPOKEN = Case("with a transcript", lambda part, _: bool(part.transcript))
@@ -41,7 +41,7 @@ _PARTS = (
         "Text.annotations",
         case=Case(
             "of another wire",
-            lambda part, _: any(_WIRE not in (note.extra or ()) for note in part.annotations),
+            lambda part, _: any(NAME not in (note.extra or ()) for note in part.annotations),
         ),
     ),
     *rows("carried", "as `citations`", "Annotation"),
@@ -55,15 +55,9 @@ _CALLS = (
 )
 
 
-def _unsigned(item: Any, _: Any) -> bool:
-    """Reasoning that Anthropic's server has not signed, and so would refuse."""
-    fields = (item.extra or {}).get(_WIRE, {})
-    return not (fields.get("signature") or "data" in fields)
-
-
 _REQUEST = Table(
-    stateless("Messages", _WIRE),
-    one_text("Messages", _WIRE),
+    stateless("Messages", NAME),
+    one_text("Messages", NAME),
     rows("carried", SAME, "Request.sampling stream model tools", "Sampling.top_p top_k"),
     rows("carried", "in `metadata`", "Request.user"),
     rows("carried", "as `system` and `messages`", "Request.items", "Message.content"),
@@ -139,7 +133,7 @@ _REQUEST = Table(
         "dropped",
         "thinking goes back with a signature of the same server only",
         "Reasoning",
-        case=Case("without a signature", _unsigned),
+        case=Case("without a signature", lambda item, _: not is_signed(item)),
     ),
     rows("carried", "as `thinking`", "Reasoning.content summary", "Thought.text", "Summary.text"),
     rows("dropped", "only the server that encrypted it can read it", "Reasoning.encrypted"),
@@ -194,7 +188,7 @@ _ANSWER = Table(
     rows("dropped", "Messages has no such block", "UnknownPart", case=_FOREIGN),
 )
 
-LOSSES = Losses(_WIRE, _REQUEST, _ANSWER)
+LOSSES = Losses(NAME, _REQUEST, _ANSWER)
 
 
 # ---- names -----------------------------------------------------------------------------------
@@ -209,13 +203,15 @@ _renamed = renaming(
     (r"^instructions\b", "system"),
     (r"^(tools\[\d+\])\.parameters\b", r"\1.input_schema"),
     (r"^user\b", "metadata.user_id"),
+    (r"^parallel_tool_calls\b", "tool_choice.disable_parallel_tool_use"),
 )
 _ITEM = re.compile(r"^items(?:\[(\d+|\*)\])?(.*)")
+_PART = re.compile(r"^\.content\[(\d+)\](.*)")
 
 
 def spelling(request: Request) -> Callable[[str], str]:
     """The function from the core's name of a field in this request to the name here."""
-    places: list[str] = []
+    places: list[tuple[str, int]] = []
     rename = _renamed(request)
 
     def spell(path: str) -> str:
@@ -226,28 +222,36 @@ def spelling(request: Request) -> Callable[[str], str]:
             return f"messages[*]{rest}" if place else f"messages{rest}"
         if not places:
             places.extend(_places(request))
-        return places[int(place)] + rest.replace(".output", ".content", 1)
+        message, block = places[int(place)]
+        if not isinstance(request.items[int(place)], Message):
+            return f"{message}.content[{block}]" + rest.replace(".output", ".content", 1)
+        if (part := _PART.match(rest)) is None:
+            return message + rest
+        if message != "system":
+            message += ".content"
+        return f"{message}[{block + int(part[1])}]{part[2]}"
 
     return spell
 
 
-def _places(request: Request) -> list[str]:
-    """Where each item stands: the system prompt, a message, or a block of one."""
-    places: list[str] = []
-    number, role, block = -1, "", 0
+def _places(request: Request) -> list[tuple[str, int]]:
+    """Where each item stands: the system prompt or a message, and its first block there."""
+    places: list[tuple[str, int]] = []
+    number, block, before = -1, 0, ""
     for item in request.items:
-        now = "assistant"
-        if isinstance(item, Message):
-            now = item.role
-        elif isinstance(item, FunctionCallOutput):
-            now = "user"
+        if isinstance(item, FunctionCallOutput):
+            now = "results"
+        else:
+            now = item.role if isinstance(item, Message) else "assistant"
         if now in ("system", "developer") and number < 0:
-            places.append("system")
+            places.append(("system", 0))
             continue
-        if now != role or now not in ("assistant", "user") or "turn" in (item.extra or ()):
+        # Blocks of the assistant are of one message, and so are results and what comes with them.
+        joins = now in ("assistant", "results") and now == before
+        joins = joins or (now, before) == ("user", "results")
+        if not joins or "turn" in (item.extra or ()):
             number, block = number + 1, 0
-        role = now
-        whole = isinstance(item, Message)
-        places.append(f"messages[{number}]" + ("" if whole else f".content[{block}]"))
-        block += len(item.content) if isinstance(item, Message) else 1
+        before = now
+        places.append((f"messages[{number}]", block))
+        block += len(item.parts) if isinstance(item, Message) else 1
     return places

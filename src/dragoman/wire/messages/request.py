@@ -13,7 +13,6 @@ from dragoman.core.item import JSON, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
-    CustomTool,
     FunctionTool,
     JSONObject,
     JSONSchema,
@@ -27,12 +26,15 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
+from dragoman.wire.choices import Probability
 from dragoman.wire.json import ABSENT, Cache, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect
 
 from .blocks import (
     NAME,
+    Word,
+    as_blocks,
     decode_messages,
     encode_messages,
     from_extra,
@@ -53,22 +55,19 @@ _decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
 _encoded = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
 """What tools are encoded to, by the identity of the tuple, which an entry keeps alive."""
 
-_Word = Annotated[str, Meta(min_length=1)]
 _Object = dict[str, JSON]
-# A number is written again as it was: 1 does not become 1.0.
-_Share = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
 
 
 class _Body(Struct, kw_only=True):
-    model: _Word
+    model: Word
     messages: Raw
     system: str | list[Raw] | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     tools: Raw = ABSENT
     tool_choice: _Object | None = None
     stop_sequences: list[str] | None = None
-    temperature: _Share | None = None
-    top_p: _Share | None = None
+    temperature: Probability | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     stream: bool | None = None
     metadata: _Object | None = None
@@ -78,7 +77,7 @@ class _Body(Struct, kw_only=True):
 
 
 class _Function(Struct):
-    name: _Word
+    name: Word
     input_schema: _Object
     description: str | None = None
     strict: bool | None = None
@@ -108,9 +107,11 @@ def _decode(data: bytes) -> Request:
     except msgspec.ValidationError:
         body, unknown = _body.read_loosely(data)
     items = decode_messages(body.messages, body.system)
-    offered = () if body.tools is ABSENT else decode_tools(body.tools)
+    offered = decode_tools(body.tools)
     json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
     choice, parallel = decode_choice(body.tool_choice, offered)
+    if beside := {k: v for k, v in (body.tool_choice or {}).items() if k not in _OF_A_CHOICE}:
+        unknown["tool_choice"] = beside
     user, metadata = None, dict(body.metadata or {})
     if isinstance(metadata.get("user_id"), str):
         user = metadata.pop("user_id")
@@ -193,7 +194,9 @@ def _effort_of(thinking: dict[str, JSON] | None) -> str | None:
             return None
 
 
-def _add_reasoning(options: ReasoningOptions, given: dict[str, Any], notes: list[Note]) -> None:
+def _add_reasoning(
+    request: Request, options: ReasoningOptions, given: dict[str, Any], notes: list[Note]
+) -> None:
     """Add the fields that ask for this reasoning, and drop what the server refuses beside it."""
     own, effort = from_extra(options.extra), options.effort
     thinking: dict[str, JSON] | None
@@ -214,7 +217,7 @@ def _add_reasoning(options: ReasoningOptions, given: dict[str, Any], notes: list
     if thinking is not None:
         given["thinking"] = thinking
         budget = thinking.get("budget_tokens")
-        if given["max_tokens"] is MAX_TOKENS and isinstance(budget, int):
+        if request.max_output_tokens is None and isinstance(budget, int):
             given["max_tokens"] += budget  # of which the thinking takes its share
     if effort is not None:
         given["output_config"] = {"effort": _EFFORTS.get(effort, effort)}
@@ -228,7 +231,7 @@ def decode_tools(raw: Raw) -> tuple[Tool, ...]:
     data = bytes(raw)
     tools = _decoded.get(data)
     if tools is None:
-        listed = json.load(data)
+        listed = json.value_of(raw) or []
         if not isinstance(listed, list):
             problem = f"is {json.kind(listed)}, and must be an array"
             raise FaultError(bad_request(problem, "tools"))
@@ -274,11 +277,11 @@ def _encode_tools(tools: Iterable[Tool]) -> Iterable[JSON]:
                 yield from _encode_tools(tool.tools)
             case UnknownTool(wire=wire) if wire == NAME:
                 yield {"type": tool.kind, **tool.value}
-            case CustomTool() | UnknownTool():
-                pass  # of another wire
+            # Others are of another wire.
 
 
 _MODES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
+_OF_A_CHOICE = ("type", "name", "disable_parallel_tool_use")
 _KINDS = {choice: kind for kind, choice in _MODES.items()}
 
 
@@ -289,6 +292,9 @@ def decode_choice(
     if given is None:
         return None, None
     single = given.get("disable_parallel_tool_use")
+    if not isinstance(single, bool | None):
+        problem = f"is {json.kind(single)}, and must be a boolean"
+        raise FaultError(bad_request(problem, "tool_choice.disable_parallel_tool_use"))
     parallel = None if single is None else not single
     match given:
         case {"type": "auto" | "any" | "none" as kind}:
@@ -319,7 +325,7 @@ def encode_choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str,
             fields = {"type": "tool", **choice.value}
         case str():
             fields = {"type": _KINDS[choice]}
-        case None:
+        case _:
             if parallel is None or parallel:
                 return None
             fields = {"type": "auto"}
@@ -348,8 +354,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     sampling, format = request.sampling, request.format
     if isinstance(format, JSONObject):
         told = {"type": "text", "text": "Answer with a JSON object and nothing else."}
-        before = [{"type": "text", "text": system}] if isinstance(system, str) else system
-        system = [*before, told]
+        system = [*as_blocks(system), told]
     temperature, limit = sampling.temperature, request.max_output_tokens
     given: dict[str, Any] = {
         "model": request.model,
@@ -372,7 +377,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     elif request.tool_choice is not None:
         notes.append(("tool_choice", "dropped", "there are no tools to choose from", ()))
     if request.reasoning is not None:
-        _add_reasoning(request.reasoning, given, notes)
+        _add_reasoning(request, request.reasoning, given, notes)
     if isinstance(format, JSONSchema):
         encoded = restore({"type": "json_schema", "schema": format.schema or {}}, format.extra)
         given["output_config"] = {**given.get("output_config", {}), "format": encoded}
@@ -386,7 +391,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     if dialect.cache_control and b'"cache_control":' not in data:
         # As its own clients do: what stands before the conversation, and the conversation so far.
         if system:
-            blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
-            body["system"] = [*blocks[:-1], {**blocks[-1], "cache_control": EPHEMERAL}]
+            *before, last = as_blocks(system)
+            body["system"] = [*before, {**last, "cache_control": EPHEMERAL}]
         data = json.dump(body | {"cache_control": EPHEMERAL})
     return data, losses + listed(notes) if notes else losses

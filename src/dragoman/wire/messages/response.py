@@ -19,12 +19,14 @@ from dragoman.core.event import (
 from dragoman.core.interfaces import Model
 from dragoman.core.item import (
     JSON,
+    Audio,
     CustomToolCall,
     FunctionCall,
     Item,
-    Message,
     Reasoning,
+    Refusal,
     Summary,
+    Text,
     Thought,
     Unknown,
     UnknownPart,
@@ -39,7 +41,7 @@ from .blocks import (
     NAME,
     encode_call,
     encode_citation,
-    encode_parts,
+    encode_item,
     encode_thinking,
     from_extra,
     restore,
@@ -88,6 +90,8 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
     >>> decode_usage({"input_tokens": 3, "cache_read_input_tokens": 4}).input_tokens
     7
     """
+    if not given:
+        return None
     read, written = (
         json.whole(given.get(f"cache_{how}_input_tokens")) for how in ("read", "creation")
     )
@@ -100,8 +104,6 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
     rest = {k: v for k, v in given.items() if k not in _COUNTED and v is not None}
     if left:
         rest["output_tokens_details"] = left
-    if not given:
-        return None
     return Usage(
         input_tokens=asked,
         output_tokens=answered,
@@ -114,8 +116,7 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
 
 def encode_usage(usage: Usage | None) -> dict[str, JSON]:
     """The counts under the protocol's names; two of them readers cannot do without."""
-    if usage is None:
-        return {"input_tokens": 0, "output_tokens": 0}
+    usage = usage or Usage()
     read, written = usage.cached_tokens, usage.cache_write_tokens
     fresh = (usage.input_tokens or 0) - (read or 0) - (written or 0)
     counted: dict[str, JSON] = {"input_tokens": max(fresh, 0)}
@@ -134,35 +135,12 @@ def encode_usage(usage: Usage | None) -> dict[str, JSON]:
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    content: list[JSON] = []
-    called = False
-    for item in response.choice(0):
-        content += encode_item(item)
-        called = called or isinstance(item, FunctionCall | CustomToolCall)
-    reason = response.reasons[0] if response.reasons else "stop"
+    items = response.choice(0)
+    called = any(isinstance(item, FunctionCall | CustomToolCall) for item in items)
+    content = [block for item in items for block in encode_item(item)]
     body = _opening(response.id, response.model, response.usage) | {"content": content}
-    body |= _stopped(reason, called, from_extra(response.extra))
+    body |= _stopped(response.reasons, called, from_extra(response.extra))
     return json.dump(restore(body, response.extra))
-
-
-def encode_item(item: Item) -> list[JSON]:
-    """The blocks for an item of an answer."""
-    match item:
-        case Message():
-            return encode_parts(item.parts)
-        case Reasoning():
-            block = encode_thinking(item)
-            return (
-                [block]
-                if block.get("thinking") or block.get("signature") or "data" in block
-                else []
-            )
-        case FunctionCall() | CustomToolCall():
-            return [encode_call(item)]
-        case Unknown(wire=wire) if wire == NAME:
-            return [{"type": item.kind, **item.value}]
-        case _:
-            return []
 
 
 def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
@@ -178,12 +156,13 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
     }
 
 
-def _stopped(reason: str, called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
-    """Why an answer ended, in the words its own server had for it. One with calls waits for their
-    results, whatever its server calls that."""
+def _stopped(reasons: Sequence[str], called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
+    """Why an answer ended, in the words its own server had for it. Only one with calls waits for
+    their results, whatever its server says: Claude Code asks for missing calls without end."""
     own = {name: value for name, value in own.items() if name in STOPPED}
-    if called and reason == "stop":
-        reason = "tool_calls"
+    reason = reasons[0] if reasons else "stop"
+    if reason in ("stop", "tool_calls"):
+        reason = "tool_calls" if called else "stop"
     return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None, **own}
 
 
@@ -207,23 +186,97 @@ class _Block:
 
 
 class _Item:
-    """An item and its blocks that are not complete. `own` is the block of a call, or of reasoning;
+    """An item, and its blocks that are not complete. `own` is the block of a call or of reasoning;
     `odd` says that a call's arguments are no object."""
 
-    __slots__ = ("blocks", "done", "item", "odd", "own", "parts")
+    __slots__ = ("blocks", "done", "gap", "odd", "own", "parts")
 
     def __init__(self, item: Item) -> None:
-        self.item = item
         self.blocks: list[_Block] = []
         self.parts: dict[int, _Block] = {}
         self.own: _Block | None = None
         self.odd: bool | None = None
+        self.gap = False  # another part of the thinking has begun
         self.done = False
+        match item:
+            case Reasoning():
+                opening: dict[str, JSON] = {"type": "thinking", "thinking": "", "signature": ""}
+                self.own = self._add(restore(opening, item.extra) | opening)
+            case FunctionCall() | CustomToolCall():
+                self.own = self._add(encode_call(item) | {"input": {}}, wanted=True)
+                if isinstance(item, CustomToolCall):
+                    self.own.deltas.append(_arguments('{"input":"'))
 
-    def add(self, opening: dict[str, JSON], *, wanted: bool = False) -> _Block:
+    def read(self, event: PartAdded | Delta | PartDone | ItemDone) -> None:
+        """What the event adds to the blocks."""
+        own = self.own
+        match event:
+            case Delta():
+                block = own or self.parts.get(event.part_index)
+                if block is not None and event.data:
+                    self._delta(block, event)
+            case PartAdded(part=Thought() | Summary()):
+                self.gap = own is not None and bool(own.deltas or own.number is not None)
+            case PartAdded(part=Text() | Refusal() | Audio() as part):
+                opening: dict[str, JSON] = {"type": "text", "text": ""}
+                self.parts[event.part_index] = self._add(restore(opening, part.extra))
+            case PartDone(part=UnknownPart(wire=wire, value=value)) if wire == NAME:
+                self._add(value, wanted=True).done = True
+            case PartDone():
+                if (block := self.parts.get(event.part_index)) is not None:
+                    block.done = True
+            case ItemDone():
+                self._complete(event.item, own)
+                self.end()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self.done = True
+        for block in self.blocks:
+            block.done = True
+
+    def _add(self, opening: dict[str, JSON], *, wanted: bool = False) -> _Block:
         block = _Block(opening, wanted=wanted)
         self.blocks.append(block)
         return block
+
+    def _delta(self, block: _Block, event: Delta) -> None:
+        data = event.data
+        match event.kind:
+            case "text" | "refusal" | "transcript":
+                block.deltas.append(_delta("text_delta", "text", data))
+            case "reasoning" | "summary":
+                if self.gap:
+                    block.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+                    self.gap = False
+                block.deltas.append(_delta("thinking_delta", "thinking", data))
+            case "arguments":
+                if self.odd is None and (begun := data.lstrip()):
+                    self.odd = begun[0] != "{"
+                if not self.odd:
+                    block.deltas.append(_arguments(data))
+            case "input":
+                block.deltas.append(_arguments(json.text(data)[1:-1]))
+            case "annotation":
+                if (citation := encode_citation(data)) is not None:
+                    delta = json.dump({"type": "citations_delta", "citation": citation})
+                    block.deltas.append(delta)
+
+    def _complete(self, item: Item, own: _Block | None) -> None:
+        """What only the complete item shows."""
+        match item:
+            case Reasoning() if own is not None:
+                block = encode_thinking(item)
+                if block["type"] == "redacted_thinking":
+                    own.opening, own.wanted = block, True
+                elif signature := block["signature"]:
+                    own.deltas.append(_delta("signature_delta", "signature", signature))
+            case FunctionCall() if own is not None and self.odd:
+                own.deltas.append(_arguments(json.text(encode_call(item)["input"])))
+            case CustomToolCall() if own is not None:
+                own.deltas.append(_arguments('"}'))
+            case Unknown(wire=wire) if wire == NAME:
+                self._add({"type": item.kind, **item.value}, wanted=True)
 
 
 class Encoder:
@@ -231,7 +284,7 @@ class Encoder:
     waits until those before it are complete."""
 
     def __init__(self, request: Request, dialect: Dialect) -> None:
-        self._items: list[_Item | None] = []  # by index; None for those of another choice
+        self._items: list[_Item] = []  # by index
         self._waiting: list[_Item] = []  # those that are not complete; the first is sent
         self._blocks = 0  # that were opened
         self._called = False
@@ -244,144 +297,46 @@ class Encoder:
         encoded: list[bytes] = []
         for event in events:
             match event:
-                case Delta():
-                    self._delta(event)
+                case PartAdded() | Delta() | PartDone() | ItemDone():
+                    self._items[event.index].read(event)
+                case ItemAdded():
+                    self._items.append(_Item(event.item))
+                    if not event.choice:  # those of the others are never sent
+                        self._waiting.append(self._items[-1])
+                        self._called |= isinstance(event.item, FunctionCall | CustomToolCall)
                 case Started():
                     self._begun, self._own = True, from_extra(event.extra)
                     more = {k: v for k, v in self._own.items() if k not in STOPPED}
                     message = merge(_opening(event.id, event.model, None), more)
                     encoded.append(_frame("message_start", {"message": message}))
-                case ItemAdded():
-                    self._item_added(event)
-                case PartAdded():
-                    self._part_added(event)
-                case PartDone():
-                    self._part_done(event)
-                case ItemDone():
-                    self._item_done(event)
                 case Finished():
                     self._send(encoded)
                     self._finish(event, encoded)
                 case Failed():
+                    # A call that is not complete stays open: readers run those that are closed.
                     for item in self._waiting:
-                        item.done = True
-                        for block in item.blocks:
-                            block.done = True
+                        if item.own is None or item.own.opening["type"] != "tool_use":
+                            item.end()
                     self._send(encoded)
                     self._over = True
                     encoded.append(_frame("error", {"error": error_object(event.fault)}))
-        if self._waiting:
-            self._send(encoded)
+        self._send(encoded)
         return b"".join(encoded)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A `ping`, which every reader of this protocol knows."""
         return _frame("ping", {}) if self._begun and not self._over else b""
 
-    # ---- what comes ----------------------------------------------------------------------
-
-    def _item_added(self, event: ItemAdded) -> None:
-        if event.choice:
-            self._items.append(None)
-            return
-        item = _Item(event.item)
-        self._items.append(item)
-        self._waiting.append(item)
-        match event.item:
-            case Reasoning() as reasoning:
-                opening = {"type": "thinking", "thinking": "", "signature": ""}
-                item.own = item.add(restore(opening, reasoning.extra) | opening)
-            case FunctionCall() | CustomToolCall() as call:
-                self._called = True
-                block = encode_call(call) | {"input": {}}
-                item.own = item.add(block, wanted=True)
-                if isinstance(call, CustomToolCall):
-                    item.own.deltas.append(_arguments('{"input":"'))
-
-    def _part_added(self, event: PartAdded) -> None:
-        item = self._items[event.index]
-        if item is None:
-            return
-        match event.part:
-            case Thought() | Summary():
-                if item.own is not None and (item.own.deltas or item.own.number is not None):
-                    item.own.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
-            case UnknownPart():
-                pass
-            case _:
-                item.parts[event.part_index] = item.add(
-                    restore({"type": "text", "text": ""}, event.part.extra)
-                )
-
-    def _delta(self, event: Delta) -> None:
-        item = self._items[event.index]
-        if item is None:
-            return
-        data = event.data
-        match event.kind:
-            case "text" | "refusal" | "transcript":
-                if data:
-                    delta = _delta("text_delta", "text", data)
-                    item.parts[event.part_index].deltas.append(delta)
-            case "reasoning" | "summary":
-                if data and item.own is not None:
-                    item.own.deltas.append(_delta("thinking_delta", "thinking", data))
-            case "arguments" if item.own is not None:
-                if item.odd is None and (begun := data.lstrip()):
-                    item.odd = begun[0] != "{"
-                if not item.odd:
-                    item.own.deltas.append(_arguments(data))
-            case "input" if item.own is not None:
-                item.own.deltas.append(_arguments(json.text(data)[1:-1]))
-            case "annotation":
-                if (citation := encode_citation(data)) is not None:
-                    delta = json.dump({"type": "citations_delta", "citation": citation})
-                    item.parts[event.part_index].deltas.append(delta)
-
-    def _part_done(self, event: PartDone) -> None:
-        item = self._items[event.index]
-        if item is None or isinstance(event.part, Thought | Summary):
-            return
-        if isinstance(event.part, UnknownPart):
-            if event.part.wire == NAME:
-                item.add(event.part.value, wanted=True).done = True
-        else:
-            item.parts[event.part_index].done = True
-
-    def _item_done(self, event: ItemDone) -> None:
-        item = self._items[event.index]
-        if item is None:
-            return
-        own = item.own
-        match event.item:
-            case Reasoning() as reasoning if own is not None:
-                fields = from_extra(reasoning.extra)
-                signature = fields.get("signature")
-                if "data" in fields and not reasoning.text:
-                    own.opening, own.wanted = encode_thinking(reasoning), True
-                elif isinstance(signature, str) and signature:
-                    own.deltas.append(_delta("signature_delta", "signature", signature))
-            case FunctionCall() as call if own is not None and item.odd:
-                own.deltas.append(_arguments(json.text(encode_call(call)["input"])))
-            case CustomToolCall() if own is not None:
-                own.deltas.append(_arguments('"}'))
-            case Unknown(wire=wire, kind=kind, value=value) if wire == NAME:
-                item.add({"type": kind, **value}, wanted=True)
-        for block in item.blocks:
-            block.done = True
-        item.done = True
-
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
         self._over = True
-        reason = event.reasons[0] if event.reasons else "stop"
         late = from_extra(event.extra)
-        delta = _stopped(reason, self._called, self._own | late)
-        more = {k: v for k, v in late.items() if k not in STOPPED}
-        usage = encode_usage(event.usage)
-        fields: dict[str, JSON] = {"delta": merge(delta, more), "usage": usage}
-        encoded += (_frame("message_delta", fields), _frame("message_stop", {}))
-
-    # ---- what goes -----------------------------------------------------------------------
+        delta = _stopped(event.reasons, self._called, self._own | late)
+        kind, usage = "message_delta", encode_usage(event.usage)
+        fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
+        for name, value in late.items():
+            if name not in STOPPED:
+                (delta if name == "container" else fields).setdefault(name, value)
+        encoded += (_frame(kind, fields), _frame("message_stop", {}))
 
     def _send(self, encoded: list[bytes]) -> None:
         """Send the first blocks that are not complete, as far as they are."""
@@ -391,11 +346,8 @@ class Encoder:
                 block = item.blocks[0]
                 if block.number is None and (block.deltas or block.wanted):
                     block.number, self._blocks = self._blocks, self._blocks + 1
-                    fields: dict[str, JSON] = {
-                        "index": block.number,
-                        "content_block": block.opening,
-                    }
-                    encoded.append(_frame("content_block_start", fields))
+                    start: dict[str, JSON] = {"content_block": block.opening}
+                    encoded.append(_frame("content_block_start", {"index": block.number} | start))
                 if block.deltas:
                     head = b'event: content_block_delta\ndata: {"type":"content_block_delta",'
                     head += b'"index":%d,"delta":' % (block.number or 0)
@@ -438,6 +390,8 @@ _TYPES = {
 }
 """The type of an error, by its status."""
 OVERLOADED = 529
+_TOO_LONG = "context_length_exceeded", "exceed_context_size_error"
+"""The codes and types by which other protocols say that a prompt exceeds the context."""
 
 
 def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
@@ -452,9 +406,12 @@ def error_object(fault: Fault) -> dict[str, JSON]:
     >>> error_object(Fault("overloaded", "Later."))
     {'type': 'overloaded_error', 'message': 'Later.'}
     """
-    status = _status(fault)
+    status, message = _status(fault), fault.message
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": kind, "message": fault.message, **(fault.extra or {}).get("error", {})}
+    if fault.upstream_code in _TOO_LONG or fault.upstream_type in _TOO_LONG:
+        # This protocol has no code for it: agents know it by these words, and compact.
+        message = f"prompt is too long: {message}"
+    return {"type": kind, "message": message, **(fault.extra or {}).get("error", {})}
 
 
 def _status(fault: Fault) -> int:
@@ -471,10 +428,9 @@ def encode_model(model: Model) -> bytes:
 
 def encode_models(models: Sequence[Model]) -> bytes:
     """All models, on one page."""
-    ends = {"first_id": models[0].id, "last_id": models[-1].id} if models else {}
-    blank = {"first_id": None, "last_id": None}
-    listed = [_model(model) for model in models]
-    return json.dump({"data": listed, "has_more": False, **blank, **ends})
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    listing = {"data": [_model(model) for model in models], "has_more": False}
+    return json.dump({**listing, "first_id": first, "last_id": last})
 
 
 def _model(model: Model) -> dict[str, JSON]:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import cast
+
 import msgspec
 from msgspec import Raw, Struct
 
-from dragoman.core.error import Fault
+from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
-from dragoman.core.item import JSON, FunctionCall, Item, Message, Reasoning, Text, Unknown
-from dragoman.core.turn import EMPTY, Turn
+from dragoman.core.item import (
+    JSON,
+    FunctionCall,
+    Item,
+    ItemStatus,
+    Message,
+    Reasoning,
+    Text,
+    Unknown,
+)
+from dragoman.core.open_item import OpenItem
+from dragoman.core.turn import EMPTY, NAMELESS, SHORT, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import ABSENT, BROKEN
 
@@ -16,19 +29,18 @@ from .blocks import NAME, decode_citation, to_extra
 from .response import REASONS, STOPPED, decode_usage
 
 _BLANK = b"\xef\xbb\xbf \t\r\n"
-_ITSELF = frozenset({"id", "type", "role", "model", "content", "usage", *STOPPED})
-"""Fields of a message that we know."""
-_KNOWN: dict[str, frozenset[str]] = {
+_OF_A_MESSAGE = frozenset({"id", "type", "role", "model", "content", "usage", *STOPPED})
+_OF_AN_END = frozenset({"type", "delta", "usage"})
+_OF_BLOCKS: dict[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "citations"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
     "redacted_thinking": frozenset({"type"}),
     "tool_use": frozenset({"type", "id", "name", "input"}),
 }
-"""Fields of a block that we know, or that its item does not keep in its extra."""
+"""Fields that are decoded, and so are not stored in the extra: by the type of a block."""
 
 
 class _Delta(Struct):
-    type: str = ""
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None
@@ -36,21 +48,9 @@ class _Delta(Struct):
     citation: JSON = None
 
 
-class _Event(Struct):
-    type: str = ""
-    index: int = 0
-    delta: JSON = None
-    message: JSON = None
-    content_block: JSON = None
-    usage: JSON = None
-    error: JSON = None
-
-
-class _BlockDelta(Struct):
-    """The commonest event by far."""
-
+class _BlockDelta(Struct, kw_only=True):
     type: str
-    index: int
+    index: int = 0  # servers that leave it out have one block
     delta: _Delta
 
 
@@ -65,20 +65,22 @@ class _Inputs(Struct):
 
 
 _block_delta = msgspec.json.Decoder(_BlockDelta).decode
-_DELTA = b'{"type":"content_block_delta"'
+_inputs = msgspec.json.Decoder(_Inputs).decode
+_DELTA = "content_block_delta"
 
 
 class _Block:
     """A content block that is open: the item it belongs to, and which part of it."""
 
-    __slots__ = ("fields", "index", "json", "kind", "part")
+    __slots__ = ("fields", "index", "json", "kind", "part", "signature")
 
     def __init__(self, kind: str, index: int, part: int, fields: dict[str, JSON]) -> None:
         self.kind = kind
         self.index = index
         self.part = part
         self.fields = fields
-        self.json: list[str] = []  # the input of a call, in pieces
+        self.json: list[str] = []  # the input of a server's tool, in pieces
+        self.signature: list[str] = []  # of thinking, in pieces
 
 
 class Decoder:
@@ -86,131 +88,130 @@ class Decoder:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._sse: sse.SSEDecoder | None = None  # of an answer that is a stream
-        self._whole: bytearray | None = None  # an answer that is one JSON value
-        self._head = b""  # the first bytes, to be quoted where they make no sense
+        self._head = b""  # the first bytes: they show whether this is a stream or one JSON value
+        self._body = bytearray()  # of an answer that is one
+        self._sse = sse.SSEDecoder()
         self._blocks: dict[int, _Block] = {}  # those that are open, by their number
+        # The one that stopped last stays open: what follows says whether it is complete.
+        self._stopped: int | None = None
         self._message: int | None = None  # the item that texts in a row belong to
         self._parts = 0  # of that item
         self._usage: dict[str, JSON] = {}
         self._reason: str | None = None
-        self._stopped = False  # `message_stop` was read
 
     @property
     def ended(self) -> bool:
         """True once the answer is over."""
-        return self._stopped or self._turn.over
+        return self._turn.over
 
     # ---- bytes ---------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
         turn = self._turn
-        if self._sse is None and self._whole is None:
-            # The first bytes show whether this is a stream or one JSON value; blanks are skipped.
+        if not self._head:
             data = data.lstrip(_BLANK)
-            if data[:1] in (b"{", b"["):
-                self._whole = bytearray()
-            elif data:
-                self._sse = sse.SSEDecoder()
         if len(self._head) < error.SHOWN:
             self._head = (self._head + data)[: error.SHOWN]
         if turn.over:
-            return turn.take()
-        if self._whole is not None:
-            self._whole += data
-            if len(self._whole) > json.MAX_ANSWER:
-                self._fail(f"The model's server sent more than {json.MAX_ANSWER} bytes.")
-        elif self._sse is not None:
+            pass
+        elif self._is_whole:
+            self._body += data
+            if len(self._body) > json.MAX_ANSWER:
+                self._fail(f"more than {json.MAX_ANSWER} bytes")
+        else:
             try:
                 for _, each in self._sse.feed(data):
                     self._event(each)
             except ValueError as problem:
-                self._fail(f"The model's server sent {problem}.")
+                self._fail(str(problem))
         return turn.take()
 
     def close(self) -> list[Event]:
         """No more bytes will come: the answer ends now, as what it is."""
         turn = self._turn
-        if self._whole is not None and not turn.over:
-            self._read_whole(bytes(self._whole))
+        if self._is_whole and not turn.over:
+            self._read_whole(bytes(self._body))
         elif not turn.over:
-            for _, each in self._sse.close() if self._sse else ():
+            for _, each in self._sse.close():
                 self._event(each, last=True)
-            if not turn.started and self._head:
-                fault = error.decode(0, self._head)
-                turn.fail(fault)
-            self._end(complete=self._stopped)
+            self._end()
         return turn.take()
 
-    def _fail(self, message: str) -> None:
-        self._turn.fail(Fault("upstream_error", message, "upstream"))
+    @property
+    def _is_whole(self) -> bool:
+        return self._head[:1] in (b"{", b"[")
+
+    def _fail(self, what: str) -> None:
+        fault = Fault("upstream_error", f"The model's server sent {what}.", "upstream")
+        self._turn.fail(fault)
 
     # ---- a stream ------------------------------------------------------------------------
 
     def _event(self, data: bytes, *, last: bool = False) -> None:
-        turn = self._turn
-        if turn.over:
+        if self._turn.over:
             return
-        if data.startswith(_DELTA):
-            try:
-                found = _block_delta(data)
-            except BROKEN:  # half a character, or a shape of its own
-                pass
-            else:
+        try:
+            found = _block_delta(data)
+            # As nearly always. How deep a citation is nested is looked at below.
+            if found.type == _DELTA and found.delta.citation is None:
                 self._delta(found.index, found.delta)
                 return
-        try:
-            value = json.load(data)
-            event = msgspec.convert(value, _Event)
-        except (ValueError, msgspec.ValidationError):
-            if not last and turn.started:  # half an event at the end is a cut
-                self._fail("The model's server sent an event that is no event of this protocol.")
+        except BROKEN:  # another event, or half a character
+            pass
+        if data == sse.END:  # of another protocol; what this one has may be missing
+            self._end(complete=True)
             return
-        match event.type:
+        try:
+            event = json.load(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            if not last:  # half an event at the end is a cut
+                self._fail("an event that is no event of this protocol")
+            return
+        match event.get("type"):
             case "content_block_delta":
                 try:
-                    delta = msgspec.convert(event.delta, _Delta)
-                except msgspec.ValidationError:
+                    delta = msgspec.convert(event.get("delta"), _Delta)
+                except msgspec.ValidationError:  # a delta of a kind that we do not know
                     return
-                self._delta(event.index, delta)
+                self._delta(_number(event), delta)
             case "message_start":
-                self._start(event.message if isinstance(event.message, dict) else {})
+                self._start(_object(event.get("message")))
             case "content_block_start":
-                block = event.content_block
-                self._open(event.index, block if isinstance(block, dict) else {})
+                self._open(_number(event), _object(event.get("content_block")))
             case "content_block_stop":
-                self._close(event.index)
+                self._close_stopped()
+                self._stopped = _number(event)
             case "message_delta":
-                self._count(event.usage)
-                if isinstance(event.delta, dict):
-                    self._stop(event.delta)
+                self._count(event.get("usage"))
+                self._stop(_object(event.get("delta")) | event)
             case "message_stop":
-                self._stopped = True
                 self._end(complete=True)
-            case "error" | "":
-                fault = error.describe(value)
-                if fault is not None:
-                    turn.fail(fault)
+            case "error" | None as kind:
+                if (fault := error.describe(event)) is not None:
+                    self._turn.fail(fault)
+                elif kind is not None:
+                    self._fail("an error and did not explain it")
 
     def _start(self, message: dict[str, JSON]) -> None:
         self._count(message.get("usage"))
         model, id = message.get("model"), message.get("id")
-        rest = {k: v for k, v in message.items() if k not in _ITSELF and v is not None}
+        rest = {k: v for k, v in message.items() if k not in _OF_A_MESSAGE and v is not None}
         extra = to_extra(rest) or {}
         if isinstance(id, str) and id:
             extra["upstream"] = {"id": id}
-        self._turn.header(model if isinstance(model, str) and model else None, extra)
+        self._turn.header(model if isinstance(model, str) else None, extra)
 
     def _count(self, usage: JSON) -> None:
         """Counts grow; those at the end complete those at the beginning."""
-        if isinstance(usage, dict):
-            self._usage |= {name: value for name, value in usage.items() if value is not None}
-            self._turn.usage = decode_usage(self._usage)
+        self._usage |= {k: v for k, v in _object(usage).items() if v is not None}
+        self._turn.usage = decode_usage(self._usage)
 
     def _stop(self, delta: dict[str, JSON]) -> None:
         """Why the answer ended; what our own reasons do not tell stays in the extra."""
-        given = {name: value for name, value in delta.items() if value is not None}
+        given = {n: v for n, v in delta.items() if v is not None and n not in _OF_AN_END}
         if isinstance(reason := given.get("stop_reason"), str):
             self._reason = REASONS.get(reason, "stop")
             if reason in ("end_turn", "max_tokens", "tool_use", "refusal"):
@@ -221,160 +222,155 @@ class Decoder:
     # ---- blocks --------------------------------------------------------------------------
 
     def _open(self, number: int, fields: dict[str, JSON]) -> None:
-        turn, kind = self._turn, str(fields.get("type"))
-        if number in self._blocks:
-            self._close(number)
-        rest = {k: v for k, v in fields.items() if k not in _KNOWN.get(kind, ()) and v is not None}
-        extra = to_extra(rest)
+        turn, kind = self._turn, fields.get("type")
+        if not isinstance(kind, str):
+            kind = "text"
+        self._close_stopped()
+        self._close(number)  # a number that is given twice
+        known = _OF_BLOCKS.get(kind, frozenset())
+        extra = to_extra({k: v for k, v in fields.items() if k not in known and v is not None})
         if kind == "text":
             if self._message is None:
                 self._message, self._parts = turn.open(Message("assistant")), 0
             block = _Block(kind, self._message, self._parts, fields)
             self._parts += 1
-            self._blocks[number] = block
-            item = turn.item(block.index)
-            if item is not None:
-                turn.emit(item.at("text", block.part, Text("", extra=extra))[0])
-            self._text(block, fields.get("text"))
-            listed = fields.get("citations")
-            for citation in listed if isinstance(listed, list) else ():
-                self._cite(block, citation)
-            return
-        self._message_done()
-        opened: Item
-        match kind:
-            case "thinking" | "redacted_thinking":
-                opened = Reasoning(extra=extra)
-            case "tool_use":
-                id, name = str(fields.get("id") or ""), str(fields.get("name") or "")
-                opened = FunctionCall(id, name, "", extra=extra)
-            case _:
-                self._blocks[number] = _Block(kind, -1, 0, fields)
-                return
-        block = self._blocks[number] = _Block(kind, turn.open(opened), 0, fields)
-        if kind == "thinking":
-            self._think(block, fields.get("thinking"))
-            self._sign(block, fields.get("signature"))
+            item = cast(OpenItem, turn.item(block.index))  # the message is open
+            turn.emit(item.at("text", block.part, Text("", extra=extra))[0])
+        else:
+            self._message_done()
+            opened: Item
+            match kind:
+                case "thinking" | "redacted_thinking":
+                    opened = Reasoning(extra=extra)
+                case "tool_use":
+                    name = fields.get("name")
+                    if not isinstance(name, str) or not name:
+                        turn.fail(NAMELESS)
+                        return
+                    opened = FunctionCall(str(fields.get("id") or ""), name, "", extra=extra)
+                case _:
+                    rest = {name: value for name, value in fields.items() if name != "type"}
+                    opened = Unknown(NAME, kind, rest)
+            block = _Block(kind, turn.open(opened), 0, fields)
+        self._blocks[number] = block
+        given = {name: fields.get(name) for name in ("text", "thinking", "signature")}
+        for name, value in given.items():
+            if isinstance(value, str) and value:
+                self._delta(number, _Delta(**{name: value}))
+        cited = fields.get("citations")
+        for citation in cited if isinstance(cited, list) else ():
+            self._delta(number, _Delta(citation=citation))
 
     def _delta(self, number: int, delta: _Delta) -> None:
-        block = self._blocks.get(number)
-        if block is None:  # never opened, as servers that are nearly right do
-            kind = "thinking" if delta.thinking is not None else "text"
-            self._open(number, {"type": kind})
-            block = self._blocks[number]
-        if delta.text is not None:
-            self._text(block, delta.text)
-        elif delta.partial_json is not None:
-            if block.kind == "tool_use" and delta.partial_json:
-                self._turn.write(block.index, "arguments", delta.partial_json)
-            block.json.append(delta.partial_json)
-        elif delta.thinking is not None:
-            self._think(block, delta.thinking)
-        elif delta.signature is not None:
-            self._sign(block, delta.signature)
-        elif delta.citation is not None:
-            self._cite(block, delta.citation)
+        """More of a block. What its item does not have is ignored."""
+        turn, block = self._turn, self._blocks.get(number)
+        item = None if block is None else turn.item(block.index)
+        if block is None or item is None:  # never opened, as servers that are nearly right do
+            thinks = delta.thinking is not None or delta.signature is not None
+            calls = delta.partial_json is not None
+            self._open(number, {"type": "thinking" if thinks else "tool_use" if calls else "text"})
+            if not turn.over:
+                self._delta(number, delta)
+        elif delta.text:
+            turn.write(block.index, "text", delta.text, block.part)
+        elif delta.thinking:
+            turn.write(block.index, "reasoning", delta.thinking)
+        elif delta.partial_json:
+            if block.kind == "tool_use":
+                turn.write(block.index, "arguments", delta.partial_json)
+            else:
+                block.json.append(delta.partial_json)
+        elif delta.signature:
+            block.signature.append(delta.signature)
+        elif isinstance(delta.citation, dict) and block.kind == "text":
+            turn.emit(item.annotate(decode_citation(delta.citation), block.part))
 
-    def _text(self, block: _Block, text: JSON) -> None:
-        if isinstance(text, str) and text and block.kind == "text":
-            self._turn.write(block.index, "text", text, block.part)
+    def _close_stopped(self) -> None:
+        if self._stopped is not None:
+            self._close(self._stopped)
+            self._stopped = None
 
-    def _think(self, block: _Block, text: JSON) -> None:
-        if isinstance(text, str) and text and block.kind == "thinking":
-            self._turn.write(block.index, "reasoning", text)
-
-    def _sign(self, block: _Block, signature: JSON) -> None:
-        item = self._turn.item(block.index) if block.kind == "thinking" else None
-        if item is not None and isinstance(signature, str) and signature:
-            block.fields["signed"] = signature = str(block.fields.get("signed", "")) + signature
-            item.attach_reasoning({NAME: {"signature": signature}}, None)
-
-    def _cite(self, block: _Block, citation: JSON) -> None:
-        item = self._turn.item(block.index) if block.kind == "text" else None
-        if item is not None and isinstance(citation, dict):
-            self._turn.emit(item.annotate(decode_citation(citation), block.part))
-
-    def _close(self, number: int) -> None:
+    def _close(self, number: int, status: ItemStatus = "completed") -> None:
         turn, block = self._turn, self._blocks.pop(number, None)
-        if block is None:
+        item = None if block is None else turn.item(block.index)
+        if block is None or item is None:
             return
         if block.kind == "text":
-            item = turn.item(block.index)
-            if item is not None:
-                turn.emit(item.close_part(item.at("text", block.part)[1]))
-        elif block.index >= 0:
-            if block.kind == "tool_use" and not "".join(block.json):
-                given = block.fields.get("input")
-                turn.write(block.index, "arguments", json.text(given if given else {}))
-            turn.close(block.index)
-        else:
-            fields = {k: v for k, v in block.fields.items() if k != "type"}
-            if block.json:
-                try:
-                    fields["input"] = json.load("".join(block.json))
-                except ValueError:
-                    fields["input"] = "".join(block.json)
-            turn.close(turn.open(Unknown(NAME, block.kind, fields)))
+            turn.emit(item.close_part(item.at("text", block.part)[1]))
+            return
+        if block.signature:
+            item.attach_reasoning({NAME: {"signature": "".join(block.signature)}}, None)
+        final: Item | None = None
+        if isinstance(item.empty, Unknown) and block.json:
+            given: JSON = "".join(block.json)
+            with suppress(ValueError):
+                given = json.load(str(given))
+            final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
+        elif block.kind == "tool_use" and not item.data.getvalue() and block.fields.get("input"):
+            turn.write(block.index, "arguments", json.text(block.fields["input"]))
+        item.status = status
+        turn.close(block.index, final)
 
     def _message_done(self) -> None:
         """What follows is no text: the message is complete."""
         if self._message is not None:
-            index, self._message = self._message, None
-            if not any(block.index == index for block in self._blocks.values()):
-                self._turn.close(index)
+            self._turn.close(self._message)
+            self._message = None
 
     # ---- the end -------------------------------------------------------------------------
 
-    def _end(self, *, complete: bool) -> None:
-        turn = self._turn
+    def _end(self, *, complete: bool = False) -> None:
+        turn, head = self._turn, self._head
         if turn.over:
             return
-        if self._reason is None and not complete:
-            turn.end(complete=False)
-            return
-        for number in list(self._blocks):
-            self._close(number)
-        self._message_done()
-        reason = self._reason or "stop"
-        if not turn.started:
+        if not turn.started and (complete or not head):
             turn.fail(EMPTY)
-        else:
+        elif complete or self._reason is not None:
+            reason = self._reason or "stop"
+            status: ItemStatus = "incomplete" if reason in SHORT else "completed"
+            for number in list(self._blocks):
+                self._close(number, status)
             if not turn.has_output:
                 turn.open(Message("assistant"))
-            turn.complete(
-                "incomplete" if reason in ("length", "content_filter") else "completed", (reason,)
-            )
+            turn.complete(status, (reason,))
+        elif turn.started or sse.may_begin(head):
+            turn.fail(CUT)
+        else:
+            turn.fail(error.decode(200, head))
 
     def _read_whole(self, data: bytes) -> None:
         try:
             value = json.load(data)
         except ValueError as problem:
-            self._fail(f"The model's server sent a body that {problem}.")
+            self._turn.fail(error.unreadable(problem))
             return
-        if not isinstance(value, dict) or not isinstance(value.get("content"), list):
+        content = value.get("content") if isinstance(value, dict) else None
+        if not isinstance(value, dict) or not isinstance(content, list):
             fault = error.describe(value)
             if fault is not None:
                 self._turn.fail(fault)
             else:
-                self._fail("The model's server answered with something that is no message.")
+                self._fail("an answer that is no message")
             return
         self._start(value)
-        inputs = _inputs(data)
-        for number, block in enumerate(value["content"]):
+        try:
+            inputs = [bytes(block.input).decode() for block in _inputs(data).content]
+        except BROKEN:  # half a character, or a block that is no object
+            inputs = [""] * len(content)
+        for number, (block, given) in enumerate(zip(content, inputs, strict=True)):
             if isinstance(block, dict):
                 self._open(number, block)
-                if block.get("type") == "tool_use" and inputs:
-                    arguments = bytes(inputs[number].input).decode("utf-8", "replace")
-                    self._delta(number, _Delta(partial_json=arguments))
-                self._close(number)
+                if block.get("type") == "tool_use" and block.get("input"):
+                    self._delta(number, _Delta(partial_json=given))
+                self._stopped = number
         self._stop({name: value.get(name) for name in STOPPED})
-        self._stopped = True
         self._end(complete=True)
 
 
-def _inputs(data: bytes) -> list[_Input]:
-    """The inputs of the blocks in a body; none where it is no body of this protocol."""
-    try:
-        return msgspec.json.decode(data, type=_Inputs).content
-    except BROKEN:
-        return []
+def _object(value: JSON) -> dict[str, JSON]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(event: dict[str, JSON]) -> int:
+    """The number of the block that an event is about; servers that leave it out have one block."""
+    return json.whole(event.get("index")) or 0

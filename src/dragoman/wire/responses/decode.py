@@ -191,7 +191,7 @@ class ItemState:
             events, part = item.at(kind, self._numbers[kind == "summary"].find(kind, given))
             self._turn.emit(events)
             written = part.data
-        if not str(written):
+        if not written.getvalue():
             self.write(kind, data, given, tokens)
 
     def annotate(self, note: Annotation, given: JSON) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 
 from msgspec.structs import replace
 
 from dragoman.core.event import (
     Delta,
+    DeltaKind,
     Event,
     Failed,
     Finished,
@@ -18,7 +20,7 @@ from dragoman.core.event import (
     Progress,
     Started,
 )
-from dragoman.core.fold import Fold
+from dragoman.core.fold import Fold, fold
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -92,16 +94,16 @@ class Encoder:
         self._id = ""  # of the response
         self._positions: dict[int, _Position] = {}  # of items, by our index
         self._fold = Fold()
-        self._unfolded: list[Event] = []  # deltas that the fold gets with the event after them
+        self._unfolded = StringIO()  # of deltas that the fold gets with the event after them
         self._serial = ItemSerializer()
         self._first: FirstChoice | None = None  # needed only where there are alternatives
         self._items = 0
         self._number = 0  # of the next event
-        self._in_progress: Response | None = None  # as it began, until the answer is over
+        self._in_progress: Started | None = None  # until the answer is over
         self._over = False
         # The last delta, as most are of the kind of the one before: which it was, and what stands
         # before its number and after its data.
-        self._key: tuple[int, str, int] | None = None
+        self._key: tuple[int, DeltaKind, int] | None = None
         self._before = self._after = b""
         self._out: list[bytes] = []  # the frames of this batch
 
@@ -111,7 +113,7 @@ class Encoder:
         place, count = 0, len(events)
         while place < count:
             run: list[str] = []  # the data of deltas that are like the last one
-            start, key = place, self._key
+            key = self._key
             while place < count and key is not None:
                 event = events[place]
                 if not isinstance(event, Delta) or event.tokens:
@@ -124,7 +126,7 @@ class Encoder:
                 self._one(events[place])
                 place += 1
                 continue
-            self._unfolded += events[start:place]
+            self._unfolded.writelines(run)
             before, after = self._before, self._after
             number, self._number = self._number, self._number + len(run)
             if len(run) == 1:
@@ -155,11 +157,16 @@ class Encoder:
             return b""
         if not data:
             return sse.comment("still working")
-        self._snapshot("response.in_progress", encode_object(self._in_progress, self._echo))
+        response = fold((self._in_progress,))
+        self._snapshot("response.in_progress", encode_object(response, self._echo))
         return self._out.pop()
 
     def _one(self, event: Event) -> None:
         """Encode an event that is no delta like the last."""
+        if self._key is not None and (text := self._unfolded.getvalue()):
+            index, kind, number = self._key
+            self._fold.feed_all((Delta(index, number, kind, text),))
+            self._unfolded = StringIO()
         if isinstance(event, ItemAdded):
             if event.choice and self._first is None:
                 self._first, self._key = FirstChoice(self._items), None
@@ -169,8 +176,7 @@ class Encoder:
             return
         if self._hides and isinstance(only, ItemAdded | ItemDone):
             only = replace(only, item=shown((only.item,))[0])
-        self._fold.feed_all((*self._unfolded, only))
-        self._unfolded.clear()
+        self._fold.feed_all((only,))
         for ready in self._serial.feed(only):
             self._encode(ready)
 
@@ -297,7 +303,7 @@ class Encoder:
     def _start(self, event: Started) -> None:
         """The first events; a run in the background begins as one that waits its turn."""
         self._id = event.id
-        self._in_progress = response = self._fold.response
+        self._in_progress, response = event, self._fold.response
         begun = opening = encode_object(response, self._echo)
         if self._queued:
             opening = encode_object(replace(response, status="queued"), self._echo)

@@ -185,6 +185,10 @@ _reasoning, _stream_options, _text = Reader(_Reasoning), Reader(_StreamOptions),
 # ---- decoding -----------------------------------------------------------------------------
 
 
+_USUAL = {WIRE: {"store": None}}
+"""The extra of most requests: one for all."""
+
+
 def decode(data: bytes) -> Request:
     """The request in a body. Raises FaultError naming the field that is wrong.
 
@@ -254,7 +258,7 @@ def _decode(data: bytes) -> Request:
         stream=body.stream or False,
         store=body.store,
         include=include,
-        extra=extra or None,
+        extra=_USUAL if extra == _USUAL else extra or None,
         **plain,
     )
 

@@ -1,0 +1,246 @@
+"""Requests of Messages clients, decoded and encoded; and those of other clients, encoded."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec import convert, to_builtins
+
+from dragoman.core.error import FaultError
+from dragoman.core.item import FunctionCall, Message, Text
+from dragoman.core.request import Request, UnknownTool
+from dragoman.wire import error
+from dragoman.wire.messages import MESSAGES
+from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
+from tests.wire.messages.schema import check_request
+
+REQUESTS = cases(__file__, "requests")
+REFUSED = cases(__file__, "refused")
+ENCODED = cases(__file__, "encoded")
+CACHED = Dialect(cache_control=True)
+MARK = {"type": "ephemeral"}
+DEEP: list[Any] = []
+for _ in range(300):
+    DEEP = [DEEP]
+
+
+def decode(body: Any) -> Request:
+    return MESSAGES.decode_request((body if isinstance(body, str) else json.dumps(body)).encode())
+
+
+def encoded(request: Request, dialect: Dialect = STANDARD) -> tuple[Any, list[str]]:
+    """The body, which Anthropic's server would take, and the names of what was lost."""
+    body, losses = MESSAGES.encode_request(request, dialect)
+    value = json.loads(body)
+    check_request(value)
+    return value, [f"{loss.field} {loss.action}" for loss in losses]
+
+
+# ---- requests of its own clients ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case["name"])
+def test_request_is_decoded_as_expected_and_encoded_whole(case) -> None:
+    request = decode(case["body"])
+    expected = {"model": "m", "max_output_tokens": 64, "sampling": {}, **case["reads"]}
+    assert to_builtins(request) == to_builtins(convert(expected, Request))
+    body, losses = encoded(request)
+    assert losses == []
+    assert decode(body) == request
+    assert Counter(leaves(case["body"])) == Counter(leaves(body))
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every value that is no container, under the name of its field; what stands for absent, and
+    a string that may be a block, is the same either way."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from leaves(each, key)
+    elif isinstance(value, list):
+        for each in value:
+            yield from leaves(each, name)
+    elif value not in (None, "", "custom") and (name, value) != ("stream", False):
+        yield name, json.dumps(value)
+
+
+@pytest.mark.parametrize(("body", "param", "sentence"), REFUSED)
+def test_request_that_makes_no_sense_is_a_400_that_names_the_field(body, param, sentence) -> None:
+    with pytest.raises(FaultError) as caught:
+        decode(body)
+    fault = caught.value.fault
+    assert (error.status(fault), fault.param, fault.message) == (400, param, sentence)
+
+
+def test_unusual_spellings_of_a_value_are_taken() -> None:
+    request = decode({"model": "m", "max_tokens": 64.0, "messages": [], "top_k": 5.0} | SAID)
+    assert (request.max_output_tokens, request.sampling.top_k) == (64, 5)
+    nulls = dict.fromkeys(("tools", "tool_choice", "stop_sequences", "system", "thinking"))
+    assert decode({"model": "m", **SAID, **nulls}) == decode({"model": "m", **SAID})
+    half = {"messages": [{"role": "user", "content": "\ud83d"}]}
+    assert decode({"model": "m", **half}).items == (Message("user", "\ufffd"),)
+    tier = decode({"model": "m", **SAID, "service_tier": "turbo"})
+    assert json.loads(MESSAGES.encode_request(tier, STANDARD)[0])["service_tier"] == "turbo"
+    empty = decode({"model": "m", "messages": [{"role": "user", "content": []}]})
+    assert empty.items == (Message("user", ()),)
+
+
+SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def test_system_messages_at_the_start_belong_to_the_system_prompt() -> None:
+    said = [{"role": "system", "content": "b"}, {"role": "user", "content": "x"}]
+    request = decode({"model": "m", "system": "a", "messages": said})
+    assert request.items[0] == Message("system", (Text("a"), Text("b")))
+    assert len(request.items) == 2
+
+
+def test_system_message_with_a_field_of_its_own_stays_a_message() -> None:
+    first = {"role": "system", "content": "b", "x": 1}
+    said = [first, {"role": "system", "content": "c"}, *SAID["messages"]]
+    for system in ({}, {"system": "a"}):
+        request = decode({"model": "m", "max_tokens": 9, **system, "messages": said})
+        data, losses = MESSAGES.encode_request(request, STANDARD)
+        body = json.loads(data)
+        assert {**first, "content": body["messages"][0]["content"]} == body["messages"][0]
+        assert body.get("system") == system.get("system")
+        assert losses == ()
+
+
+def test_long_conversations_cost_no_square() -> None:
+    system, call = {"role": "system", "content": "a"}, FunctionCall("c", "f", "{}")
+    begun = time.thread_time()
+    request = decode({"model": "m", "messages": [system] * 50_000 + SAID["messages"]})
+    assert len(request.items[0].parts) == 50_000
+    MESSAGES.encode_request(request, STANDARD)
+    texts = (Message("system", "a"),) * 50_000
+    items = (*texts, Message("user", "?"), *(call,) * 50_000)
+    MESSAGES.encode_request(Request(model="m", items=items), STANDARD)
+    assert time.thread_time() - begun < 4
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "text", "text": "a", "citations": [{"x": DEEP}]},
+        {"type": "image", "source": {"type": "url", "url": "a", "x": DEEP}},
+        {"type": "document", "source": {"type": "content", "content": DEEP}},
+    ],
+    ids=lambda block: block["type"],
+)
+def test_fields_of_a_block_have_a_limit_of_depth(block) -> None:
+    with pytest.raises(FaultError, match="nested more than 256 levels deep"):
+        decode({"model": "m", "messages": [{"role": "user", "content": [block]}]})
+
+
+def test_tools_sent_again_are_the_same_value() -> None:
+    tools = [{"name": "again", "input_schema": {"type": "object"}}]
+    first, second = (decode({"model": "m", **SAID, "tools": tools}) for _ in "ab")
+    assert first.tools is second.tools
+    assert encoded(first) == encoded(second)
+
+
+# ---- requests of other clients -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ENCODED, ids=lambda case: case["name"])
+def test_request_of_another_client_is_encoded_with_its_losses(case) -> None:
+    given = {"model": "m", "items": [{"type": "message", "role": "user", "content": "?"}]}
+    request = convert({**given, "sampling": {}, **case["request"]}, Request)
+    body, losses = encoded(request)
+    least = {"model": "m", "max_tokens": 32_000}
+    if "items" not in case["request"]:
+        least["messages"] = [{"role": "user", "content": "?"}]
+    assert body == {**least, **case["body"]}
+    assert losses == case["losses"]
+
+
+def test_what_stands_before_the_conversation_is_cached_unless_the_client_marks_it() -> None:
+    said = {"model": "m", "max_tokens": 9, **SAID}
+    assert encoded(decode(said), CACHED)[0] == {**said, "cache_control": MARK}
+    system = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    marked = [system[0], {**system[1], "cache_control": MARK}]
+    whole = {**said, "system": marked, "cache_control": MARK}
+    assert encoded(decode({**said, "system": system}), CACHED)[0] == whole
+    given = {**said, "system": [{**system[0], "cache_control": MARK}, system[1]]}
+    assert encoded(decode(given), CACHED)[0] == given
+
+
+def test_field_the_server_refuses_is_dropped_and_reported() -> None:
+    request = decode({"model": "m", "max_tokens": 9, **SAID, "top_k": 5, "x_a": 1})
+    dialect = Dialect(drop=frozenset({"top_k", "x_a", "system"}))
+    assert encoded(request, dialect) == (
+        {"model": "m", "max_tokens": 9, **SAID},
+        ["top_k dropped", "x_a dropped"],
+    )
+
+
+def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter() -> None:
+    (case,) = [case for case in REQUESTS if case["name"].startswith("several calls")]
+    body = {"model": "m", "max_tokens": 9, "messages": case["body"]["messages"]}
+    short = {**body, "messages": body["messages"][:-1]}
+    bodies = [MESSAGES.encode_request(decode(each), STANDARD)[0] for each in (short, body)]
+    assert bodies[1].startswith(bodies[0].removesuffix(b"]}"))
+
+
+def test_tool_of_another_protocol_cannot_be_chosen() -> None:
+    choice = UnknownTool("responses", "web_search", {})
+    request = Request(model="m", items=(Message("user", "?"),), tools=(choice,), tool_choice=choice)
+    with pytest.raises(FaultError, match="tool_choice"):
+        encoded(request)
+
+
+SPELT = [
+    ("items[0]", "system"),
+    ("items[0].content[1].text", "system[1].text"),
+    ("items[1].content", "messages[0].content"),
+    ("items[2].name", "messages[1].name"),
+    ("items[3]", "messages[2].content[0]"),
+    ("items[4].content[1].annotations", "messages[2].content[2].annotations"),
+    ("items[6].arguments", "messages[2].content[4].arguments"),
+    ("items[7].output[1]", "messages[3].content[0].content[1]"),
+    ("items[9].content[0].text", "messages[3].content[2].text"),
+    ("items[10]", "messages[4]"),
+    ("items[11].content[0]", "messages[5].content[0]"),
+    ("items[*]", "messages[*]"),
+    ("items", "messages"),
+    ("format", "output_config.format"),
+    ("format.schema", "output_config.format.schema"),
+    ("max_output_tokens", "max_tokens"),
+    ("stop", "stop_sequences"),
+    ("reasoning.effort", "output_config.effort"),
+    ("reasoning.summary", "thinking.summary"),
+    ("tools[0].parameters", "tools[0].input_schema"),
+    ("user", "metadata.user_id"),
+    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+    ("temperature", "temperature"),
+]
+
+
+def test_names_of_fields_are_those_of_the_protocol() -> None:
+    text, call = {"type": "text", "text": "t"}, {"type": "tool_use", "name": "f", "input": {}}
+    results = [{"type": "tool_result", "tool_use_id": f"t{n}"} for n in range(2)]
+    said = [
+        ("user", "a"),
+        ("user", "b"),
+        (
+            "assistant",
+            [
+                {"type": "thinking", "thinking": "x"},
+                text,
+                text,
+                {**call, "id": "t0"},
+                {**call, "id": "t1"},
+            ],
+        ),
+        ("user", [*results, text]),
+        ("assistant", "c"),
+        ("assistant", [text]),
+    ]
+    messages = [{"role": role, "content": content} for role, content in said]
+    request = decode({"model": "m", "system": [text, text], "messages": messages})
+    spell = MESSAGES.spelling(request)
+    assert [(path, spell(path)) for path, _ in SPELT] == SPELT
