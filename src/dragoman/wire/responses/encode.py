@@ -26,7 +26,6 @@ from dragoman.core.item import (
     Audio,
     CustomToolCall,
     FunctionCall,
-    Reasoning,
     Refusal,
     Summary,
     Text,
@@ -339,6 +338,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect = STA
     if response.choices:  # this wire has one alternative
         first = response.choice(0)
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
-    if request.store is True and Reasoning in map(type, response.output):
+    if request.store is True:
         response = replace(response, output=shown(response.output, request.include))
     return encode_object(response, Echo(request))
