@@ -17,10 +17,14 @@ from tests.mock import Asked, Mock, Reply
 from tests.server.stubs import PATHS, served
 
 PAIRS = [
-    *(("chat", "chat"), ("responses", "responses"), ("messages", "messages")),
-    *(("chat", "messages"), ("responses", "chat"), ("messages", "chat")),
+    ("chat", "chat", "reset"),
+    ("responses", "responses", "close"),
+    ("messages", "messages", "reset"),
+    ("chat", "messages", "close"),
+    ("responses", "chat", "reset"),
+    ("messages", "chat", "close"),
 ]
-"""The protocol in front and the one behind."""
+"""The protocol in front, the one behind, and how the client leaves."""
 
 
 @asynccontextmanager
@@ -36,8 +40,7 @@ async def serving(phase: Phase, wire: str) -> AsyncIterator[tuple[int, Mock]]:
             yield port, up
 
 
-@pytest.mark.parametrize("how", ["reset", "close"])
-@pytest.mark.parametrize(("protocol", "wire"), PAIRS)
+@pytest.mark.parametrize(("protocol", "wire", "how"), PAIRS)
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
 async def test_p26_a_disconnect_closes_the_upstream(phase, protocol, wire, how) -> None:
     async with serving(phase, wire) as (port, up), asyncio.timeout(60):

@@ -9,7 +9,8 @@ import base64
 import json
 import os
 import sys
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import pytest
 from tests.compliance.test_codex import answered, call, more
 from tests.mock import Asked, Reply, chunk, plain, response, said, stream
 from tests.oracle import request_problems
-from tests.product import dragoman
+from tests.product import Product, dragoman
 from tests.sdk.behind import behind
-from tests.upstream.llamacpp import run_llamacpp
+from tests.upstream.llamacpp import Llamacpp, run_llamacpp
 from tests.upstream.scripted import CONTEXT, write_model
 from tests.upstream.scripted import call as called
 
@@ -130,6 +131,19 @@ async def test_claude_code_runs_a_command_edits_a_file_and_resumes(tmp_path) -> 
     assert "It works" in said[-1]
 
 
+@asynccontextmanager
+async def before_llamacpp(
+    file: Path, answers: dict[str, list[str]], context: int = CONTEXT
+) -> AsyncIterator[tuple[Product, Llamacpp]]:
+    """Dragoman before llama.cpp, with a model that gives these answers."""
+    write_model(file, answers)
+    with ExitStack() as stack:
+        started = run_llamacpp(model="mock", slots=1, context=context, file=file)
+        llamacpp = await asyncio.to_thread(stack.enter_context, started)
+        served = dragoman("--upstream", llamacpp.base_url)
+        yield await asyncio.to_thread(stack.enter_context, served), llamacpp
+
+
 async def test_claude_code_works_with_a_model_under_llamacpp(tmp_path) -> None:
     """Every token of its prompts is counted, and every token of the answers sampled, by llama.cpp;
     its template and its parser find the calls."""
@@ -145,12 +159,7 @@ async def test_claude_code_works_with_a_model_under_llamacpp(tmp_path) -> None:
         ],
         "Again": [bash, "Done."],
     }
-    write_model(file, answers)
-    with ExitStack() as stack:
-        started = run_llamacpp(model="mock", slots=1, context=CONTEXT, file=file)
-        llamacpp = await asyncio.to_thread(stack.enter_context, started)
-        served = dragoman("--upstream", llamacpp.base_url)
-        product = await asyncio.to_thread(stack.enter_context, served)
+    async with before_llamacpp(file, answers) as (product, llamacpp):
         *_, end = await run_claude(product.base_url, tmp_path, "Show that it works.")
         *_, again = await run_claude(product.base_url, tmp_path, "Again, please.", "--continue")
         assert llamacpp.busy() == 0
@@ -170,6 +179,13 @@ async def test_claude_code_works_with_a_model_under_llamacpp(tmp_path) -> None:
     assert fresh[1] < 1000
     assert cached[0] > 2 * fresh[0]
     assert cached[1] > 2 * 12_000
+
+
+async def test_claude_code_hears_that_llamacpp_has_too_small_a_context(tmp_path) -> None:
+    async with before_llamacpp(tmp_path / "mock.gguf", {"Go": ["Done."]}, 8192) as (product, _):
+        *_, end = await run_claude(product.base_url, tmp_path, "Go.", code=1)
+    assert (end["is_error"], end["terminal_reason"]) == (True, "prompt_too_long")
+    assert end["result"].startswith("Prompt is too long")
 
 
 # ---- what happens on the way -----------------------------------------------------------------

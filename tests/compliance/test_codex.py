@@ -26,6 +26,7 @@ from tests.mock import Asked, Reply, chunk, mock, plain, stream
 from tests.oracle import request_problems
 from tests.product import dragoman
 from tests.sdk.behind import Behind, behind
+from tests.sdk.blocks import blocks, text, thinking, tool_use
 
 DEVELOPER = "You are a coding agent running in a terminal. Follow the house rules. " * 243
 """17 kB of instructions."""
@@ -367,31 +368,12 @@ def messages(asked: Asked) -> Reply:
         return plain(404, {"error": {"message": "no such path"}})
     last = asked.json["messages"][-1]["content"]
     ran = isinstance(last, list) and last[-1]["type"] == "tool_result"
-    use = {"type": "tool_use", "id": "toolu_1", "name": "exec_command", "input": {}}
-    block, delta = (
-        ({"type": "text", "text": ""}, {"type": "text_delta", "text": "Done."})
-        if ran
-        else (use, {"type": "input_json_delta", "partial_json": json.dumps({"cmd": COMMAND})})
-    )
-    usage = {"input_tokens": 1000, "cache_read_input_tokens": 4000, "output_tokens": 1}
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "mock"}
-    thought = {"type": "thinking", "thinking": "", "signature": ""}
-    events: list[dict[str, Any]] = [
-        {"type": "message_start", "message": {**message, "content": [], "usage": usage}},
-        {"type": "content_block_start", "index": 0, "content_block": thought},
-        {"type": "content_block_delta", "index": 0,
-         "delta": {"type": "thinking_delta", "thinking": "Run it."}},
-        {"type": "content_block_delta", "index": 0,
-         "delta": {"type": "signature_delta", "signature": "c2lnbmVk"}},
-        {"type": "content_block_stop", "index": 0},
-        {"type": "content_block_start", "index": 1, "content_block": block},
-        {"type": "content_block_delta", "index": 1, "delta": delta},
-        {"type": "content_block_stop", "index": 1},
-        {"type": "message_delta", "usage": {"output_tokens": 40},
-         "delta": {"stop_reason": "end_turn" if ran else "tool_use", "stop_sequence": None}},
-        {"type": "message_stop"},
-    ]  # fmt: skip
-    return stream(*events, done=False)
+    usage = {"input_tokens": 1000, "cache_read_input_tokens": 4000, "output_tokens": 40}
+    thought = thinking("Run it.", "c2lnbmVk")
+    if ran:
+        return blocks(thought, text("Done."), usage=usage)(asked)
+    call = tool_use("exec_command", {"cmd": COMMAND})
+    return blocks(thought, call, reason="tool_use", usage=usage)(asked)
 
 
 @pytest.mark.skipif(not CODEX.exists(), reason="needs npm, by which `make test` installs Codex")

@@ -72,6 +72,27 @@ async def test_listing_and_errors_of_shared_paths_have_the_shape_of_the_client()
     assert (await get("/v1/models/none")).json["error"]["code"] == "model_not_found"
 
 
+async def test_only_what_an_upstream_may_know_travels_on_and_lines_of_one_name_are_one_list() -> (
+    None
+):
+    stub = Stub()
+    call = Call(
+        App(stub, Settings()), body=asking(), headers={"anthropic-beta": "a", "x-secret": "s"}
+    )
+    call._scope["headers"] += [(b"anthropic-beta", b"b,c"), (b"anthropic-beta", b"a")]
+    await call()
+    assert stub.asked[0][1].headers == (("anthropic-beta", "a, b,c"),)
+
+
+@pytest.mark.parametrize("value", ["a\x01", "\x7f", "a\r\nx-secret: s"])
+async def test_header_that_no_upstream_could_be_sent_is_the_mistake_of_the_client(value) -> None:
+    """Our own host refuses it before; others let it pass."""
+    stub = Stub()
+    call = await Call(App(stub, Settings()), body=asking(), headers={"anthropic-beta": value})()
+    assert (call.status, stub.asked) == (400, [])
+    assert call.json["error"]["param"] == "anthropic-beta"
+
+
 async def test_tokens_of_messages_are_counted_without_a_limit() -> None:
     body = {"model": "stub", "messages": [{"role": "user", "content": "12345678"}]}
     call = await Call(App(Stub(), Settings()), "/v1/messages/count_tokens", body)()

@@ -65,10 +65,6 @@ class App:
         self._roster = InFlight()
         self._keys = Keys(settings.keys, passed=getattr(engine, "passes_client_key", False))
         self._browsers = Browsers(settings)
-        # The headers of clients that may travel to an upstream.
-        self._passed = frozenset(
-            name.encode() for wire in WIRES.values() for name in wire.request_headers
-        )
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
         service = Service(engine, settings, self._roster, gate, memory)
         answers = Answers(service)
@@ -185,11 +181,10 @@ class App:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS_HEADER))
         tenant = "" if key is None else self._keys.tenant(key)
-        passed: tuple[tuple[str, str], ...] = ()
-        if not self._passed.isdisjoint(headers):
-            names = sorted(self._passed.intersection(headers))
-            passed = tuple([(name.decode(), exchange.header(name)) for name in names])
-        return Caller(tenant, key, trace=exchange.id, hops=hops, headers=passed)
+        for name, value in exchange.passed:
+            if not value.replace("\t", " ").isprintable():  # not every host sees to that
+                raise FaultError(bad_request("holds characters that no header may have", name))
+        return Caller(tenant, key, trace=exchange.id, hops=hops, headers=exchange.passed)
 
     def _health(self, exchange: Exchange, caller: Caller) -> None:
         exchange.reply(200, json.dump({"status": "ok"}))

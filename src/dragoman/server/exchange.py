@@ -49,6 +49,7 @@ MARKS: Headers = [
 """The headers of every answer."""
 ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in WIRES.values()}]
 """The headers that name the request: each client looks for the one its wire has."""
+_PASSED = frozenset(name.encode() for wire in WIRES.values() for name in wire.request_headers)
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
@@ -59,17 +60,21 @@ class Exchange:
 
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
     the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `entry` is
-    its line in the request log, if there is one.
+    its line in the request log, if there is one. `passed` are headers of the request that may
+    travel to an upstream.
     """
 
     status = 0
     entry: Entry | None = None
+    passed: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.headers: dict[bytes, bytes] = dict(headers)
+        if not _PASSED.isdisjoint(self.headers):
+            self.passed = _passed(headers)
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
         self.id = given if given and _SANE_ID.fullmatch(given) else next(request_ids[0])
         id = self.id.encode()
@@ -153,6 +158,15 @@ class Exchange:
         if fault.code == "authentication":
             headers += ((b"www-authenticate", b"Bearer"),)
         self.reply(*self.wire.encode_error(fault, self.id), *headers)
+
+
+def _passed(headers: Headers) -> tuple[tuple[str, str], ...]:
+    """The headers that may travel on; several lines of one name are one list (RFC 9110, 5.3)."""
+    found: dict[bytes, dict[bytes, None]] = {}
+    for name, value in headers:
+        if name in _PASSED:
+            found.setdefault(name, {})[value] = None
+    return tuple([(n.decode(), b", ".join(found[n]).decode("latin-1")) for n in sorted(found)])
 
 
 def _new_ids() -> Iterator[str]:

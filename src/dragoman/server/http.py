@@ -17,7 +17,7 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.wire import error as wire_error
 
 from .cancellation import GONE, Peer
-from .exchange import JSON_TYPE, MARKS, Exchange, Headers, request_ids
+from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids
 
 _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
@@ -359,9 +359,10 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         status, fault = self._problem or (400, bad_request(msg))
         body = wire_error.encode(fault)
+        id = next(request_ids[0]).encode()
         headers = [
             *MARKS,
-            (b"x-request-id", next(request_ids[0]).encode()),
+            *[(name, id) for name in ID_HEADERS],
             JSON_TYPE,
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),

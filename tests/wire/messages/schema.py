@@ -159,7 +159,7 @@ class NoTool(_Typed, tag="none"):
 
 
 class Adaptive(_Typed, tag="adaptive"):
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class Enabled(_Typed, tag="enabled"):

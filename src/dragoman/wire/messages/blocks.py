@@ -160,16 +160,19 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
 
 
 def _texts(blocks: str | list[Any], path: str) -> str | tuple[Part, ...]:
-    """A system prompt, which is text and nothing else."""
+    """A system prompt, which is text, or of a type that we do not know."""
     if isinstance(blocks, str):
         return blocks
-    parts = []
+    parts: list[Part] = []
     for number, raw in enumerate(blocks):
-        block, rest = system_reader.read(raw, f"{path}[{number}]")
-        if not isinstance(block, _Text):  # decoded with the message it is in
+        block, rest = _read(raw, f"{path}[{number}]", system_reader)
+        if isinstance(block, _Text):
+            parts.append(_text(block, rest))
+        elif block is None:
+            parts.append(UnknownPart(NAME, rest))
+        else:  # decoded with the message it is in
             problem = f"is {_kind(block)!r}, and only text is said here"
             raise FaultError(bad_request(problem, f"{path}[{number}].type"))
-        parts.append(_text(block, rest))
     return tuple(parts)
 
 

@@ -142,9 +142,10 @@ class Decoder:
     def _is_whole(self) -> bool:
         return self._head[:1] in (b"{", b"[")
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str, value: JSON = None) -> None:
+        """End with the fault that a value describes, or else with what was sent."""
         fault = Fault("upstream_error", f"The model's server sent {what}.", "upstream")
-        self._turn.fail(fault)
+        self._turn.fail(error.describe(value) or fault)
 
     # ---- a stream ------------------------------------------------------------------------
 
@@ -189,11 +190,8 @@ class Decoder:
                 self._stop(_object(event.get("delta")) | event)
             case "message_stop":
                 self._end(complete=True)
-            case "error" | None as kind:
-                if (fault := error.describe(event)) is not None:
-                    self._turn.fail(fault)
-                elif kind is not None:
-                    self._fail("an error and did not explain it")
+            case "error" | None as kind if kind or event.get("error"):
+                self._fail("an error and did not explain it", event)
 
     def _start(self, message: dict[str, JSON]) -> None:
         self._count(message.get("usage"))
@@ -349,11 +347,7 @@ class Decoder:
             return
         content = value.get("content") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(content, list):
-            fault = error.describe(value)
-            if fault is not None:
-                self._turn.fail(fault)
-            else:
-                self._fail("an answer that is no message")
+            self._fail("an answer that is no message", value)
             return
         self._start(value)
         try:
