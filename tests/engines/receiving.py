@@ -128,7 +128,7 @@ def _ours(task: asyncio.Task[object]) -> bool:
 def unused(engine: Remote) -> bool:
     """Whether every connection that stands is an idle one."""
     return all(pool._standing == set(pool.idle) for pool in pools(engine)) and all(
-        pool._places + len(pool._standing) == pool._limits.connections for pool in pools(engine)
+        pool._places + len(pool._standing) == pool.limits.connections for pool in pools(engine)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Literal
 
 from msgspec import Struct
@@ -15,9 +15,7 @@ from .request import (
     JSONObject,
     JSONSchema,
     NamedTool,
-    Namespace,
     Request,
-    Tool,
     UnknownTool,
 )
 
@@ -47,8 +45,12 @@ def default_guarantee(request: Request) -> Guarantee | None:
             bound = True
         case "none":
             bound = False
-        case _:
-            bound = _strict(request.tools)
+        case _:  # the arguments of some tool's calls must fit its schema or grammar
+            grouped = map(getattr, request.tools, repeat("tools"), repeat(()))
+            tools = (*request.tools, *chain.from_iterable(grouped))
+            strict = map(getattr, tools, repeat("strict"), repeat(None))
+            grammars = map(getattr, tools, repeat("grammar"), repeat(None))
+            bound = True in strict or not {None}.issuperset(grammars)
     bound = bound or isinstance(request.format, JSONObject | JSONSchema)
     if bound or any(map(_binds, (request.extra or {}).values())):
         return "best-effort"
@@ -62,18 +64,6 @@ def _binds(fields: dict[str, JSON]) -> bool:
         return True
     found = _CONSTRAINTS.intersection(fields)
     return bool(found) and any(fields[name] is not None for name in found)
-
-
-def _strict(tools: tuple[Tool, ...]) -> bool:
-    """Whether the arguments of some tool's calls must fit its schema or grammar."""
-    return (
-        True in map(getattr, tools, repeat("strict"), repeat(None))
-        or not {None}.issuperset(map(getattr, tools, repeat("grammar"), repeat(None)))
-        or (
-            Namespace in map(type, tools)
-            and any(map(_strict, map(getattr, tools, repeat("tools"), repeat(()))))
-        )
-    )
 
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

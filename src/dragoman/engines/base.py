@@ -176,40 +176,40 @@ def start(
     try:
         while (own := own or _own_start(type(engine))) is Wrapper.start:
             own = None
-            wrapper: Wrapper = engine  # type: ignore[assignment]  # by its start
-            if wrapper.acts_on is not None:
-                if traits is None:  # what middleware may act on, found once
-                    traits = set(map(type, request.items))
-                    if request.tools:
-                        traits.add("tools")
-                    if request.include:
-                        traits.add("include")
-                    if request.truncation is not None:
-                        traits.add("truncation")
-                    if request.context_management:
-                        traits.add("context_management")
-                    if caller.stored:
-                        traits.add("stored")
-                if wrapper.acts_on_within.isdisjoint(traits):
-                    engine = wrapper.past  # all of those one behind the other at once
+            outer: Wrapper = engine  # type: ignore[assignment]  # by its start
+            for wrapper in (outer, *outer._behind):
+                if wrapper.acts_on is not None:
+                    if traits is None:  # what middleware may act on, found once
+                        traits = set(map(type, request.items))
+                        if request.tools:
+                            traits.add("tools")
+                        if request.include:
+                            traits.add("include")
+                        if request.truncation is not None:
+                            traits.add("truncation")
+                        if request.context_management:
+                            traits.add("context_management")
+                        if caller.stored:
+                            traits.add("stored")
+                    if wrapper.acts_on.isdisjoint(traits):
+                        continue
+                prepared = wrapper.prepare(request, caller)
+                if prepared is None:
                     continue
-                if wrapper.acts_on.isdisjoint(traits):
-                    engine = wrapper.engine
-                    continue
-            prepared = wrapper.prepare(request, caller)
-            if prepared is None:
-                engine = wrapper.engine
-                continue
-            if not isinstance(prepared, Prepared):
-                begin = partial(_start_prepared, wrapper, request, caller, sink)
-                return Deferred(prepared, begin, caller, sink)
-            if prepared.start is not None:
-                return prepared.start(caller, sink)
-            if prepared.map is not None:
-                sink = _Mapped(prepared.map, sink)
-            if prepared.request is not request:
-                request, traits = prepared.request, None
-            engine = prepared.engine or wrapper.engine
+                if not isinstance(prepared, Prepared):
+                    begin = partial(_start_prepared, wrapper, request, caller, sink)
+                    return Deferred(prepared, begin, caller, sink)
+                if prepared.start is not None:
+                    return prepared.start(caller, sink)
+                if prepared.map is not None:
+                    sink = _Mapped(prepared.map, sink)
+                if prepared.request is not request:
+                    request, traits = prepared.request, None
+                if prepared.engine is not None:
+                    engine = prepared.engine
+                    break
+            else:
+                engine = wrapper.engine  # behind the last of them
         if own is None:
             return Driver(engine.stream(request, caller), caller, sink)
         return own(engine, request, caller, sink)
@@ -506,15 +506,14 @@ class Wrapper:
     """
 
     acts_on: ClassVar[frozenset[object] | None] = None
+    _behind: tuple[Wrapper, ...] = ()
+    """The middleware right behind this one."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # What this and the middleware right behind it acts on, and the engine past all of that.
-        self.acts_on_within, self.past = self.acts_on or frozenset(), engine
         own = _own_start(type(engine))
-        if isinstance(engine, Wrapper) and engine.acts_on and own is Wrapper.start:
-            self.acts_on_within |= engine.acts_on_within
-            self.past = engine.past
+        if isinstance(engine, Wrapper) and own is Wrapper.start:
+            self._behind = (engine, *engine._behind)
 
     def prepare(
         self, request: Request, caller: Caller
@@ -561,15 +560,12 @@ def _start_prepared(
     return start(prepared.engine or wrapper.engine, prepared.request, caller, sink)
 
 
-class _Mapped:
+class _Mapped(Struct, eq=False):
     """A sink that maps events for another. Once the map has raised, it is used no more: what
     follows is the engine's `Failed`."""
 
-    __slots__ = ("_map", "_sink")
-
-    def __init__(self, map: Map, sink: Sink) -> None:
-        self._map: Map | None = map
-        self._sink = sink
+    _map: Map | None
+    _sink: Sink
 
     def receive(self, events: list[Event]) -> None:
         if (map := self._map) is not None:

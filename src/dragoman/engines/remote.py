@@ -118,45 +118,21 @@ class State(IntEnum):
     OVER = 4
 
 
-class UpstreamAnswer:
+class UpstreamAnswer(Struct, eq=False):
     """The handle of one answer of the server: what is read from its socket is decoded, and given to
     the sink, in the same turn of the event loop."""
 
-    __slots__ = (
-        "_attempt",
-        "_content",
-        "_exchange",
-        "_late",
-        "_paused",
-        "_remote",
-        "_request",
-        "_sink",
-        "_state",
-        "_task",
-        "_timer",
-    )
-
-    def __init__(self, remote: Remote, request: UpstreamRequest, sink: Sink) -> None:
-        """Send the request. A stream begins after `header_hold`, whatever the server does: many
-        clients and proxies give up on a silent one."""
-        self._remote = remote
-        self._request = request
-        self._sink = sink
-        self._exchange = request.exchange
-        self._attempt = 0
-        self._content: ContentDecoder | None = None  # where the body has a content coding
-        self._late: list[Event] = []  # what came in TAIL
-        self._paused = False
-        self._task: asyncio.Task[None] | None = None  # in WAITING
-        self._timer: asyncio.TimerHandle | None = None
-        if self._exchange.idle:
-            self._state = State.HEADERS
-            self._exchange.send(self._exchange.idle.pop(), self._on_readable)
-        else:
-            self._wait_for(self._connect, fresh=False)
-        if request.stream:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(remote.header_hold, self._begin_stream)
+    _remote: Remote
+    _request: UpstreamRequest
+    _sink: Sink
+    _exchange: Exchange
+    _state: State = State.HEADERS
+    _attempt: int = 0
+    _content: ContentDecoder | None = None  # where the body has a content coding
+    _late: list[Event] = []  # what came in TAIL
+    _paused: bool = False
+    _task: asyncio.Task[None] | None = None  # in WAITING
+    _timer: asyncio.TimerHandle | None = None
 
     # ---- for the sink --------------------------------------------------------------------
 
@@ -402,7 +378,18 @@ class Remote:
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
             ask = partial(self.stream, caller=caller)
             return Driver(fan_out(ask, request), caller, sink)
-        return UpstreamAnswer(self, self._prepare(request, caller), sink)
+        asked = self._prepare(request, caller)
+        exchange = asked.exchange
+        answer = UpstreamAnswer(self, asked, sink, exchange)
+        if exchange.idle:
+            exchange.send(exchange.idle.pop(), answer._on_readable)
+        else:
+            answer._wait_for(answer._connect, fresh=False)
+        if asked.stream:
+            # It begins then, whatever the server does: many clients give up on a silent one.
+            loop = asyncio.get_running_loop()
+            answer._timer = loop.call_later(self.header_hold, answer._begin_stream)
+        return answer
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The same as an async generator."""

@@ -9,6 +9,9 @@ import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
+from typing import cast
+
+from msgspec import Struct
 
 from .connection import Connection, Limits, Timeouts
 from .dial import Dialer, tls_context
@@ -130,17 +133,17 @@ class Pool:
 
     def __init__(self, dialer: Dialer, limits: Limits) -> None:
         self.dialer = dialer
-        self._limits = limits
-        self._closed = False
+        self.limits = limits
+        self.closed = False
         self._places = limits.connections
         self._standing: set[Connection] = set()
         self.idle: list[Connection] = []  # the last one used is the first one taken
-        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self.waiting: deque[asyncio.Future[Connection | None]] = deque()
 
     @property
     def empty(self) -> bool:
         """Whether nothing stands, is being dialled or is waited for."""
-        return self._places == self._limits.connections and not self._waiting
+        return self._places == self.limits.connections and not self.waiting
 
     async def acquire(self, within: float | None, *, fresh: bool = False) -> Connection:
         """A connection to send on; with `fresh`, one that was never used.
@@ -165,20 +168,9 @@ class Pool:
             handed.abort()
         return await self._dial(within)
 
-    def give_back(self, connection: Connection) -> None:
-        """End the exchange on a connection and keep it, if it can serve another."""
-        if not connection.release(self._limits.keep_alive):
-            return
-        if self._closed:
-            connection.abort()
-        elif not (self._waiting and self._hand_over(connection)):
-            self.idle.append(connection)
-            if len(self.idle) > self._limits.idle_connections:
-                self.idle[0].abort()
-
     def close(self) -> None:
         """Close every connection, also those in use, and keep none from now on."""
-        self._closed = True
+        self.closed = True
         for connection in tuple(self._standing):
             connection.abort()
 
@@ -199,12 +191,13 @@ class Pool:
         self._free_place()
 
     def _free_place(self) -> None:
-        if not self._hand_over(None):
+        if not self.hand_over(None):
             self._places += 1
 
-    def _hand_over(self, what: Connection | None) -> bool:
-        while self._waiting:
-            turn = self._waiting.popleft()
+    def hand_over(self, what: Connection | None) -> bool:
+        """Give a connection, or a free place, to who waits longest; false where nobody waits."""
+        while self.waiting:
+            turn = self.waiting.popleft()
             if not turn.done():
                 turn.set_result(what)
                 return True
@@ -212,22 +205,22 @@ class Pool:
 
     async def _wait_turn(self, within: float | None) -> Connection | None:
         turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self.waiting.append(turn)
         try:
             async with asyncio.timeout(within):
                 return await turn
         except BaseException as error:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if turn in self.waiting:
+                self.waiting.remove(turn)
             if not turn.cancelled():  # it was served in the moment it gave up
                 handed = turn.result()
                 if handed is None:
                     self._free_place()
                 # Had it been closed since, that would have freed its place.
-                elif handed.usable and not self._hand_over(handed):
+                elif handed.usable and not self.hand_over(handed):
                     self.idle.append(handed)
             if isinstance(error, TimeoutError):
-                message = f"all {self._limits.connections} connections were in use for {within:g} s"
+                message = f"all {self.limits.connections} connections were in use for {within:g} s"
                 raise NetTimeoutError(message, "pool") from None
             raise
 
@@ -387,7 +380,8 @@ class Client:
         else:
             body = body or b""
             head += b"content-length: %d\r\n\r\n" % len(body)
-        return Exchange(self, pool, head, body, method == "HEAD", timeouts or self.timeouts)
+        bodiless, timeouts = method == "HEAD", timeouts or self.timeouts
+        return Exchange(self, pool, pool.idle, head, body, bodiless, timeouts)
 
     async def aclose(self) -> None:
         """Close every connection, in use or not."""
@@ -420,7 +414,7 @@ class Client:
         return self._tls
 
 
-class Exchange:
+class Exchange(Struct, eq=False):
     """One request on its way, an async context manager that gives its Response.
 
     To be called instead of waiting, use `send` or `connect`, look at `connection` whenever
@@ -428,37 +422,16 @@ class Exchange:
     close what is closed changes nothing.
     """
 
-    __slots__ = (
-        "_bodiless",
-        "_client",
-        "_lent",
-        "_pool",
-        "_response",
-        "_timeouts",
-        "body",
-        "connection",
-        "head",
-        "idle",
-    )
-
-    def __init__(
-        self,
-        client: Client,
-        pool: Pool,
-        head: bytes,
-        body: bytes,
-        bodiless: bool,
-        timeouts: Timeouts,
-    ) -> None:
-        self._client = client
-        self._pool = pool
-        self.idle = pool.idle  # connections to `send` on at once
-        self.head = head
-        self.body = body
-        self._bodiless = bodiless
-        self._timeouts = timeouts
-        self._lent = False  # `connection` is ours until it is given back
-        self._response: Response | None = None
+    _client: Client
+    _pool: Pool
+    idle: list[Connection]  # those to `send` on at once
+    head: bytes
+    body: bytes
+    _bodiless: bool
+    _timeouts: Timeouts
+    connection: Connection = cast(Connection, None)  # until the request is sent
+    _lent: bool = False  # `connection` is ours until it is given back
+    _response: Response | None = None
 
     def send(self, connection: Connection, on_readable: Callable[[], None] | None) -> None:
         """Send the request on this connection, taken from `idle`; `on_readable` is called whenever
@@ -486,13 +459,23 @@ class Exchange:
         return self._response
 
     def close(self) -> None:
-        """End it. The connection is kept if the body was read, and closed at once if not."""
+        """End it. The connection is kept if the body was read and it can serve another request, and
+        closed at once if not."""
         if self._response is not None:
             self._response.close()
             self._response = None
-        if self._lent:
-            self._lent = False
-            self._pool.give_back(self.connection)
+        if not self._lent:
+            return
+        self._lent = False
+        pool, connection = self._pool, self.connection
+        if not connection.release(pool.limits.keep_alive):
+            return
+        if pool.closed:
+            connection.abort()
+        elif not (pool.waiting and pool.hand_over(connection)):
+            pool.idle.append(connection)
+            if len(pool.idle) > pool.limits.idle_connections:
+                pool.idle[0].abort()
 
     async def __aenter__(self) -> Response:
         """Send the request and wait for the head of its answer. Raises NetError."""

@@ -9,7 +9,7 @@ from typing import Any
 from dragoman.core.error import FaultError
 
 from .cancellation import GONE, Peer
-from .exchange import Exchange, Headers
+from .exchange import MARKS, Exchange, Headers
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -28,6 +28,7 @@ class ASGIExchange(Exchange):
     def __init__(self, method: str, scope: Scope, receive: Receive, send: Send, stall: float):
         query = scope.get("query_string", b"")
         super().__init__(method, scope["path"], query, scope["headers"])
+        self.marks += MARKS
         self._receive = receive
         self._send = send
         self._stall = stall
@@ -103,9 +104,6 @@ class ASGIExchange(Exchange):
             self._loop.call_soon(peer.disconnected)
         elif self._listening is None:
             self._listening = self._loop.call_later(LISTEN_AFTER, self._begin_to_listen)
-
-    def take_body(self) -> bytes | None:
-        return None  # a host gives it only to those who wait
 
     async def read(self) -> tuple[bytes, bool]:
         message = await self._receive()

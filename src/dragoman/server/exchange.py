@@ -46,7 +46,7 @@ MARKS: Headers = [
     (b"server", f"dragoman/{VERSION}".encode()),
     (VERSION_HEADER.encode(), VERSION.encode()),
 ]
-"""The headers of every answer."""
+"""The headers of every answer, which the host adds."""
 ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in WIRES.values()}]
 """The headers that name the request: each client looks for the one its wire has."""
 _PASSED = frozenset(name.encode() for wire in WIRES.values() for name in wire.request_headers)
@@ -59,12 +59,14 @@ class Exchange:
     waits: `reply` or `refuse`; or `open`, `write`, and `end`. Each kind of host has a subclass.
 
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
-    the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `entry` is
-    its line in the request log, if there is one. `passed` are headers of the request that may
-    travel to an upstream.
+    the answer, 0 until it is sent. `marks` are headers of the answer, beside `MARKS`. `whole` is
+    the body of the request where all of it came before the handler was called, until it is taken;
+    else it is to be read. `entry` is its line in the request log, if there is one. `passed` are
+    headers of the request that may travel to an upstream.
     """
 
     status = 0
+    whole: bytes | None = None
     entry: Entry | None = None
     passed: tuple[tuple[str, str], ...] = ()
 
@@ -78,7 +80,7 @@ class Exchange:
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
         self.id = given if given and _SANE_ID.fullmatch(given) else next(request_ids[0])
         id = self.id.encode()
-        self.marks: Headers = [*MARKS, *[(name, id) for name in ID_HEADERS]]
+        self.marks: Headers = [(name, id) for name in ID_HEADERS]
 
     # ---- what a host gives ---------------------------------------------------------------
 
@@ -89,10 +91,6 @@ class Exchange:
 
     def listen(self, peer: Peer | None) -> None:
         """Tell this peer when the client disconnects or has read enough, and no other."""
-        raise NotImplementedError
-
-    def take_body(self) -> bytes | None:
-        """The body of the request; None if it has not arrived whole."""
         raise NotImplementedError
 
     async def read(self) -> tuple[bytes, bool]:

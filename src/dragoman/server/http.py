@@ -64,13 +64,6 @@ class HTTPExchange(Exchange):
         if self.disconnected and peer is not None:
             asyncio.get_running_loop().call_soon(peer.disconnected)
 
-    def take_body(self) -> bytes | None:
-        if self.more_body:
-            return None
-        body, self.body = bytes(self.body), bytearray()
-        self.connection.flow.resume_reading()  # or nobody would see the client disconnect
-        return body
-
     async def read(self) -> tuple[bytes, bool]:
         if self.expects:
             self.expects = False
@@ -259,6 +252,9 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self._awaited = self._pending = None
         self._answered = exchange
+        if not exchange.more_body:
+            exchange.whole, exchange.body = bytes(exchange.body), bytearray()
+            self.flow.resume_reading()  # or nobody would see the client disconnect
         rest = self._handle(exchange)
         if rest is not None:
             task = self.loop.create_task(_run(rest, exchange))
@@ -319,7 +315,7 @@ class HTTPProtocol(HttpToolsProtocol):
         defaults = self.server_state.default_headers  # the date, made anew each second
         if defaults is not self._fields:
             self._fields = defaults
-            self.defaults = b"".join([b"%b: %b\r\n" % header for header in defaults])
+            self.defaults = b"".join([b"%b: %b\r\n" % header for header in (*defaults, *MARKS)])
         method = self.parser.get_method().decode("ascii")
         exchange = HTTPExchange(method, path, query, self.headers)
         exchange.connection = self

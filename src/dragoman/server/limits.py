@@ -90,7 +90,8 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) ->
     when the client disconnects, and when nothing comes for `read_time` seconds.
     """
     check_head(exchange, settings.body_limit)
-    if (body := exchange.take_body()) is not None:
+    if (body := exchange.whole) is not None:
+        exchange.whole = None
         if len(body) > settings.body_limit:
             raise FaultError(too_large(settings.body_limit))
         return body

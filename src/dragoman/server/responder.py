@@ -99,19 +99,18 @@ class Responder(ABC):
         # A run in the background goes on without its client.
         self._run = None if plan.background else plan.run
 
-    def start(self, engine: Engine | None = None) -> None:
-        """Have the engine answer. A place at the gate was taken for it."""
-        source = start if self._run is None else self._run.start
-        try:
-            handle = source(engine or self.service.engine, self.plan.request, self.caller, self)
-        except BaseException:
-            self.service.gate.leave()
-            raise
-        self._gated = True
-        self.attach(handle)
-
-    def attach(self, handle: Handle) -> None:
-        """Send what an answer that was started with this sink gives."""
+    def start(self, engine: Engine | None = None, handle: Handle | None = None) -> None:
+        """Have the engine answer: a place at the gate was taken for it. With a handle, an answer
+        was started with this sink already."""
+        if handle is None:
+            plan, source = self.plan, start if self._run is None else self._run.start
+            caller = replace(self.caller, wire=self.wire.name, stored=plan.run is not None)
+            try:
+                handle = source(engine or self.service.engine, plan.request, caller, self)
+            except BaseException:
+                self.service.gate.leave()
+                raise
+            self._gated = True
         self._handle = handle
         self.service.roster.works.add(self)
         if self.listens:
@@ -268,11 +267,11 @@ class Stream(Responder):
         caller: Caller,
         plan: Plan,
         wire: Wire,
-        dialect: Dialect,
+        dialect: Dialect | None = None,
         first: int | None = None,
     ) -> None:
         super().__init__(service, exchange, caller, plan, wire)
-        self._encoder = wire.encoder(plan.echoed, dialect)
+        self._encoder = wire.encoder(plan.echoed, dialect or DIALECTS[service.settings.dialect])
         self._losses = plan.losses
         self._guarantee: Guarantee | None = default_guarantee(plan.request)
         agent = exchange.header(b"user-agent").lower()
@@ -347,9 +346,9 @@ class Stream(Responder):
         exchange.end()
         self.leave()
 
-    def attach(self, handle: Handle) -> None:
+    def start(self, engine: Engine | None = None, handle: Handle | None = None) -> None:
         """The same; silence is filled from now on."""
-        super().attach(handle)
+        super().start(engine, handle)
         self.schedule()
 
     def drained(self) -> None:
@@ -403,7 +402,6 @@ class Answers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._dialect = DIALECTS[service.settings.dialect]
         if service.memory is not None:
             service.memory.runs.launch = self._launch
 
@@ -417,7 +415,7 @@ class Answers:
             raise RuntimeError("only a server with a store has stored responses")
         plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
         responder = Stream(self._service, exchange, caller, plan, RESPONSES, dialect, first)
-        responder.attach(self._service.memory.runs.send(record, responder))
+        responder.start(handle=self._service.memory.runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         body = await read_body(exchange, self._service.settings, self._service.roster)
@@ -434,9 +432,9 @@ class Answers:
         if body is None:
             if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
                 check_head(exchange, limit)  # most heads need no closer look
-            body = exchange.take_body()
-            if body is None:
+            if exchange.whole is None:
                 return self._when_read(wire, exchange, caller)
+            body, exchange.whole = exchange.whole, None
         if len(body) > limit:
             raise FaultError(too_large(limit))
         request = wire.decode_request(body)
@@ -448,7 +446,8 @@ class Answers:
         else:
             plan = memory.plan(wire.name, request, caller)
         if isinstance(plan, Plan) and not plan.background and self._service.gate.enter_at_once():
-            self._start(wire, plan, exchange, caller)
+            kind: type[Responder] = Stream if plan.request.stream else Unary
+            kind(self._service, exchange, caller, plan, wire).start()
             return None
         return self._when_resolved(wire, plan, exchange, caller)
 
@@ -458,25 +457,19 @@ class Answers:
         service = self._service
         plan = await service.admit(plan, exchange)
         if not plan.background:
-            self._start(wire, plan, exchange, caller)
+            kind: type[Responder] = Stream if plan.request.stream else Unary
+            kind(service, exchange, caller, plan, wire).start()
             return
         if service.memory is None or plan.run is None:
             raise RuntimeError("only a server with a store runs anything in the background")
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
         if plan.request.stream:
-            responder = Stream(service, exchange, caller, plan, wire, self._dialect)
-            responder.attach(service.memory.runs.send(plan.run.record, responder))
+            responder = Stream(service, exchange, caller, plan, wire)
+            responder.start(handle=service.memory.runs.send(plan.run.record, responder))
         else:
-            response = unstarted(plan.run.record)
-            body = wire.encode_response(response, plan.echoed, self._dialect)
+            response, dialect = unstarted(plan.run.record), DIALECTS[service.settings.dialect]
+            body = wire.encode_response(response, plan.echoed, dialect)
             exchange.reply(200, body, *report_headers(plan.losses))
-
-    def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:
-        caller = replace(caller, wire=wire.name, stored=plan.run is not None)
-        if plan.request.stream:
-            Stream(self._service, exchange, caller, plan, wire, self._dialect).start()
-        else:
-            Unary(self._service, exchange, caller, plan, wire).start()
 
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
         """Carry out a run in the background once it is its turn; without a request, what the record

@@ -186,8 +186,7 @@ class Connection:
     ) -> None:
         self.service = service
         self.exchange = exchange
-        # Every turn is stored, by the connection where not by the server.
-        self.caller = replace(caller, wire=RESPONSES.name, stored=True)
+        self.caller = caller
         self._receive = receive
         self._send = send
         self._runs = runs

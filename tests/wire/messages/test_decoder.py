@@ -131,6 +131,20 @@ def test_event_has_a_limit() -> None:
     assert "larger than" in failed.fault.message
 
 
+def test_reason_of_another_type_is_no_reason() -> None:
+    said = {"stop_reason": [1], "stop_sequence": 2, "stop_details": "x", "content": "y", "id": 3}
+    given = [
+        {"type": "message_start", "message": {}},
+        {"type": "message_delta", "delta": said, "usage": {"output_tokens": 7}},
+        {"type": "message_stop"},
+    ]
+    events = hear("".join(f"data: {json.dumps(event)}\n\n" for event in given).encode())
+    message = gathered(MESSAGES.encoder(ASKED, STANDARD).feed(events))
+    check_answer(message)
+    assert message["content"] == []
+    assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
+
+
 def test_citation_has_a_limit_of_depth() -> None:
     deep = b"[" * 300 + b"]" * 300
     delta = b'{"type": "citations_delta", "citation": {"type": "x", "y": ' + deep + b"}}"

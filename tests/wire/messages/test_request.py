@@ -110,6 +110,26 @@ def test_system_message_with_a_field_of_its_own_stays_a_message() -> None:
         assert losses == ()
 
 
+@pytest.mark.parametrize("value", ["x", {"y": 1}, [2]])
+def test_block_may_have_a_field_called_message(value) -> None:
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}, "message": value}
+    tool = {"name": "f", "input_schema": {"type": "object"}, "message": value}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [call]}]
+    body = {"model": "m", "max_tokens": 9, "messages": messages, "tools": [tool]}
+    assert json.loads(MESSAGES.encode_request(decode(body), STANDARD)[0]) == body
+    call["(message)"] = value  # this one is ours, and no value of it breaks anything
+    assert MESSAGES.encode_request(decode(body), STANDARD)
+
+
+def test_choice_without_tools_leaves_nothing_behind() -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True, "x_a": 1}
+    body = {"model": "m", "max_tokens": 9, **SAID}
+    assert encoded(decode({**body, "tool_choice": choice})) == (
+        body,
+        ["tool_choice dropped", "parallel_tool_calls dropped"],
+    )
+
+
 def test_long_conversations_cost_no_square() -> None:
     system, call = {"role": "system", "content": "a"}, FunctionCall("c", "f", "{}")
     begun = time.thread_time()

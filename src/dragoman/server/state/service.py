@@ -35,7 +35,7 @@ from .resolve import (
     REFERRING,
     Recent,
     bare,
-    for_engine,
+    decided,
     recalled,
     understand,
 )
@@ -100,46 +100,56 @@ class Memory:
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
+        losses: tuple[Loss, ...] = ()
+        if self.cipher is None and ENCRYPTED in request.include:
+            losses = (NOT_ENCRYPTED,)
         if (
             request.previous_response_id is not None
             or request.conversation is not None
             or not (RECALLING if stored else REFERRING).isdisjoint(map(type, request.items))
         ):
-            return self._look_up(wire, request, caller, stored, recent or {})
-        whole = for_engine(request, request.items, request.instructions)
-        return self._planned(wire, caller, stored, request, whole)
+            return self._look_up(wire, request, caller, stored, recent or {}, losses)
+        # Whole as it is: nothing is looked up. An upstream is not to store it.
+        extra = request.extra and decided(request.extra)
+        whole = replace(request, extra=extra, background=None, store=False)
+        if not stored:
+            return Plan(whole, replace(request, store=False), losses)
+        return self._recorded(wire, caller, request, whole, losses)
 
     async def _look_up(
-        self, wire: str, request: Request, caller: Caller, stored: bool, recent: Recent
+        self,
+        wire: str,
+        request: Request,
+        caller: Caller,
+        stored: bool,
+        recent: Recent,
+        losses: tuple[Loss, ...],
     ) -> Plan:
         previous = request.previous_response_id
         near = previous is not None and bare(previous) in recent  # it may be forgotten meanwhile
         asked = await understand(
             request, self.store, caller.tenant, inherit=self._inherit, recent=recent
         )
-        whole, losses = await recalled(asked, self.store, caller.tenant)
+        whole, found = await recalled(asked, self.store, caller.tenant)
+        losses += found
         if previous and near and await self.store.get(caller.tenant, bare(previous)) is None:
             # Only the connection has what came before, so that the record must hold it.
             request, previous = replace(request, items=asked.whole.items), None
-        conversation = asked.conversation
-        return self._planned(wire, caller, stored, request, whole, previous, conversation, losses)
+        if not stored:
+            return Plan(whole, replace(request, store=False), losses)
+        return self._recorded(wire, caller, request, whole, losses, previous, asked.conversation)
 
-    def _planned(
+    def _recorded(
         self,
         wire: str,
         caller: Caller,
-        stored: bool,
         own: Request,
         whole: Request,
+        losses: tuple[Loss, ...],
         previous: str | None = None,
         conversation: str | None = None,
-        losses: tuple[Loss, ...] = (),
     ) -> Plan:
         """The plan of a request: `whole` is answered, and `own` stored with the answer."""
-        if self.cipher is None and ENCRYPTED in own.include:
-            losses = (NOT_ENCRYPTED, *losses)
-        if not stored:
-            return Plan(whole, replace(own, store=False), losses)
         background, moment = bool(own.background), time.time()
         record = Record(
             id=new_id(),

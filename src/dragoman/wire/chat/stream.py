@@ -280,11 +280,11 @@ class Decoder(ChoicesDecoder):
             super()._read_whole(data)
             return
         extra: Extra = {}
-        if itself := json.dense({"id": answer.id, "created": answer.created}):
-            extra["upstream"] = itself
-        tier, fingerprint = answer.service_tier, answer.system_fingerprint
-        if tier is not None or fingerprint is not None:
-            extra[NAME] = json.dense({"service_tier": tier, "system_fingerprint": fingerprint})
+        itself = {"id": answer.id, "created": answer.created}
+        own = {"service_tier": answer.service_tier, "system_fingerprint": answer.system_fingerprint}
+        for name, fields in (("upstream", itself), (NAME, own)):
+            if given := {field: value for field, value in fields.items() if value is not None}:
+                extra[name] = given
         turn.usage = usage
         called = [FunctionCall(c.id, c.function.name, c.function.arguments) for c in calls]
         turn.whole_answer(text, called, choice.finish_reason, answer.model, extra)

@@ -38,8 +38,9 @@ from dragoman.wire.json import Reader, merge
 
 NAME = "messages"
 """The key of this wire in every `extra`."""
-MESSAGE = "message"
-"""The key, in the extra of the first item of a message, of the message's own unknown fields."""
+MESSAGE = "(message)"
+"""The key, in the extra of the first item of a message, of the message's own unknown fields. No
+block has a field of this name."""
 NEW_TURN: Extra = {"turn": {"new": True}}
 """Marks an item that begins an assistant message right after another assistant message."""
 
@@ -367,8 +368,9 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
             last["content"] += given
         else:
             last = {"role": now, "content": given}
-            if extra is not None and NAME in extra:
-                merge(last, extra[NAME].get(MESSAGE, {}))
+            own = extra[NAME].get(MESSAGE) if extra is not None and NAME in extra else None
+            if isinstance(own, dict):
+                merge(last, own)
             messages.append(last)
         role, joins = now, result
     return system, messages

@@ -231,11 +231,12 @@ def decode_tools(raw: Raw) -> tuple[Tool, ...]:
     data = bytes(raw)
     tools = _decoded.get(data)
     if tools is None:
-        listed = json.value_of(raw) or []
-        if not isinstance(listed, list):
-            problem = f"is {json.kind(listed)}, and must be an array"
+        value = json.value_of(raw)
+        given: JSON = [] if value is None else value
+        if not isinstance(given, list):
+            problem = f"is {json.kind(given)}, and must be an array"
             raise FaultError(bad_request(problem, "tools"))
-        tools = tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(listed)])
+        tools = tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(given)])
         _decoded.put(data, tools, len(data))
     return tools
 
@@ -374,8 +375,10 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     }
     if given["tools"] is not None:
         given["tool_choice"] = encode_choice(request.tool_choice, request.parallel_tool_calls)
-    elif request.tool_choice is not None:
-        notes.append(("tool_choice", "dropped", "there are no tools to choose from", ()))
+    else:
+        why = "there are no tools to choose from"
+        names = ("tool_choice", "parallel_tool_calls")
+        notes += [(n, "dropped", why, ()) for n in names if getattr(request, n) is not None]
     if request.reasoning is not None:
         _add_reasoning(request, request.reasoning, given, notes)
     if isinstance(format, JSONSchema):
@@ -383,7 +386,10 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         given["output_config"] = {**given.get("output_config", {}), "format": encoded}
     body = {name: value for name, value in given.items() if value is not None}
     if request.extra:
-        body = merge(body, from_extra(request.extra))
+        own = from_extra(request.extra)
+        # What a choice has besides is none where there is nothing to choose.
+        idle = "tool_choice" in own and "tool_choice" not in body
+        body = merge(body, {k: v for k, v in own.items() if k != "tool_choice"} if idle else own)
     for name in sorted(dialect.drop & body.keys()):
         del body[name]
         notes.append((name, "dropped", "this server does not take it", ()))

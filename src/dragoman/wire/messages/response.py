@@ -66,7 +66,7 @@ REASONS = {
     "refusal": "content_filter",
 }
 """Our own reasons, by those of the protocol."""
-STOPPED = ("stop_reason", "stop_sequence", "stop_details")
+STOPPED: dict[str, type] = {"stop_reason": str, "stop_sequence": str, "stop_details": dict}
 """The fields that say why an answer ended; a stream has them in its `message_delta`."""
 
 

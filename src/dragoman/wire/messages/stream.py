@@ -30,7 +30,7 @@ from .response import REASONS, STOPPED, decode_usage
 
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _OF_A_MESSAGE = frozenset({"id", "type", "role", "model", "content", "usage", *STOPPED})
-_OF_AN_END = frozenset({"type", "delta", "usage"})
+_OF_AN_END = (_OF_A_MESSAGE | {"delta"}) - STOPPED.keys()
 _OF_BLOCKS: dict[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "citations"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
@@ -210,8 +210,11 @@ class Decoder:
     def _stop(self, delta: dict[str, JSON]) -> None:
         """Why the answer ended; what our own reasons do not tell stays in the extra."""
         given = {n: v for n, v in delta.items() if v is not None and n not in _OF_AN_END}
-        if isinstance(reason := given.get("stop_reason"), str):
-            self._reason = REASONS.get(reason, "stop")
+        for name, kind in STOPPED.items():
+            if not isinstance(given.get(name), kind):  # as clients rely on
+                given.pop(name, None)
+        if (reason := given.get("stop_reason")) is not None:
+            self._reason = REASONS.get(str(reason), "stop")
             if reason in ("end_turn", "max_tokens", "tool_use", "refusal"):
                 del given["stop_reason"]
         if given:
