@@ -148,6 +148,9 @@ def toy(tmp_path, monkeypatch) -> Wire:
     monkeypatch.syspath_prepend(tmp_path)
     wire: Wire = importlib.import_module("toy_wire").WIRE
     monkeypatch.setitem(WIRES, wire.name, wire)
+    # The server collects these when it is imported.
+    passed = frozenset(name.encode() for name in wire.request_headers)
+    monkeypatch.setattr("dragoman.server.exchange._PASSED", passed)
     return wire
 
 
