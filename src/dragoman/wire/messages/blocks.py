@@ -438,7 +438,7 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
 
 def _legal(call_id: str) -> str:
     """An id of a call as this protocol has them; those of some servers have dots and colons."""
-    return _ILLEGAL.sub("_", call_id)
+    return _ILLEGAL.sub(lambda found: f"_{ord(found[0]):x}_", call_id)
 
 
 def _encode_arguments(arguments: str) -> JSON:
