@@ -71,8 +71,8 @@ class Fold(Struct, eq=False):
                 self._text = self._text or StringIO()
                 self._text.write(delta.data)
                 continue
-            if self._text is not None:
-                self._add_text()
+            if self._text is not None and self._last is not None:
+                self._add_text(self._last, self._text)
             if isinstance(event, _INSIDE):
                 self._open[event.index].append(event)
             elif isinstance(event, ItemDone):
@@ -88,17 +88,16 @@ class Fold(Struct, eq=False):
                 self._end = event
             self._last = delta
 
-    def _add_text(self) -> None:
+    def _add_text(self, last: Delta, text: StringIO) -> None:
         """Make one delta of those that were like the last."""
-        if self._last is not None and self._text is not None:
-            text, self._text = self._text.getvalue(), None
-            self._open[self._last.index].append(replace(self._last, data=text, tokens=()))
+        self._text = None
+        self._open[last.index].append(replace(last, data=text.getvalue(), tokens=()))
 
     @property
     def response(self) -> Response:
         """What has come so far, open items as far as they are."""
-        if self._text is not None:
-            self._add_text()
+        if self._text is not None and self._last is not None:
+            self._add_text(self._last, self._text)
         start = self._start or Started("", 0, "")
         items = list(self._items)
         for index, events in self._open.items():
