@@ -64,7 +64,7 @@ __all__ = [
 
 
 def serve(engine: Engine, settings: "Settings | None" = None) -> None:
-    """Serve an engine over Chat Completions and Responses until a signal says to stop.
+    """Serve an engine over all its protocols until a signal says to stop.
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
     `http://127.0.0.1:8000/v1`, for this machine only. Raises `dragoman.server.host.HostError` when

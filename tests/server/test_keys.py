@@ -46,6 +46,7 @@ async def test_p46_every_route_asks_for_the_key(method, path) -> None:
     call = await Call(App(Stub(), GUARDED), path, asking(), method=method)()
     assert call.status == 401
     assert call.headers["www-authenticate"] == "Bearer"
+    assert call.headers["x-should-retry"] == "false"  # or Claude Code tries for minutes
     if method != "HEAD":
         assert call.json["error"]["code"] == "invalid_api_key"
 

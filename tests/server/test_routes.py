@@ -287,3 +287,10 @@ async def test_failing_send_is_raised_and_no_second_response_starts() -> None:
     with pytest.raises(RuntimeError, match="no more"):
         await call()
     assert [message["type"] for message in call.sent] == ["http.response.start"]
+
+
+@pytest.mark.parametrize("path", ["/messages", "/v1/v1/messages"])
+async def test_path_with_the_base_left_out_or_said_twice_is_set_right(path) -> None:
+    call = await get(path, "POST")
+    assert call.status == 404
+    assert "Did you mean /v1/messages?" in call.body.decode()

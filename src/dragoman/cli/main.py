@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, about: str, description: str | None = None) -> Callable[..., object]:
         return commands.add_parser(name, help=about, description=description).add_argument
 
-    add = command("serve", "serve models over Chat Completions and Responses", _SERVE)
+    add = command("serve", "serve models over Chat Completions, Responses and Messages", _SERVE)
     about = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
     add("targets", nargs="*", metavar="TARGET", help=about)
     add("--host", help="the address to listen on (127.0.0.1); any other needs --api-key-env")

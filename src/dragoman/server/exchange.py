@@ -155,7 +155,13 @@ class Exchange:
             headers += ((b"retry-after", safe(fault.retry_after)),)
         if fault.code == "authentication":
             headers += ((b"www-authenticate", b"Bearer"),)
+        if fault.code in _FINAL:
+            headers += ((b"x-should-retry", b"false"),)
         self.reply(*self.wire.encode_error(fault, self.id), *headers)
+
+
+_FINAL = ("authentication", "permission", "upstream_authentication")
+"""Faults that no repetition mends, whatever their status; the SDKs and Claude Code heed that."""
 
 
 def _passed(headers: Headers) -> tuple[tuple[str, str], ...]:
@@ -243,7 +249,8 @@ class Router:
         """The route of a request. Raises FaultError where there is none."""
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
-            hint = f" Did you mean {BASE}{path}?" if f"{BASE}{path}" in self._paths else ""
+            near = (BASE + path, path.removeprefix(BASE))  # some clients add the base themselves
+            hint = next((f" Did you mean {each}?" for each in near if each in self._paths), "")
             raise FaultError(nothing_at(path, hint))
         route = methods.get(method)
         if route is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from dragoman.core.error import Fault
@@ -410,7 +411,9 @@ def error_object(fault: Fault) -> dict[str, JSON]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if fault.upstream_code in _TOO_LONG or fault.upstream_type in _TOO_LONG:
         # This protocol has no code for it: agents know it by these words, and compact.
-        message = f"prompt is too long: {message}"
+        counts = sorted(re.findall(r"\b\d{3,}\b", message)[:2], key=int, reverse=True)
+        size = "{} tokens > {} maximum. ".format(*counts) if len(counts) == 2 else ""
+        message = f"prompt is too long: {size}{message}"
     return {"type": kind, "message": message, **(fault.extra or {}).get("error", {})}
 
 
