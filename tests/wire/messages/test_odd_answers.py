@@ -81,3 +81,13 @@ def test_size_and_limit_of_a_prompt_are_said_as_agents_read_them(message) -> Non
     fault = Fault("invalid_request", message, upstream_code="context_length_exceeded")
     error = json.loads(MESSAGES.encode_error(fault, "req_1")[1])["error"]
     assert error["message"] == f"prompt is too long: 9011 tokens > 4096 maximum. {message}"
+
+
+def test_id_of_a_call_is_its_servers_own_for_clients_and_a_legal_one_for_anthropic() -> None:
+    """What was remembered of a call is found by its id, which the client brings back."""
+    call = FunctionCall("functions.f:0", "f", "{}")
+    body = json.loads(MESSAGES.encode_response(answer(call), ASKED, STANDARD))
+    assert body["content"][0]["id"] == "functions.f:0"
+    asked = Request(model="m", items=(Message("user", "?"), call))
+    sent = json.loads(MESSAGES.encode_request(asked, STANDARD)[0])
+    assert sent["messages"][1]["content"][0]["id"] == "functions_2e_f_3a_0"

@@ -193,9 +193,8 @@ def _read(raw: Any, path: str, reader: Reader[Any]) -> tuple[Any, dict[str, JSON
         return reader.read(raw, path)
     except FaultError:
         value = json.value_of(raw)
-        if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
-            raise
-        if kind in _KNOWN:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind in _KNOWN:
             raise
         return None, value
 
@@ -353,6 +352,8 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
             case Reasoning(content=[_, *_]):
                 # What was signed is the thinking itself; a summary beside it repeats it.
                 now, given = "assistant", encode_item(replace(item, summary=()))
+            case FunctionCall() | CustomToolCall():
+                now, given = "assistant", [encode_call(item) | {"id": _legal(item.call_id)}]
             case Unknown() if item.wire != NAME and item.kind != "compaction_trigger":
                 said = f"[{item.kind}: {json.text(item.value)}]"
                 now, given = "assistant", [{"type": "text", "text": said}]
@@ -400,8 +401,7 @@ def encode_item(item: Item) -> list[JSON]:
             return encode_parts(item.parts)
         case Reasoning():
             block = encode_thinking(item)
-            said = block.get("thinking") or block.get("signature") or "data" in block
-            return [block] if said else []
+            return [block] if block.get("thinking") or is_signed(item) else []
         case FunctionCall() | CustomToolCall():
             return [encode_call(item)]
         case Unknown(wire=wire) if wire == NAME:
@@ -432,7 +432,7 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
         given: JSON = {"input": call.input}
     else:
         given = _encode_arguments(call.arguments)
-    block = {"type": "tool_use", "id": _legal(call.call_id), "name": call.name, "input": given}
+    block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": given}
     return restore(block, call.extra)
 
 
