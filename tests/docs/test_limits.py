@@ -1,4 +1,4 @@
-"""The page of limits: every default is the code's, every fault exists, and no setting is left out."""
+"""The page of limits: defaults are those of the code, faults exist, and no setting is left out."""
 
 import importlib
 import re
