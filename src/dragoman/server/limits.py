@@ -83,6 +83,77 @@ def _busy(code: Code, problem: str) -> Fault:
     return Fault(code, f"The server is busy: {problem}.", "server", retry_after=RETRY_AFTER)
 
 
+class Budget:
+    """The bytes that a worker may hold for others, `total` at once, and a share of them for each
+    tenant. It counts; it waits for nothing.
+
+    Whoever is about to hold bytes opens a `Hold` for their tenant, and says with `resize` how many
+    it holds from now on: before they are read or made, where their number is known, else as they
+    come. `close` gives them back, on every path.
+
+    >>> budget = Budget(total=100, share=60)
+    >>> body, answer = budget.hold("a"), budget.hold("b")
+    >>> body.resize(50); answer.resize(40); budget.held
+    90
+    >>> answer.resize(60)
+    Traceback (most recent call last):
+        ...
+    dragoman.core.error.FaultError: The server is busy: too many bytes are in flight (memory).
+    >>> body.close(); answer.resize(60); answer.size, budget.held
+    (60, 60)
+    """
+
+    def __init__(self, total: int, share: int | None = None) -> None:
+        self.held = 0
+        self.tenants: dict[str, int] = {}
+        self._total = total
+        self._share = share or total
+
+    def hold(self, tenant: str) -> Hold:
+        """Bytes of this tenant; none as yet."""
+        return Hold(self, tenant)
+
+    def take(self, tenant: str, more: int) -> None:
+        """Count so many more, or fewer. Raises FaultError where there is no room for more, and
+        counts nothing then: `too_large` when there never will be, `rate_limited` when the tenant
+        has its share, else `overloaded`."""
+        if more > self._share:
+            problem = f"It takes more than the {self._share} bytes there may be in flight (memory)."
+            raise FaultError(Fault("too_large", problem, "client"))
+        own = self.tenants.get(tenant, 0) + more
+        if more > 0 and own > self._share:
+            problem = f"of one key, more than {self._share} bytes are in flight already (memory)"
+            raise FaultError(_busy("rate_limited", problem))
+        if more > 0 and self.held + more > self._total:
+            raise FaultError(_busy("overloaded", "too many bytes are in flight (memory)"))
+        self.held += more
+        if own:
+            self.tenants[tenant] = own
+        else:
+            self.tenants.pop(tenant, None)
+
+
+class Hold:
+    """What one body, frame or answer holds of a budget."""
+
+    __slots__ = ("_budget", "_tenant", "size")
+
+    def __init__(self, budget: Budget, tenant: str) -> None:
+        self._budget = budget
+        self._tenant = tenant
+        self.size = 0
+
+    def resize(self, size: int) -> None:
+        """Hold so many bytes from now on. Raises FaultError where there is no room for more, and
+        holds what it held."""
+        self._budget.take(self._tenant, size - self.size)
+        self.size = size
+
+    def close(self) -> None:
+        """Hold nothing any more."""
+        self.resize(0)
+
+
 async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) -> bytes:
     """The body of a JSON request.
 

@@ -31,7 +31,7 @@ from dragoman.wire.responses import RESPONSES
 
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
 from .exchange import JSON_TYPE, Exchange, Handler, Headers, fault_of, report_headers
-from .limits import Gate, check_head, read_body, too_large
+from .limits import Budget, Gate, check_head, read_body, too_large
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
 from .state.run import Run, unstarted
@@ -58,6 +58,7 @@ class Service(Struct, frozen=True):
     settings: Settings
     roster: InFlight
     gate: Gate
+    budget: Budget
     memory: Memory | None = None
 
     async def admit(self, plan: Plan | Awaitable[Plan], exchange: Exchange | None = None) -> Plan:

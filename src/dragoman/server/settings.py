@@ -57,6 +57,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     body_limit: Annotated[int, about("Maximum size of a request body, in bytes.", ge=1)] = (
         64 * 1024 * 1024
     )
+    memory: Annotated[
+        int,
+        about(
+            "Bytes of requests and answers in flight, per worker, beyond which new ones are "
+            "refused; where there are several keys, one of them may hold half.",
+            ge=1,
+        ),
+    ] = 256 * 1024 * 1024
     header_limit: Annotated[
         int, about("Maximum size of request line and headers, in bytes.", ge=1024)
     ] = 64 * 1024
