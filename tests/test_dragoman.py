@@ -14,7 +14,8 @@ from dragoman.server import host
 from dragoman.server.settings import Settings
 
 
-def test_an_engine_is_served_until_a_signal(monkeypatch) -> None:
+def test_an_engine_is_served_until_a_signal(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     asked: list[tuple[int, bool]] = []
     listener = host.bind(Settings(port=0), exact=True)
     url = f"{host.address(listener)}/v1/models"
