@@ -6,7 +6,7 @@ import asyncio
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -449,7 +449,20 @@ class TokenEngine:
             prompt = self.format.render(lowered.request, setting)
         except FaultError as error:
             raise FaultError(lowered.client_fault(error.fault)) from error
+        size = sum(len(p) if isinstance(p, str) else 1 for p in prompt.pieces)
+        self._check_size(size, request)
         return lowered, prompt, prompt.ids(self.tokenizer)
+
+    def _check_size(self, characters: int, request: Request) -> None:
+        """Raises FaultError for a prompt that must be too long, before it is encoded."""
+        context = self.context
+        if context is not None and characters > context * 4:
+            if characters >= context * self._longest_token:
+                raise FaultError(_too_long(f"more than {context}", context, request))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(len(self.tokenizer.piece(id)) for id in range(self.tokenizer.size))
 
     def _plan(self, request: Request) -> Plan:
         lowered, prompt, ids = self._lowered(request)
@@ -480,6 +493,7 @@ class TokenEngine:
         )
 
     def _raw_plan(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
+        self._check_size(len(prompt), request)
         ids = raw_ids(prompt, self.tokenizer)
         for id in ids:
             if not 0 <= id < self.tokenizer.size:
@@ -525,14 +539,7 @@ class TokenEngine:
         limit = self._max_tokens if asked is None else asked
         if context is not None:
             if len(ids) >= context:
-                problem = (
-                    f"The prompt has {len(ids)} tokens, instructions and tools included, and the "
-                    f"model {request.model!r} has a context of {context} tokens, of which at least "
-                    "one must be left for the answer. Shorten the conversation, or ask a model "
-                    "with a larger context."
-                )
-                code = "context_length_exceeded"
-                raise FaultError(Fault("invalid_request", problem, "client", upstream_code=code))
+                raise FaultError(_too_long(f"{len(ids)}", context, request))
             left = context - len(ids)
             limit = left if asked is None else min(asked, left)
         count = 1 if sampling.n is None else sampling.n
@@ -558,6 +565,15 @@ class TokenEngine:
         why = "the model chooses its tokens without it"
         asked = (name for name in _SAMPLING_FIELDS if getattr(sampling, name) is not None)
         return tuple(Loss(name, "dropped", why) for name in asked if name not in self._honoured)
+
+
+def _too_long(count: str, context: int, request: Request) -> Fault:
+    problem = (
+        f"The prompt has {count} tokens, instructions and tools included, and the model "
+        f"{request.model!r} has a context of {context} tokens, of which at least one must be left "
+        "for the answer. Shorten the conversation, or ask a model with a larger context."
+    )
+    return Fault("invalid_request", problem, "client", upstream_code="context_length_exceeded")
 
 
 async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -> Done:
