@@ -65,7 +65,8 @@ class Endpoints:
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
     async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
-        with Watch(self._service.roster, exchange):
+        with Watch(self._service.roster, exchange) as watch:
+            watch.limit(self._service.settings.deadline)
             return await self._service.engine.models(caller)
 
     async def embed(self, exchange: Exchange, caller: Caller) -> None:
@@ -80,19 +81,22 @@ class Endpoints:
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
         """Count the tokens of a request and all that it builds on."""
-        wire, body = exchange.wire, await self._body(exchange)
-        with Watch(self._service.roster, exchange):
-            request = await self._whole(wire, body, caller)
-            tokens, exact = await count(self._service.engine, request)
+        service, wire, body = self._service, exchange.wire, await self._body(exchange)
+        with Watch(service.roster, exchange) as watch:
+            watch.limit(service.settings.deadline)
+            async with service.gate:
+                request = await self._whole(wire, body, caller)
+                tokens, exact = await count(service.engine, request)
         losses = () if exact else (ESTIMATED,)
         exchange.reply(200, wire.encode_count(tokens), *report_headers(losses))
 
     async def compact(self, exchange: Exchange, caller: Caller) -> None:
         """Summarise what a request holds and all that it builds on."""
         service, body = self._service, await self._body(exchange)
-        with Watch(service.roster, exchange):
-            request = await self._whole(RESPONSES, body, caller)
+        with Watch(service.roster, exchange) as watch:
+            watch.limit(service.settings.deadline)
             async with service.gate:
+                request = await self._whole(RESPONSES, body, caller)
                 summary, usage = await summarise(service.engine, request, caller)
         id = new_id()
         item = Compaction(encode_summary(summary), f"cmp_{id}")

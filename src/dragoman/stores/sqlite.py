@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from .base import Retention, StoreError, Subscribers
 from .schema import SQLITE
-from .sql import Insert, Row, Steps, Store, Values, bound
+from .sql import Insert, Row, Steps, Store, Values, bound, read_secret
 
 T = TypeVar("T")
 
@@ -65,8 +65,9 @@ def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
 # ---- tables --------------------------------------------------------------------------------
 
 
-def migrate(connection: Connection, path: Path) -> None:
-    """Take the steps a file has not taken. Raises StoreError for a file of a later version."""
+def migrate(connection: Connection, path: Path) -> bytes:
+    """Take the steps a file has not taken; the secret of the file. Raises StoreError for a file of
+    a later version."""
     connection.execute("BEGIN IMMEDIATE")
     (taken,) = connection.execute("PRAGMA user_version").fetchone()
     if taken > len(SQLITE):
@@ -79,7 +80,9 @@ def migrate(connection: Connection, path: Path) -> None:
         for statement in step.split(";"):
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {len(SQLITE)}")
+    secret = _taken(connection, read_secret())
     connection.execute("COMMIT")
+    return secret
 
 
 # ---- threads -------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ class SqliteStore(Store):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
             with closing(connect(path)) as connection:
-                migrate(connection, path)
+                self._secret = migrate(connection, path)
         except (OSError, DatabaseError) as error:
             raise unopened(path, error) from error
         self._path = path
