@@ -6,7 +6,6 @@ import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator
 from io import StringIO
-from itertools import repeat
 from typing import Any
 
 from msgspec.structs import replace
@@ -218,9 +217,7 @@ class OpenItem:
         "summaries",
     )
 
-    def __init__(
-        self, index: int, choice: int, item: Item, room: Iterator[None] = repeat(None)
-    ) -> None:
+    def __init__(self, index: int, choice: int, item: Item, room: Iterator[None]) -> None:
         self.index = index
         self.choice = choice
         self.empty = item

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import repeat
 
 from msgspec import Struct
 
@@ -130,7 +129,7 @@ class CallSorter:
 
     __slots__ = ("_again", "_by_id", "_by_index", "_room", "calls")
 
-    def __init__(self, room: Iterator[None] = repeat(None)) -> None:
+    def __init__(self, room: Iterator[None]) -> None:
         self._room = room  # one for each call that the answer may still have
         self.calls: list[LooseCall] = []
         self._by_id: dict[str, LooseCall] = {}
