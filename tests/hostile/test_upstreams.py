@@ -84,7 +84,7 @@ def reply(asked: Asked) -> Reply:
     name = asked.json["model"]
     if name == "ok":
         return plain(200, completion({"content": "ok"}))
-    return Reply(ATTACKS[name](), pause=0)  # type: ignore[arg-type]  # pieces may have no end
+    return Reply(ATTACKS[name](), pause=0)  # pieces may have no end
 
 
 @pytest.fixture(scope="module")
