@@ -100,9 +100,9 @@ def test_7_08_stored_texts_cannot_command_the_terminal(tmp_path) -> None:
 def test_7_08_tokens_cannot_command_the_terminal(tmp_path) -> None:
     request, completion = tmp_path / "request.json", tmp_path / "completion.txt"
     request.write_text(json.dumps({"input": TEXT, "tools": [{"type": ID}]}))
-    call = json.dumps({"name": f"f{TEXT}", "arguments": {}})
-    completion.write_text(f"{TEXT}<tool_call>\n{call}\n</tool_call>")
-    words = ["--format", "hermes", "--request", str(request), "--completion", str(completion)]
+    head = f"commentary to=functions.{TEXT.replace(' ', '')}"
+    completion.write_text(f"<|channel|>{head}<|message|>{TEXT}<|call|>")
+    words = ["--format", "harmony", "--request", str(request), "--completion", str(completion)]
     check(shown("tokens", *words))
 
 

@@ -105,15 +105,15 @@ async def test_retries_and_profile_are_the_upstreams() -> None:
 PLACE = "http://127.0.0.1:9/v1"
 MISTAKES: dict[str, tuple[Upstream, str]] = {
     "address": (
-        Upstream(name=up.base_url, url="http://[::1"),
+        Upstream(name="up", url="http://[::1"),
         "up: the URL has a malformed host or port",
     ),
     "no key": (
-        Upstream(name=up.base_url, url=PLACE, key_env="NOT_THERE"),
+        Upstream(name="up", url=PLACE, key_env="NOT_THERE"),
         "The environment variable NOT_THERE should hold the key to up, and is empty.",
     ),
     "unsendable key": (
-        Upstream(name=up.base_url, url=PLACE, key_env="BROKEN"),
+        Upstream(name="up", url=PLACE, key_env="BROKEN"),
         "The key in the environment variable BROKEN may have printable ASCII only.",
     ),
 }
@@ -128,7 +128,7 @@ def test_invalid_upstream_is_reported(name) -> None:
 
 
 def test_our_own_clients_keys_are_never_passed_on() -> None:
-    upstream = Upstream(name=up.base_url, url=PLACE, pass_client_key=True)
+    upstream = Upstream(name="up", url=PLACE, pass_client_key=True)
     assert assemble([upstream], (), SETTINGS, {})
     with pytest.raises(ConfigurationError, match=r"^up: pass_client_key would send"):
         assemble([upstream], (), Settings(keys=(Secret("key"),)), {})
