@@ -27,8 +27,7 @@ from dragoman.server.config import explained, read_key
 from dragoman.server.state.history import History, answered, asked, exported, name, open_history
 from dragoman.stores.base import Record
 
-from .main import visible
-from .serve import Row, configured, row, table
+from .serve import Row, configured, row, table, visible
 
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
 

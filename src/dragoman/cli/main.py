@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -62,30 +61,13 @@ def main(words: Sequence[str] | None = None) -> int:
         from dragoman.server.host import HostError
         from dragoman.stores.base import StoreError
 
+        from .serve import visible
+
         for_people = FaultError | NetError | ConfigurationError | HostError | StoreError
         if not isinstance(error, for_people):
             raise
         print(f"dragoman: {visible(str(error))}", file=sys.stderr)
         return 1
-
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def visible(text: str) -> str:
-    """A text of others for a terminal: what would command it is replaced by what it looks like.
-
-    >>> visible("a\\x1b[2Jb\\r\\n")
-    'a␛[2Jb\\n'
-    """
-    return _CONTROL.sub(_picture, text)
-
-
-def _picture(found: re.Match[str]) -> str:
-    if found[0] == "\r":  # of a line's end, as a rule
-        return ""
-    code = ord(found[0])  # Unicode has pictures of the first 32 control characters
-    return chr(0x2400 + code) if code < 32 else "\ufffd"
 
 
 _SERVE = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import sys
 from argparse import Namespace
@@ -33,8 +34,6 @@ from dragoman.server.config import (
 from dragoman.server.host import address, bind, check, reachable, run
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import check_memory, open_memory
-
-from .main import visible
 
 
 class Row(Struct, frozen=True):
@@ -226,6 +225,25 @@ def row(model: Model, here: str, places: Mapping[str, tuple[str, str]] = {}) -> 
     if model.id in NOTES or ours is not None:
         return Row(name, here, NOTES.get(model.id, f"a model of {ours}"))
     return Row(name, "an upstream that does not list it")
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """A text of others for a terminal: what would command it is replaced by what it looks like.
+
+    >>> visible("a\\x1b[2Jb\\r\\n")
+    'a␛[2Jb\\n'
+    """
+    return _CONTROL.sub(_picture, text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    if found[0] == "\r":  # of a line's end, as a rule
+        return ""
+    code = ord(found[0])  # Unicode has pictures of the first 32 control characters
+    return chr(0x2400 + code) if code < 32 else "\ufffd"
 
 
 def configured(options: Namespace) -> Configuration:

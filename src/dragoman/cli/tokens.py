@@ -28,7 +28,7 @@ from dragoman.server.config import ConfigurationError, explained
 from dragoman.wire.chat import CHAT
 from dragoman.wire.responses import RESPONSES
 
-from .main import visible
+from .serve import visible
 
 _COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
 _PLAIN = "\x1b[0m"
