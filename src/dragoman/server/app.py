@@ -72,9 +72,12 @@ class App:
             settings, (lambda: _SECRET) if memory is None else (lambda: memory.store.secret)
         )
         self._browsers = Browsers(settings)
-        gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
-        several = getattr(engine, "passes_client_key", False) or len(settings.keys) > 1
-        budget = Budget(settings.memory, settings.memory // 2 if several else None)
+        passed = getattr(engine, "passes_client_key", False)
+        share = settings.share if passed or len(settings.keys) > 1 else 1.0
+        gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
+        budget = Budget(settings.memory, int(settings.memory * share))
+        if memory is not None:
+            memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
         service = Service(engine, settings, self._roster, gate, budget, memory)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
