@@ -58,9 +58,8 @@ def main(words: Sequence[str] | None = None) -> int:
         from dragoman.net.errors import NetError
         from dragoman.server.config import ConfigurationError
         from dragoman.server.host import HostError
-        from dragoman.stores.base import StoreError
 
-        for_people = FaultError | NetError | ConfigurationError | HostError | StoreError
+        for_people = FaultError | NetError | ConfigurationError | HostError
         if not isinstance(error, for_people):
             raise
         print(f"dragoman: {error}", file=sys.stderr)
