@@ -29,6 +29,7 @@ from dragoman.core.response import Response
 
 from .base import (
     RUNNING,
+    ConflictError,
     Conversation,
     LogSegment,
     OutboxMessage,
@@ -108,13 +109,13 @@ of parts, so that what looks unused is. Taken later, two deletions would deadloc
 _TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"
 
 
-def read_secret() -> Steps[bytes]:
-    """The secret of a store. It is made where there is none; the tenants of an earlier version,
-    which were digests without a key, then get their names."""
+def read_secret(new: bytes | None = None) -> Steps[bytes]:
+    """The secret of a store. Where there is none it becomes `new`, or is made; the tenants of an
+    earlier version, which were digests without a key, then get their names."""
     rows = yield "SELECT tenants FROM secrets", ()
     if rows:
         return bytes(rows[0][0])
-    secret = token_bytes(32)
+    secret = new or token_bytes(32)
     yield "INSERT INTO secrets (tenants) VALUES ($1)", (secret,)
     for (digest,) in (yield _TENANTS, ()):
         for table in ("responses", "conversations", "item_index", "calls"):
@@ -412,7 +413,7 @@ class Store(ABC):
             statement = """INSERT INTO conversations (id, tenant, created_at, conversation)
                 VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
             if not (yield statement, row):
-                raise StoreError(f"There is a conversation {made.id} already.")
+                raise ConflictError(f"There is a conversation {made.id} already.")
             yield from _extend(made.id, items)
 
         await self._transact((), steps)
@@ -588,7 +589,7 @@ def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[No
         if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
             continue
         if not (item.id and rename):
-            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
+            raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
         own = replace(item, id=f"{item.id}_{place}")
         yield _EXTEND, (id, place, own.id, pack(own))
 
