@@ -289,10 +289,17 @@ def signalled(server: Server, sig: int) -> None:
 class serving:
     """A server in this loop whose end is not hurried."""
 
-    def __init__(self, stub: Stub, settings: Settings, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        stub: Stub,
+        settings: Settings,
+        memory: Memory | None = None,
+        lifeline: int | None = None,
+    ) -> None:
         self._listener = bind(Settings(port=0), exact=True)
         self._ready = asyncio.Event()
-        self._server = Server(App(stub, settings, memory), settings, self._ready.set)
+        app = App(stub, settings, memory)
+        self._server = Server(app, settings, self._ready.set, lifeline)
 
     async def __aenter__(self) -> tuple[Server, int]:
         self._task = asyncio.create_task(self._server.serve([self._listener]))
@@ -312,9 +319,10 @@ from dragoman.server.host import bind, run
 from dragoman.server.settings import Settings
 from tests.server.stubs import Stub, OPENING, closing, word
 
-settings = Settings(port=0, workers=int(sys.argv[1]), drain=5)
+endless = sys.argv[2:] == ["endless"]
+settings = Settings(port=0, workers=int(sys.argv[1]), drain=300 if endless else 5)
 listener = bind(settings, exact=True)
-stub = Stub(*OPENING, word("a"), 0.5, *closing("a"))
+stub = Stub(*OPENING, word("a"), 300 if endless else 0.5, *closing("a"))
 if sys.argv[2:] == ["broken"]:
     App = None
 run(lambda: App(stub, settings), settings, listener,
@@ -403,4 +411,77 @@ def test_workers_that_cannot_start_are_not_started_for_ever() -> None:
     with running("2", "broken") as process:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert "as soon as it was started" in errors
+        assert "All workers ended as soon as they were started" in errors
+
+
+DYING = """
+import os, sys, time
+from dragoman.server import host
+
+host.HEALTHY = 0.3
+
+def work(number, lifeline):
+    if number:
+        time.sleep(0.5 * (sys.argv[1] == "later"))
+        os._exit(7)
+    print("worked", flush=True)
+    time.sleep(300)
+
+host.run_workers(work, 2)
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("when", ["young", "later"])
+def test_a_worker_that_keeps_dying_takes_nobody_along(when) -> None:
+    """5.20. One that dies young is given ever longer pauses."""
+    command = [sys.executable, "-c", DYING, when]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            said = [process.stderr.readline() for _ in range(2)]
+            pauses = ["now", "now"] if when == "later" else ["in 1 s", "in 2 s"]
+            assert said == [
+                f"Worker 1 ended with status 7; it is started again {pause}.\n" for pause in pauses
+            ]
+            process.terminate()
+            assert process.communicate(timeout=30)[0] == "worked\nended\n"  # and once
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("orders", ["1 TERM TERM", "1 TERM INT", "1 INT TERM", "2 TERM TERM"])
+async def test_a_second_signal_does_not_wait(orders) -> None:
+    """5.17. In any order, and where the process has workers."""
+    workers, first, second = orders.split()
+    with running(workers, "endless") as process:
+        port = int(await asyncio.to_thread(process.stdout.readline))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(stream=True)))
+        await reader.readuntil(b'"a"')
+        process.send_signal(signal.Signals["SIG" + first])
+        while "Waiting up to" not in await asyncio.to_thread(process.stderr.readline):
+            pass
+        process.send_signal(signal.Signals["SIG" + second])
+        assert b"shutting down" in await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        await asyncio.to_thread(process.wait, 20)
+
+
+async def test_two_sigterms_at_a_worker_are_one() -> None:
+    """systemd signals each process, and the first passes its own on."""
+    lifeline, end = os.pipe()
+    stub = Stub(*OPENING, word("a"), 0.3, *closing("a"))
+    async with serving(stub, Settings(drain=20), lifeline=lifeline) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(stream=True)))
+        await reader.readuntil(b'"a"')
+        for _ in range(2):
+            signalled(server, signal.SIGTERM)
+        assert b"[DONE]" in await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    os.close(lifeline)
+    os.close(end)

@@ -27,7 +27,7 @@ from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Entry, Exchange, MethodNotAllowedError, Route, Router, fault_of
-from .limits import Gate, read_body
+from .limits import Budget, Gate, read_body
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import Handlers
@@ -63,10 +63,15 @@ class App:
         self._memory = memory
         self._settings = settings
         self._roster = InFlight()
-        self._keys = Keys(settings.keys, passed=getattr(engine, "passes_client_key", False))
+        passed = getattr(engine, "passes_client_key", False)
+        self._keys = Keys(settings.keys, passed=passed)
         self._browsers = Browsers(settings)
-        gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
-        service = Service(engine, settings, self._roster, gate, memory)
+        share = settings.share if passed or len(settings.keys) > 1 else 1.0
+        gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
+        budget = Budget(settings.memory, int(settings.memory * share))
+        if memory is not None:
+            memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
+        service = Service(engine, settings, self._roster, gate, budget, memory)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)

@@ -24,7 +24,9 @@ from .http import HTTPConfig, HTTPProtocol
 from .settings import Settings
 
 HEALTHY = 1.0
-"""Seconds a process must live to be worth replacing."""
+"""Seconds a worker lives that has started well."""
+LONGEST_PAUSE = 60.0
+"""Seconds before a worker is started again that keeps dying, at the most."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What asks us to stop."""
 
@@ -34,66 +36,88 @@ class HostError(Exception):
 
 
 def run_workers(work: Callable[[int, int], None], count: int) -> None:
-    """Run `work` in `count` processes until SIGINT or SIGTERM, which are handed on to them.
+    """Run `work` in `count` processes until SIGINT or SIGTERM; a second signal ends them at once.
 
     `work` gets its number, and a file descriptor at whose other end is this process: it closes
-    when we die. Raises HostError where processes cannot be forked, or die as soon as started.
+    when we die. A process that ends is replaced; one that died young, after a pause that doubles
+    each time. Raises HostError where processes cannot be forked, or all die as soon as started.
     """
     if not hasattr(os, "fork"):
         raise HostError("Several workers need a system that can fork. Use one.")
     running: dict[int, tuple[int, float]] = {}  # process id: number, time of its start
-    stopping = failed = False
+    deaths = dict.fromkeys(range(count), 0)  # young ones in a row, by number
+    signals, proven, failed = 0, False, False
     lifeline, our_end = os.pipe()
 
-    def start(number: int) -> None:
+    def start(number: int, pause: float = 0.0) -> None:
         # A signal in the middle waits, or it would miss a worker that is not yet on the list.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            if stopping:
+            if signals:
                 return
             pid = os.fork()
             if pid == 0:
                 os.setpgid(0, 0)  # Ctrl-C reaches it through this process, and only once
                 os.close(our_end)
-                _be_a_worker(lambda: work(number, lifeline))
-            running[pid] = number, time.monotonic()
+                _be_a_worker(lambda: work(number, lifeline), pause)
+            running[pid] = number, time.monotonic() + pause
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def stop(sig: int, frame: FrameType | None = None) -> None:
-        nonlocal stopping
-        stopping = True
+        # systemd signals us and the workers: two SIGTERM of theirs are one. What means a second
+        # signal to them is SIGINT, which only we send.
+        nonlocal signals
+        signals += 1
         for pid in running:
             with suppress(ProcessLookupError):
-                os.kill(pid, sig)
+                os.kill(pid, signal.SIGTERM if signals == 1 else signal.SIGINT)
 
     before = {sig: signal.signal(sig, stop) for sig in SIGNALS}
     try:
         for number in range(count):
             start(number)
         while running:
-            pid, _ = os.wait()
+            pid, status = os.wait()
             number, since = running.pop(pid)
-            if not stopping and time.monotonic() - since < HEALTHY:
+            now = time.monotonic()
+            lived = now - since
+            ages = [lived, *(now - began for _, began in running.values())]
+            proven = proven or max(ages) > HEALTHY
+            deaths[number] = deaths[number] + 1 if lived < HEALTHY else 0
+            if signals:
+                continue
+            if not proven and all(deaths.values()):
                 failed = True
                 stop(signal.SIGTERM)
-            start(number)  # or not, while it stops
+                continue
+            pause = min(2.0 ** (deaths[number] - 1), LONGEST_PAUSE) if deaths[number] else 0.0
+            _tell_of_death(number, status, pause)
+            start(number, pause)
         os.close(our_end)
         os.close(lifeline)
     finally:
         for sig, handler in before.items():
             signal.signal(sig, handler)
     if failed:
-        raise HostError("A worker ended as soon as it was started; see what it said above.")
+        raise HostError("All workers ended as soon as they were started; see what they said above.")
 
 
-def _be_a_worker(work: Callable[[], None]) -> NoReturn:
+def _tell_of_death(number: int, status: int, pause: float) -> None:
+    code = os.waitstatus_to_exitcode(status)
+    why = f"by signal {-code}" if code < 0 else f"with status {code}"
+    again = f"in {pause:g} s" if pause else "now"
+    sys.stderr.write(f"Worker {number} ended {why}; it is started again {again}.\n")
+
+
+def _be_a_worker(work: Callable[[], None], pause: float) -> NoReturn:
     """Runs in the new process, and never returns."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     status = 1
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        time.sleep(pause)
         work()
         status = 0
     except KeyboardInterrupt:
@@ -238,8 +262,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._lifeline is None:
+            self.force_exit = True  # a worker is asked again by SIGINT, which uvicorn heeds
         super().handle_exit(sig, frame)
-        if self.force_exit:  # asked a second time: people mean it
+        if self.force_exit and self.started:  # asked a second time: people mean it
             self._loop.call_soon_threadsafe(self._app.stop_all)
 
     def _orphaned(self) -> None:

@@ -57,6 +57,22 @@ class Settings(Struct, frozen=True, kw_only=True):
     body_limit: Annotated[int, about("Maximum size of a request body, in bytes.", ge=1)] = (
         64 * 1024 * 1024
     )
+    memory: Annotated[
+        int,
+        about(
+            "Bytes of requests and answers in flight, per worker, beyond which new ones are "
+            "refused; where there are several keys, one of them may hold `share` of it.",
+            ge=1,
+        ),
+    ] = 256 * 1024 * 1024
+    answer_limit: Annotated[
+        int,
+        about(
+            "Maximum size of what an upstream sends for one request, in bytes, without its "
+            "compression.",
+            ge=1024,
+        ),
+    ] = 64 * 1024 * 1024
     header_limit: Annotated[
         int, about("Maximum size of request line and headers, in bytes.", ge=1024)
     ] = 64 * 1024
@@ -71,6 +87,23 @@ class Settings(Struct, frozen=True, kw_only=True):
         1024
     )
     queue: Annotated[int, about("Requests that may wait for a free slot, per worker.", ge=0)] = 1024
+    background: Annotated[
+        int, about("Background responses processed at the same time, per worker.", ge=1)
+    ] = 256
+    background_queue: Annotated[
+        int,
+        about("Background responses that may wait, for as long as it takes, per worker.", ge=0),
+    ] = 256
+    share: Annotated[
+        float,
+        about(
+            "Where there are several keys, how much of `concurrency`, `queue` and `background` one "
+            "may take of what it has and what is free together, and of `memory` in all: with 0.5 "
+            "as much as it leaves to others. 1 is all.",
+            ge=0.01,
+            le=1,
+        ),
+    ] = 0.5
     queue_time: Annotated[
         float, about("Seconds that a request may wait for a free slot.", ge=0.1)
     ] = 30.0
@@ -124,6 +157,14 @@ class Settings(Struct, frozen=True, kw_only=True):
             "servers; its password in PGPASSWORD)."
         ),
     ] = "sqlite"
+    store_time: Annotated[
+        float,
+        about(
+            "Seconds that the store has to answer. What needs it is refused with 503 after that, "
+            "and an answer that could not be stored says so.",
+            ge=0.1,
+        ),
+    ] = 5.0
     pubsub: Annotated[
         str,
         about(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from dragoman.core.interfaces import ANYONE
 from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange
-from dragoman.server.limits import Gate
+from dragoman.server.limits import Budget, Gate
 from dragoman.server.responder import Service
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
@@ -33,7 +33,12 @@ class Client:
         self.reading = asyncio.Event()
         self.connection = Connection(
             Service(
-                engine, replace(Settings(), **settings), InFlight(), Gate(8, 8, 1.0), self.memory
+                engine,
+                replace(Settings(), **settings),
+                InFlight(),
+                Gate(8, 8, 1.0),
+                Budget(1 << 28),
+                self.memory,
             ),
             self.memory.runs,
             Exchange("GET", "/v1/responses", b"", []),

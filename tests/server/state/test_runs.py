@@ -98,7 +98,7 @@ async def test_a_background_response_waits_for_its_turn() -> None:
     go = asyncio.Event()
     memory = Memory(MemoryStore())
     engine = Stub(*OPENING, word("Hel"), go, *closing("Hel"))
-    app = App(engine, Settings(concurrency=1), memory)
+    app = App(engine, Settings(background=1), memory)
     body = {"model": "stub", "input": "Hi", "background": True}
     first, second = [(await Call(app, "/v1/responses", body)()).json["id"] for _ in range(2)]
     await engine.begun.wait()
@@ -300,8 +300,7 @@ async def test_upkeep_continues_after_an_exception(caplog, monkeypatch) -> None:
     async with asyncio.timeout(10):
         await calm.wait()
     await runs.close()
-    assert "upkeep" in caplog.text
-    assert caplog.text.count("It is full.") == 1
+    assert caplog.text.count("upkeep") == 1  # what fails in a store is logged there
 
 
 async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_path) -> None:

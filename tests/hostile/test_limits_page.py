@@ -1,0 +1,39 @@
+"""The page of limits: defaults are those of the code, faults exist, and no setting is left out."""
+
+import importlib
+import re
+
+import pytest
+from msgspec.structs import fields
+
+from dragoman.server.settings import Settings
+from dragoman.wire.error import TABLE
+from tests.architecture.tree import ROOT
+
+PAGE = (ROOT / "docs" / "reference" / "limits.md").read_text()
+ROWS = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| [^|]+ \| ([^|]+) \|$", PAGE, re.M)
+UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01}
+UNITS |= {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "day": 86_400, "days": 86_400}
+DEFAULTS = {field.name: field.default for field in fields(Settings)}
+
+
+@pytest.mark.parametrize(("name", "shown", "error"), ROWS)
+def test_limit_is_as_the_page_says(name, shown, error) -> None:
+    if "." in name:
+        module, _, constant = name.rpartition(".")
+        value = getattr(importlib.import_module(f"dragoman.{module}"), constant)
+    else:
+        value = DEFAULTS[name]
+    number, _, unit = shown.partition(" ")
+    assert value == (None if shown == "none" else float(number) * UNITS[unit])
+    for code, status in re.findall(r"`(\w+)`, (\d{3})", error):
+        assert TABLE[code].status == int(status)
+
+
+def test_every_bound_of_the_settings_is_on_the_page() -> None:
+    """What is a number and is no limit is named here."""
+    others = {"port", "workers", "heartbeat"}
+    numbers = {
+        name for name, default in DEFAULTS.items() if type(default) in (int, float, type(None))
+    }
+    assert numbers - others - {"encryption_key_env"} <= {name for name, *_ in ROWS}
