@@ -62,7 +62,7 @@ def test_foreign_address_is_reported() -> None:
     with pytest.raises(HostError, match=r"Cannot listen on 203\.0\.113\.1"):
         bind(settings, exact=False)
     with pytest.raises(HostError, match=r"Cannot listen on no-such-host\.invalid"):
-        bind(Settings(host="no-such-host.invalid", port=0, keys=(Secret("long enough"),)), exact=False)
+        bind(Settings(host="no-such-host.invalid", port=0, keys=(Secret("long key"),)), exact=False)
 
 
 def test_the_address_can_be_pasted() -> None:
