@@ -42,14 +42,18 @@ def test_a_prompt_holds_up_nobody(pocket, named, role) -> None:
     with watched(pocket) as cost:
         answer = pocket.post("chat", {"model": "pocket", "messages": messages, "max_tokens": 4})
     assert answer.status == 400
-    assert "tokens" in answer.json["error"]["message"] or "in a row" in answer.json["error"]["message"]
+    assert (
+        "tokens" in answer.json["error"]["message"] or "in a row" in answer.json["error"]["message"]
+    )
     assert cost.pause < 0.5, cost
 
 
 def test_raw_prompts_are_bounded_alike(pocket) -> None:
     with watched(pocket) as cost:
         answer = pocket.request(
-            "POST", "/v1/completions", json.dumps({"model": "pocket", "prompt": "-" * 100_000}).encode()
+            "POST",
+            "/v1/completions",
+            json.dumps({"model": "pocket", "prompt": "-" * 100_000}).encode(),
         )
     assert answer.status == 400, answer.body
     assert answer.json["error"]["code"] == "context_length_exceeded"

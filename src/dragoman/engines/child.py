@@ -13,9 +13,11 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -66,6 +68,9 @@ class Child:
 
     def start(self, limits: Limits) -> None:
         """Make its preparation now. Raises ChildError and GivenUpError."""
+        if not FORKS:  # pragma: no cover - a system without fork
+            self._here(None)
+            return
         with self._lock:
             self._start(limits)
 
@@ -101,22 +106,19 @@ class Child:
     def _hand_over(self, connection: Connection, limits: Limits) -> None:
         with self._lock:
             for attempt in (1, 2):
-                if self._control is None or self._owner != os.getpid():
-                    self._start(limits)
-                assert self._control is not None
+                control = self._control
+                if control is None or self._owner != os.getpid():
+                    control = self._start(limits)
                 try:
-                    reduction.send_handle(self._control, connection.fileno(), self._pid)
-                    self._control.send((limits.seconds, limits.memory))
+                    reduction.send_handle(control, connection.fileno(), self._pid)
+                    control.send((limits.seconds, limits.memory))
                     return
                 except OSError:
                     self._close()
                     if attempt == 2:
                         raise GivenUpError from None
 
-    def _start(self, limits: Limits) -> None:
-        if not FORKS:  # pragma: no cover - a system without fork
-            self._here(None)
-            return
+    def _start(self, limits: Limits) -> Connection:
         self._close()
         ours, theirs = Pipe()
         module = f"from {__name__} import serve; serve(3)"
@@ -141,6 +143,7 @@ class Child:
         except (GivenUpError, ChildError):
             self._close()
             raise
+        return ours
 
     def _close(self) -> None:
         control, self._control = self._control, None
@@ -208,9 +211,9 @@ def serve(descriptor: int) -> None:  # pragma: no cover - runs in the child
             control.close()
             with Connection(handle) as connection:
                 connection.send_bytes(b"%d" % os.getpid())
-                message = connection.recv_bytes()
+                work = partial(answering, connection.recv_bytes())
                 _limit(seconds, memory)
-                connection.send_bytes(_answered(lambda: answering(message)))
+                connection.send_bytes(_answered(work))
             os._exit(0)
         os.close(handle)
 
@@ -241,7 +244,7 @@ def _limit(seconds: int, memory: int) -> Callable[[], None]:  # pragma: no cover
     whole = int(used.ru_utime + used.ru_stime) + 1 + seconds
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: whole}
     with suppress(OSError):
-        pages = int(open("/proc/self/statm").read().split()[0])
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
         limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
     before = {kind: resource.getrlimit(kind) for kind in limits}
     for kind, most in limits.items():

@@ -21,8 +21,7 @@ from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import FunctionTool, JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.pocket import pocket
-from dragoman.engines.token import TokenEngine
-from dragoman.engines.token import constraints
+from dragoman.engines.token import TokenEngine, constraints
 from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar, Marker
 from dragoman.formats.grammar.demand import JSONBody, Lark, Regex

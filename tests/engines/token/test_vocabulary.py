@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from llguidance import LLTokenizer
 
 from dragoman.core.error import FaultError
 from dragoman.engines.pocket import FOLDER
 from dragoman.engines.token import vocabulary as module
 from dragoman.engines.token.vocabulary import O200K, Vocabulary, from_folder, from_ranks
-from tests.samples import samples
 from dragoman.formats.prompt import Control, Prompt
+from tests.samples import samples
 
 WORDS = [b"he", b"ll", b"hell", b"hello", b" w", "\u00e9".encode()]
 RANKED = [bytes([value]) for value in range(256)] + WORDS
@@ -170,7 +169,9 @@ def test_files_of_another_kind_are_named(tmp_path) -> None:
 # ---- long texts ----------------------------------------------------------------------------
 
 LETTERS = ["a", "b", "ab", "he", "ll", "hello", " w", "  ", " ", "\n", "\n\n", "1", "42", "!", "'s"]
-TEXTS = st.lists(st.sampled_from([*LETTERS, "\u00e9", "\u6f22", "\t", "_"]), max_size=60).map("".join)
+TEXTS = st.lists(st.sampled_from([*LETTERS, "\u00e9", "\u6f22", "\t", "_"]), max_size=60).map(
+    "".join
+)
 
 
 def ranked(pairs: list[tuple[int, int]]) -> dict[bytes, int]:
@@ -188,7 +189,9 @@ def ranked(pairs: list[tuple[int, int]]) -> dict[bytes, int]:
 NUMBERS = st.integers(0, 10_000)
 
 
-@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60), st.lists(TEXTS, min_size=20, max_size=20))
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60), st.lists(TEXTS, min_size=20, max_size=20)
+)
 @settings(max_examples=samples(20, 1000))
 def test_ranks_encode_as_the_encoder_for_ranks_does(tmp_path_factory, pairs, texts) -> None:
     made, end = ranked(pairs), 1000

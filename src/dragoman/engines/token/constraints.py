@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -193,8 +194,8 @@ def _byte_compiler() -> GrammarCompiler:
 
 # ---- llguidance ----------------------------------------------------------------------------
 
-LIMITS = Limits(seconds=2, memory=512 * 1024 * 1024)
-"""What compiling one grammar may take."""
+MAX_SECONDS, MAX_MEMORY = 2, 512 * 1024 * 1024
+"""Seconds of the processor, and bytes of memory, that compiling one grammar may take."""
 MAX_TEXT = 1024 * 1024
 """The most characters of one grammar: all schemas of a request together."""
 MAX_KEPT = 256 * 1024 * 1024
@@ -260,10 +261,10 @@ class GrammarCompiler:
         """
         key = (grammar, ends)
         with self._lock:
-            kept = self._kept.get(tenant, {}).get(key)
-            if kept is not None:
-                self._kept[tenant].move_to_end(key)
-                return kept
+            kept = self._kept.get(tenant)
+            if kept is not None and key in kept:
+                kept.move_to_end(key)
+                return kept[key]
         given, weight = self._tried(grammar, ends)
         matcher = _matcher(self._tokens, given)
         matcher.compute_bitmask()  # computed once, copies share it: else the model waits
@@ -276,7 +277,8 @@ class GrammarCompiler:
     def _drop(self) -> None:
         """Drop what is over the limit, of the tenant that has most of it and longest unused."""
         weights = {
-            tenant: sum(each.weight for each in kept.values()) for tenant, kept in self._kept.items()
+            tenant: sum(each.weight for each in kept.values())
+            for tenant, kept in self._kept.items()
         }
         while sum(weights.values()) > MAX_KEPT:
             largest = max(weights, key=weights.__getitem__)
@@ -306,10 +308,10 @@ class GrammarCompiler:
         ]
         try:
             message = msgspec.msgpack.encode([(None, whole), *parts])
-            answer = self._child.ask(message, LIMITS, began)
+            answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY), began)
         except (GivenUpError, ChildError) as error:
             problem = (
-                f"takes more than {LIMITS.seconds} s or {LIMITS.memory // 2**20} MB to compile. "
+                f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB to compile. "
                 "Make it smaller: fewer alternatives, patterns and repetitions"
             )
             raise FaultError(bad_request(f"The grammar of the answer {problem}", only)) from error
@@ -424,8 +426,7 @@ _BITS = [[bit for bit in range(8) if bits >> bit & 1] for bits in range(256)]
 def _resident() -> int:
     """Bytes of memory of this process, where the system tells."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * 4096
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     except OSError:  # pragma: no cover - another system
         return 0
 
@@ -465,7 +466,9 @@ class _LLGuidanceVocabulary(Struct):
         return len(self.tokens) - 1
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return list(self.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text))
+        return list(
+            self.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+        )
 
 
 def _error_text(error: str) -> str:

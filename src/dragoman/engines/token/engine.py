@@ -461,9 +461,10 @@ class TokenEngine:
     def _check_size(self, characters: int, request: Request) -> None:
         """Raises FaultError for a prompt that must be too long, before it is encoded."""
         context = self.context
-        if context is not None and characters > context * 4:
-            if characters >= context * self._longest_token:
-                raise FaultError(_too_long(f"more than {context}", context, request))
+        if context is None or characters <= 4 * context:
+            return
+        if characters >= context * self._longest_token:
+            raise FaultError(_too_long(f"more than {context}", context, request))
 
     @cached_property
     def _longest_token(self) -> int:

@@ -80,9 +80,16 @@ MAX_OPTIONAL = 400
 """The most optional properties of an object: any of them may come next, at each token."""
 MAX_STEP = 10_000
 """The greatest `multipleOf`: so many remainders are told apart."""
-_AT_MOST = {
-    **{"enum": 10_000, "anyOf": 1_000, "oneOf": 1_000, "allOf": 100, "prefixItems": 1_000},
-    **{"properties": 2_000, "patternProperties": 32, "pattern": 4_096, "required": 2_000},
+MAX_ENTRIES = {
+    "enum": 10_000,
+    "anyOf": 1_000,
+    "oneOf": 1_000,
+    "allOf": 100,
+    "prefixItems": 1_000,
+    "properties": 2_000,
+    "patternProperties": 32,
+    "pattern": 4_096,
+    "required": 2_000,
 }
 """How many values, alternatives, properties or characters a keyword may have. Beyond these,
 compiling takes seconds and every token of the answer long."""
@@ -125,7 +132,7 @@ def _fitted(
     fitted: dict[str, JSON] = {}
     for keyword, value in schema.items():
         where = f"{place}.{keyword}" if place else keyword
-        most = _AT_MOST.get(keyword)
+        most = MAX_ENTRIES.get(keyword)
         if most is not None and isinstance(value, list | dict | str) and len(value) > most:
             losses.append((where, f"has {len(value)} entries, and {most} are the most here"))
         elif keyword in NOT_ENFORCED:
