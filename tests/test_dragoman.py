@@ -14,6 +14,12 @@ from dragoman.server import host
 from dragoman.server.settings import Settings
 
 
+@pytest.fixture(autouse=True)
+def own_data(monkeypatch, tmp_path) -> None:
+    """The store of whoever runs the tests is theirs."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
 def test_an_engine_is_served_until_a_signal(monkeypatch) -> None:
     asked: list[tuple[int, bool]] = []
     listener = host.bind(Settings(port=0), exact=True)

@@ -160,7 +160,7 @@ async def test_turns_are_taken_in_order() -> None:
     order: list[int] = []
 
     async def enter(number: int) -> None:
-        async with gate:
+        async with gate.place(""):
             order.append(number)
             await asyncio.sleep(0)
 
@@ -171,24 +171,24 @@ async def test_turns_are_taken_in_order() -> None:
 @pytest.mark.parametrize("moment", ["before", "at", "after"])
 async def test_cancelled_waiter_gives_its_turn_back(moment) -> None:
     gate = Gate(1, 10, 5)
-    await gate.__aenter__()
-    task = asyncio.create_task(gate.__aenter__())
+    await gate.enter("")
+    task = asyncio.create_task(gate.enter(""))
     await asyncio.sleep(0)
     if moment == "at":
-        await gate.__aexit__()
+        gate.leave("")
         task.cancel()
     elif moment == "before":
         task.cancel()
-        await gate.__aexit__()
+        gate.leave("")
     else:
         task.cancel()
         await asyncio.wait([task])
-        await gate.__aexit__()
+        gate.leave("")
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(gate.__aenter__(), 1)
+    await asyncio.wait_for(gate.enter(""), 1)
     with pytest.raises(FaultError, match="no turn"):
-        await Gate(0, 1, 0.001).__aenter__()
+        await Gate(0, 1, 0.001).enter("")
 
 
 async def test_a_failed_answer_gives_its_place_back(wire: str) -> None:

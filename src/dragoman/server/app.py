@@ -66,9 +66,11 @@ class App:
         passed = getattr(engine, "passes_client_key", False)
         self._keys = Keys(settings.keys, passed=passed)
         self._browsers = Browsers(settings)
-        gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
-        several = passed or len(settings.keys) > 1
-        budget = Budget(settings.memory, settings.memory // 2 if several else None)
+        share = settings.share if passed or len(settings.keys) > 1 else 1.0
+        gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
+        budget = Budget(settings.memory, int(settings.memory * share))
+        if memory is not None:
+            memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
         service = Service(engine, settings, self._roster, gate, budget, memory)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))

@@ -74,25 +74,28 @@ class Endpoints:
         request = embeddings.decode_request(await self._body(exchange))
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            async with service.gate:
+            async with service.gate.place(caller.tenant):
                 answer = await embed(service.engine, request, caller)
         exchange.reply(200, json.dump(answer))
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
         """Count the tokens of a request and all that it builds on."""
-        wire, body = exchange.wire, await self._body(exchange)
-        with Watch(self._service.roster, exchange):
+        wire, body, service = exchange.wire, await self._body(exchange), self._service
+        with Watch(service.roster, exchange) as watch:
+            watch.limit(service.settings.deadline)
             request = await self._whole(wire, body, caller)
-            tokens, exact = await count(self._service.engine, request)
+            async with service.gate.place(caller.tenant):
+                tokens, exact = await count(service.engine, request)
         losses = () if exact else (ESTIMATED,)
         exchange.reply(200, wire.encode_count(tokens), *report_headers(losses))
 
     async def compact(self, exchange: Exchange, caller: Caller) -> None:
         """Summarise what a request holds and all that it builds on."""
         service, body = self._service, await self._body(exchange)
-        with Watch(service.roster, exchange):
+        with Watch(service.roster, exchange) as watch:
+            watch.limit(service.settings.deadline)
             request = await self._whole(RESPONSES, body, caller)
-            async with service.gate:
+            async with service.gate.place(caller.tenant):
                 summary, usage = await summarise(service.engine, request, caller)
         id = new_id()
         item = Compaction(encode_summary(summary), f"cmp_{id}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from dragoman.core.error import Code, Fault, FaultError
 
@@ -19,64 +21,103 @@ STALLED = Fault("stalled", "The rest of the body did not come in time (read_time
 
 
 class Gate:
-    """Admits `running` at once and lets `waiting` more queue, first come, first served.
+    """Admits `running` at once and lets `waiting` more queue, the tenants in turn, and those of one
+    first come, first served.
 
-    Entering raises FaultError: `rate_limited` when the queue is full, `overloaded` after
-    `patience` seconds in it.
+    Of what a tenant has and what is free together, it may have `share`: what one floods, others
+    find open, until there is nothing left to divide. Entering raises FaultError: `rate_limited`
+    when the queue is full, `overloaded` after `patience` seconds in it.
     """
 
-    def __init__(self, running: int, waiting: int, patience: float) -> None:
+    def __init__(
+        self, running: int, waiting: int, patience: float | None, share: float = 1.0
+    ) -> None:
         self._free = running
-        self._waiting = waiting
+        self._room = waiting
         self._patience = patience
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._share = share
+        self._running: dict[str, int] = {}
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}  # whose turn comes first is first
 
-    def enter_at_once(self) -> bool:
+    def enter_at_once(self, tenant: str) -> bool:
         """Enter, if that takes no waiting; then `leave` must be called."""
-        if self._free <= 0:
+        own, free = self._running.get(tenant, 0), self._free
+        if free <= 0 or (own and own + 1 > self._share * (own + free)):
             return False
-        self._free -= 1
+        self._running[tenant], self._free = own + 1, free - 1
         return True
 
-    def leave(self) -> None:
+    def leave(self, tenant: str) -> None:
         """Make room for the next one."""
-        while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
         self._free += 1
+        if own := self._running.pop(tenant) - 1:
+            self._running[tenant] = own
+        if self._queues:
+            self._admit()
 
-    async def enter(self) -> None:
-        """Enter when it is our turn; then `leave` must be called."""
-        if self.enter_at_once():
-            return
-        if len(self._queue) >= self._waiting:
-            raise FaultError(_busy("rate_limited", "too many requests are waiting already"))
+    def queue(self, tenant: str) -> asyncio.Future[None]:
+        """A turn that comes by itself; `leave` must be called once it has come, and `give_up` when
+        it is no longer waited for. Raises FaultError where too many wait."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
+        if self.enter_at_once(tenant):
+            turn.set_result(None)
+            return turn
+        own = len(self._queues.get(tenant, ()))
+        if self._room <= 0 or (own and own + 1 > self._share * (own + self._room)):
+            raise FaultError(_busy("rate_limited", "too many requests are waiting already"))
+        self._room -= 1
+        self._queues.setdefault(tenant, deque()).append(turn)
+        return turn
+
+    def give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        """Wait for a turn no longer; one that has come is given back."""
+        if turn.done() and not turn.cancelled():
+            self.leave(tenant)
+        elif (queue := self._queues.get(tenant)) and turn in queue:
+            self._room += 1
+            queue.remove(turn)
+            if not queue:
+                del self._queues[tenant]
+
+    async def enter(self, tenant: str) -> None:
+        """Enter when it is our turn; then `leave` must be called."""
+        turn = self.queue(tenant)
         try:
             async with asyncio.timeout(self._patience):
                 await turn
         except TimeoutError:
-            self._give_up(turn)
+            self.give_up(tenant, turn)
             problem = f"no turn came in {self._patience:g} s"
             raise FaultError(_busy("overloaded", problem)) from None
         except asyncio.CancelledError:
-            self._give_up(turn)
+            self.give_up(tenant, turn)
             raise
 
-    async def __aenter__(self) -> None:
-        await self.enter()
+    @asynccontextmanager
+    async def place(self, tenant: str) -> AsyncIterator[None]:
+        """A place for as long as the context lasts."""
+        await self.enter(tenant)
+        try:
+            yield
+        finally:
+            self.leave(tenant)
 
-    async def __aexit__(self, *_: object) -> None:
-        self.leave()
-
-    def _give_up(self, turn: asyncio.Future[None]) -> None:
-        if not turn.cancelled():
-            self.leave()  # it came at the very moment of giving up
-        elif turn in self._queue:
-            self._queue.remove(turn)
+    def _admit(self) -> None:
+        """Give what is free to those who wait, a place to each tenant in turn."""
+        refused = 0
+        while self._free and refused < len(self._queues):
+            tenant, queue = next(iter(self._queues.items()))
+            del self._queues[tenant]
+            if queue[0].cancelled() or self.enter_at_once(tenant):
+                refused = 0
+                self._room += 1
+                turn = queue.popleft()
+                if not turn.cancelled():
+                    turn.set_result(None)
+            else:
+                refused += 1
+            if queue:
+                self._queues[tenant] = queue
 
 
 def _busy(code: Code, problem: str) -> Fault:

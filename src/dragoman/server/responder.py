@@ -61,7 +61,9 @@ class Service(Struct, frozen=True):
     budget: Budget
     memory: Memory | None = None
 
-    async def admit(self, plan: Plan | Awaitable[Plan], exchange: Exchange | None = None) -> Plan:
+    async def admit(
+        self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
+    ) -> Plan:
         """Wait for a plan, and where it answers a client, for its turn; a client that disconnects
         meanwhile ends that. Raises FaultError."""
         with Watch(self.roster, exchange) as watch:
@@ -69,7 +71,7 @@ class Service(Struct, frozen=True):
             if not isinstance(plan, Plan):
                 plan = await plan
             if not plan.background:
-                await self.gate.enter()
+                await self.gate.enter(caller.tenant)
         return plan
 
 
@@ -109,7 +111,7 @@ class Responder(ABC):
             try:
                 handle = source(engine or self.service.engine, plan.request, caller, self)
             except BaseException:
-                self.service.gate.leave()
+                self.service.gate.leave(self.caller.tenant)
                 raise
             self._gated = True
         self._handle = handle
@@ -180,7 +182,7 @@ class Responder(ABC):
         self.service.roster.discard(self)
         if self._gated:
             self._gated = False
-            self.service.gate.leave()
+            self.service.gate.leave(self.caller.tenant)
 
     def due(self) -> float:
         """When `tick` is to be called, whatever the deadline."""
@@ -446,7 +448,8 @@ class Answers:
             plan: Plan | Awaitable[Plan] = unstored(request)
         else:
             plan = memory.plan(wire.name, request, caller)
-        if isinstance(plan, Plan) and not plan.background and self._service.gate.enter_at_once():
+        gate = self._service.gate
+        if isinstance(plan, Plan) and not plan.background and gate.enter_at_once(caller.tenant):
             kind: type[Responder] = Stream if plan.request.stream else Unary
             kind(self._service, exchange, caller, plan, wire).start()
             return None
@@ -456,7 +459,7 @@ class Answers:
         self, wire: Wire, plan: Plan | Awaitable[Plan], exchange: Exchange, caller: Caller
     ) -> None:
         service = self._service
-        plan = await service.admit(plan, exchange)
+        plan = await service.admit(plan, caller, exchange)
         if not plan.background:
             kind: type[Responder] = Stream if plan.request.stream else Unary
             kind(service, exchange, caller, plan, wire).start()
@@ -473,17 +476,16 @@ class Answers:
             exchange.reply(200, body, *report_headers(plan.losses))
 
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
-        """Carry out a run in the background once it is its turn; without a request, what the record
-        of the run asked for."""
+        """Carry out a run in the background, of which it is the turn; without a request, what the
+        record of the run asked for."""
         service = self._service
         try:
-            async with service.gate:
-                if request is None and service.memory is not None:
-                    request = await service.memory.reread(run.record)
-                caller = replace(caller, wire=run.record.wire, stored=True)
-                if request is not None:
-                    run.start(service.engine, request, caller, None)
-                await run.finished()
+            if request is None and service.memory is not None:
+                request = await service.memory.reread(run.record)
+            caller = replace(caller, wire=run.record.wire, stored=True)
+            if request is not None:
+                run.start(service.engine, request, caller, None)
+            await run.finished()
         except Exception as error:
             run.stop(fault_of(error, run.record.id, caller.key))
 

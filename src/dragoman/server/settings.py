@@ -61,7 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         int,
         about(
             "Bytes of requests and answers in flight, per worker, beyond which new ones are "
-            "refused; where there are several keys, one of them may hold half.",
+            "refused; where there are several keys, one of them may hold `share` of it.",
             ge=1,
         ),
     ] = 256 * 1024 * 1024
@@ -79,6 +79,23 @@ class Settings(Struct, frozen=True, kw_only=True):
         1024
     )
     queue: Annotated[int, about("Requests that may wait for a free slot, per worker.", ge=0)] = 1024
+    background: Annotated[
+        int, about("Background responses processed at the same time, per worker.", ge=1)
+    ] = 256
+    background_queue: Annotated[
+        int,
+        about("Background responses that may wait, for as long as it takes, per worker.", ge=0),
+    ] = 256
+    share: Annotated[
+        float,
+        about(
+            "Where there are several keys, how much of `concurrency`, `queue` and `background` one "
+            "may take of what it has and what is free together, and of `memory` in all: with 0.5 "
+            "as much as it leaves to others. 1 is all.",
+            ge=0.01,
+            le=1,
+        ),
+    ] = 0.5
     queue_time: Annotated[
         float, about("Seconds that a request may wait for a free slot.", ge=0.1)
     ] = 30.0

@@ -267,8 +267,9 @@ class Connection:
         service, lane = self.service, frame.stream_id
         try:
             plan = self._plan(request)
-            if not isinstance(plan, Plan) or not service.gate.enter_at_once():
-                plan = await service.admit(plan)
+            tenant = self.caller.tenant
+            if not isinstance(plan, Plan) or not service.gate.enter_at_once(tenant):
+                plan = await service.admit(plan, self.caller)
             turn = Turn(self, lane, plan)
             turn.start(Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:

@@ -96,7 +96,7 @@ async def test_disconnect_while_the_end_is_stored_changes_nothing(
 async def test_request_refused_by_the_queue_leaves_no_record(store: Store) -> None:
     memory = Memory(store)
     app = App(Stub(), replace(SETTINGS, concurrency=1, queue=0), memory)
-    async with app._sockets._service.gate:
+    async with app._sockets._service.gate.place(""):
         for stream in (False, True):
             assert (await asked(app, stream=stream)()).status == 429
     assert not memory.runs.live

@@ -98,7 +98,7 @@ async def test_a_background_response_waits_for_its_turn() -> None:
     go = asyncio.Event()
     memory = Memory(MemoryStore())
     engine = Stub(*OPENING, word("Hel"), go, *closing("Hel"))
-    app = App(engine, Settings(concurrency=1), memory)
+    app = App(engine, Settings(background=1), memory)
     body = {"model": "stub", "input": "Hi", "background": True}
     first, second = [(await Call(app, "/v1/responses", body)()).json["id"] for _ in range(2)]
     await engine.begun.wait()

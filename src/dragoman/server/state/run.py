@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold, fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
@@ -27,6 +27,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
+from dragoman.server.limits import Gate
 from dragoman.stores.base import LogSegment, OutboxMessage, Record, StoreError, named
 from dragoman.stores.sql import Store
 
@@ -79,6 +80,7 @@ class Run:
         self.ended = False
         self.response: Response | None = None  # once the run has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
+        self.turn: asyncio.Future[None] | None = None  # that it has or waits for
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
         self._put = put
@@ -318,6 +320,8 @@ class Run:
 
     def _close(self) -> None:
         self.ended = True
+        if self.turn is not None:
+            self.turn.cancel()  # if it has not come
         self._handle = None  # it knows this sink
         self._runs.live.pop(self.record.id, None)
         self._show(self._first + len(self.events))
@@ -376,7 +380,8 @@ class Runs:
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
     of ended. One that has events never is: nothing is answered twice. `launch` is set by the
-    responder, which has the engine.
+    responder, which has the engine, and `places`, where runs in the background have their turns, by
+    the application.
     """
 
     def __init__(
@@ -390,6 +395,7 @@ class Runs:
     ) -> None:
         self.owner = new_id()
         self.launch: Launch | None = None
+        self.places = Gate(1 << 30, 0, None)
         self.store = store
         self.announce = announce
         self.live: dict[str, Run] = {}
@@ -418,16 +424,34 @@ class Runs:
             run.write_behind()
 
     async def begin_in_background(self, run: Run, request: Request, caller: Caller) -> None:
-        """Store a run and start it."""
-        await self.store.begin(run.record)
-        self._launch(run, request, caller)
+        """Store a run, and start it when it is its turn. Raises FaultError where too many wait."""
+        turn = self.places.queue(caller.tenant)
+        try:
+            await self.store.begin(run.record)
+        except BaseException:
+            self.places.give_up(caller.tenant, turn)
+            raise
+        self._launch(run, turn, request, caller)
 
-    def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
+    def _launch(
+        self, run: Run, turn: asyncio.Future[None], request: Request | None, caller: Caller
+    ) -> None:
+        run.begun, run.turn = True, turn
+        self.live[run.record.id] = run
+        rest = self._when_due(run, turn, request, caller)
+        run.task = asyncio.get_running_loop().create_task(rest)
+
+    async def _when_due(
+        self, run: Run, turn: asyncio.Future[None], request: Request | None, caller: Caller
+    ) -> None:
+        """Carry out a run when its turn comes, or the run has ended before that."""
         if self.launch is None:
             raise RuntimeError("there is no engine to answer in the background")
-        run.begun = True
-        self.live[run.record.id] = run
-        run.task = asyncio.get_running_loop().create_task(self.launch(run, request, caller))
+        try:
+            await asyncio.wait((turn,))
+            await self.launch(run, request, caller)
+        finally:
+            self.places.give_up(caller.tenant, turn)
 
     async def follow(self, record: Record) -> Batches:
         """The events of a run from the first on, wherever it runs, to its end."""
@@ -558,7 +582,9 @@ class Runs:
             if not events and record.background and self._requeue and self.launch is not None:
                 items = record.request.items if record.conversation is not None else ()
                 run = Run(record, self, named(items, record.id))
-                self._launch(run, None, Caller(tenant=record.tenant))
+                with suppress(FaultError):  # too many wait: its lease ends, and it is taken again
+                    turn = self.places.queue(record.tenant)
+                    self._launch(run, turn, None, Caller(tenant=record.tenant))
                 continue
             if not events:
                 events.append(Started(record.id, record.created_at, record.request.model))

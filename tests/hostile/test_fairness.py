@@ -1,0 +1,242 @@
+"""Places and queues are shared: one tenant takes none from another, nor the background from those
+who wait. Counted in a process, not timed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import FaultError
+from dragoman.core.interfaces import Secret
+from dragoman.server.app import App
+from dragoman.server.limits import Gate
+from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
+from dragoman.stores.base import Paging
+from dragoman.stores.memory import MemoryStore
+from tests.samples import samples
+from tests.server.stubs import OPENING, Call, Stub, asking, closing
+
+KEYS = ("first-tenants-key", "second-tenants-key", "third-tenants-key")
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+BEHIND = {"model": "stub", "input": "Hi", "background": True}
+EVERYBODY = Settings(keys=tuple(map(Secret, KEYS)))
+
+
+class Server:
+    """An application whose engine answers when it is told to, and who asked what of it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.go = asyncio.Event()
+        self.engine = Stub(*OPENING, self.go, *closing(""))
+        keys = EVERYBODY.keys[: settings.pop("keys", 3)]
+        self.memory = Memory(MemoryStore(), Settings(**settings))
+        self.app = App(self.engine, Settings(keys=keys, **settings), self.memory)
+        self.calls: dict[str, list[Call]] = {}
+        self.tasks: list[asyncio.Task[Call]] = []
+
+    async def flood(self, key: str, number: int, path: str = CHAT, **fields: Any) -> list[Call]:
+        """Ask so often, and go on when all were taken, queued or refused."""
+        body = BEHIND if path == RESPONSES else asking(**fields)
+        headers = {"authorization": f"Bearer {key}"} if key else None
+        calls = [Call(self.app, path, body, headers=headers) for _ in range(number)]
+        self.calls.setdefault(key, []).extend(calls)
+        self.tasks += [asyncio.create_task(call()) for call in calls]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return calls
+
+    async def statuses(self, key: str) -> Counter[int]:
+        """What a tenant was answered in the end."""
+        self.go.set()
+        await asyncio.wait_for(asyncio.gather(*self.tasks), 10)
+        return Counter(call.status for call in self.calls[key])
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[Server]:
+    server = Server(**settings)
+    try:
+        yield server
+    finally:
+        server.go.set()
+        await asyncio.gather(*server.tasks)
+        await server.app.close()
+
+
+async def test_who_floods_finds_the_door_shut_alone() -> None:
+    """5.09. 200 requests of one key at 8 places and 8 in the queue; four of another are served."""
+    one, other, _ = KEYS
+    async with serving(concurrency=8, queue=8) as server:
+        await server.flood(one, 200)
+        assert len(server.engine.asked) == 4  # half of the places
+        await server.flood(other, 4)
+        assert await server.statuses(other) == {200: 4}
+        # Its own half of the places and of the queue.
+        assert await server.statuses(one) == {200: 8, 429: 192}
+
+
+async def test_long_streams_of_one_key_leave_room_for_others() -> None:
+    """5.10."""
+    async with serving(concurrency=8, queue=0) as server:
+        await server.flood(KEYS[0], 8, stream=True)
+        for key in KEYS[1:]:
+            await server.flood(key, 1, stream=True)
+        assert server.engine.running == 6
+        for key in KEYS[1:]:
+            assert await server.statuses(key) == {200: 1}
+
+
+async def test_a_key_that_is_alone_may_take_everything() -> None:
+    async with serving(keys=1, concurrency=8, queue=8) as server:
+        await server.flood(KEYS[0], 20)
+        assert len(server.engine.asked) == 8
+        assert await server.statuses(KEYS[0]) == {200: 16, 429: 4}
+    async with serving(keys=0, concurrency=8, queue=8) as server:
+        await server.flood("", 20)
+        assert len(server.engine.asked) == 8
+
+
+async def test_share_says_how_much_one_key_may_take() -> None:
+    async with serving(concurrency=100, share=0.9) as server:
+        await server.flood(KEYS[0], 100)
+        assert len(server.engine.asked) == 90
+
+
+# ---- the background --------------------------------------------------------------------------
+
+
+async def ends(server: Server) -> Counter[str]:
+    """How the stored responses ended, once all have."""
+    server.go.set()
+    while server.memory.runs.live:
+        await asyncio.sleep(0)
+    found = await server.memory.store.list_responses("", None, Paging())
+    return Counter(record.status for record in found.items)
+
+
+async def test_what_was_acknowledged_in_the_background_is_run() -> None:
+    """5.11. However long its turn takes."""
+    async with serving(keys=0, background=2, concurrency=2, queue_time=0.1) as server:
+        calls = await server.flood("", 10, RESPONSES)
+        assert [call.json["status"] for call in calls] == ["queued"] * 10
+        await asyncio.sleep(0.3)
+        assert len(server.engine.asked) == 2
+        assert await ends(server) == {"completed": 10}
+
+
+async def test_what_cannot_be_run_in_the_background_is_refused_when_asked() -> None:
+    """5.12."""
+    async with serving(keys=0, background=2, background_queue=3) as server:
+        calls = await server.flood("", 10, RESPONSES)
+        refused = [call for call in calls if call.status == 429]
+        assert len(refused) == 5
+        assert all(call.headers["retry-after"] for call in refused)
+        assert await ends(server) == {"completed": 5}
+
+
+async def test_the_background_takes_no_places_of_the_foreground() -> None:
+    """5.13."""
+    async with serving(keys=0, background=4, concurrency=4, queue=0) as server:
+        await server.flood("", 20, RESPONSES)
+        calls = await server.flood("", 4)
+        server.go.set()
+        await asyncio.gather(*server.tasks)
+        assert [call.status for call in calls] == [200] * 4
+
+
+async def test_a_flood_in_the_background_is_the_floods_own_loss() -> None:
+    one, other, _ = KEYS
+    async with serving(background=2, background_queue=4) as server:
+        calls = await server.flood(one, 10, RESPONSES)
+        assert Counter(call.status for call in calls) == {200: 3, 429: 7}
+        calls = await server.flood(other, 2, RESPONSES)
+        assert Counter(call.status for call in calls) == {200: 2}
+
+
+async def test_a_cancelled_run_gives_its_turn_to_the_next() -> None:
+    async with serving(keys=0, background=1, background_queue=1) as server:
+        _, queued = await server.flood("", 2, RESPONSES)
+        assert (await server.flood("", 1, RESPONSES))[0].status == 429
+        path = f"{RESPONSES}/{queued.json['id']}/cancel"
+        assert (await Call(server.app, path, b"")()).json["status"] == "cancelled"
+        (call,) = await server.flood("", 1, RESPONSES)
+        assert call.status == 200
+        assert await ends(server) == {"completed": 2, "cancelled": 1}
+        assert len(server.engine.asked) == 2
+
+
+# ---- what else takes places ------------------------------------------------------------------
+
+BESIDE = {
+    "/v1/messages/count_tokens": asking("messages"),
+    "/v1/responses/input_tokens": {"model": "stub", "input": "Hi"},
+    "/v1/responses/compact": {"model": "stub", "input": "Hi"},
+    "/v1/embeddings": {"model": "stub", "input": "Hi"},
+}
+
+
+@pytest.mark.parametrize("path", BESIDE)
+async def test_endpoints_beside_the_answers_wait_at_the_same_gate(path) -> None:
+    async with serving(keys=0, concurrency=1, queue=0) as server:
+        await server.flood("", 1)
+        assert (await Call(server.app, path, BESIDE[path])()).status == 429
+        await server.statuses("")
+        assert (await Call(server.app, path, BESIDE[path])()).status != 429
+
+
+# ---- the gate itself -------------------------------------------------------------------------
+
+
+async def test_turns_go_round_by_tenant() -> None:
+    gate, order = Gate(1, 100, None), []
+    await gate.enter("")
+
+    async def wait(tenant: str) -> None:
+        async with gate.place(tenant):
+            order.append(tenant)
+
+    tasks = [asyncio.create_task(wait(tenant)) for tenant in "aaaabbc"]
+    await asyncio.sleep(0)
+    gate.leave("")
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "abcabaa"
+
+
+@pytest.mark.parametrize("seed", range(samples(20, 2000)))
+async def test_whatever_comes_and_goes_places_and_queues_add_up(seed) -> None:
+    """Against a plain count: never over a bound, nobody waits for what is theirs, nothing leaks."""
+    chance = random.Random(seed)
+    places, room, share = chance.randint(1, 6), chance.randint(0, 6), chance.choice([0.3, 0.5, 1.0])
+    gate, inside, waiting = Gate(places, room, None, share), [], []
+    for _ in range(200):
+        match chance.choice("qqlga"):
+            case "q":
+                tenant = chance.choice("abc")
+                with suppress(FaultError):
+                    waiting.append((tenant, gate.queue(tenant)))
+            case "l" if inside:
+                gate.leave(inside.pop(chance.randrange(len(inside))))
+            case "g" | "a" if waiting:
+                tenant, turn = waiting.pop(chance.randrange(len(waiting)))
+                if chance.random() < 0.5:
+                    turn.cancel()
+                gate.give_up(tenant, turn)
+        inside += [tenant for tenant, turn in waiting if turn.done()]
+        waiting = [(tenant, turn) for tenant, turn in waiting if not turn.done()]
+        held, free = Counter(inside), places - len(inside)
+        assert free >= 0
+        assert len(waiting) <= room
+        for tenant in dict(waiting):  # each has its share, or there is no place left
+            assert not free or (held[tenant] and held[tenant] + 1 > share * (held[tenant] + free))
+    for tenant, turn in waiting:
+        gate.give_up(tenant, turn)
+    for tenant in inside:
+        gate.leave(tenant)
+    assert (gate._free, gate._room, gate._running, gate._queues) == (places, room, {}, {})
