@@ -365,8 +365,11 @@ class Remote:
 
     # ---- the engine ----------------------------------------------------------------------
 
-    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        """Ask the server once, or once for each choice where it gives one at a time."""
+    def start(
+        self, request: Request, caller: Caller, sink: Sink, asked: UpstreamRequest | None = None
+    ) -> Handle:
+        """Ask the server once, or once for each choice where it gives one at a time. What is large
+        is made ready in a thread, and then `asked`."""
         if not self.upstream.wires:
             return Deferred(
                 self.upstream.find_out(caller),
@@ -378,7 +381,11 @@ class Remote:
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
             ask = partial(self.stream, caller=caller)
             return Driver(fan_out(ask, request), caller, sink)
-        asked = self._prepare(request, caller)
+        if asked is None:
+            if caller.size:
+                ready = asyncio.to_thread(self._prepare, request, caller)
+                return Deferred(ready, partial(self.start, request, caller, sink), caller, sink)
+            asked = self._prepare(request, caller)
         exchange = asked.exchange
         answer = UpstreamAnswer(self, asked, sink, exchange)
         if exchange.idle:

@@ -69,7 +69,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     there once the run has ended. `owner` is the server that runs it and `lease` the time until
     which that server has promised to. `dialect` and `version` name the encoder that sent it: the
     same encoder over the same log gives the same bytes. `cancelling` is true once somebody asked
-    for the run's end.
+    for the run's end. `size` is in bytes, where the request is so large that it is packed in a
+    thread; it is not stored.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dialect: str = ""
     version: int = 1
     metadata: dict[str, JSON] | None = None
+    size: int = 0
 
     @property
     def running(self) -> bool:

@@ -154,7 +154,16 @@ class Store(ABC):
     def begin(self, record: Record) -> Awaitable[None]:
         """Store a run that is about to start."""
         run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
+        if record.size:
+            return self._transact_large(record, [run], None)
         return self._transact([*_inserts(record), run])
+
+    async def _transact_large(
+        self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
+    ) -> None:
+        """Insert a record that is packed in a thread."""
+        inserts = await asyncio.to_thread(_inserts, record)
+        await self._transact(inserts + more, steps)
 
     def put(
         self,
@@ -169,6 +178,8 @@ class Store(ABC):
         steps = None
         if items or messages:
             steps = partial(_add_to, record.tenant, record.conversation, items, messages)
+        if record.size:
+            return self._transact_large(record, [], steps)
         return self._transact(_inserts(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:

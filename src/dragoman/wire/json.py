@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import fields as struct_fields
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
 
 MAX_DEPTH = 256
@@ -110,8 +110,7 @@ def check_size(data: bytes, limits: Limits) -> None:
     """
     most = limits.max_json_values
     if data.count(b"\\") > MAX_ESCAPES:
-        problem = f"The body has more than {MAX_ESCAPES} backslashes."
-        raise FaultError(Fault("too_large", problem, "client"))
+        raise FaultError(bad_request(f"The body has more than {MAX_ESCAPES} backslashes."))
     if marks(data) <= most:
         return
     found = depth = within = 0  # `within` is 1 in a string
@@ -133,8 +132,7 @@ def check_size(data: bytes, limits: Limits) -> None:
             if found > most:
                 param = name[:64].decode(errors="replace") or None
                 problem = f"has more than {most} JSON values and names (max_json_values)"
-                problem = f"{param or 'The body'}: {problem}"
-                raise FaultError(Fault("too_large", problem, "client", param))
+                raise FaultError(bad_request(problem if param else f"The body {problem}", param))
         within = (within + len(texts) - 1) % 2
 
 
