@@ -417,17 +417,15 @@ class Remote:
     # ---- the engine ----------------------------------------------------------------------
 
     def start(
-<<<<<<< HEAD
-        self, request: Request, caller: Caller, sink: Sink, asked: UpstreamRequest | None = None
-    ) -> Handle:
-        """Ask the server once, or once for each choice where it gives one at a time. What is large
-        is made ready in a thread, and then `asked`."""
-=======
-        self, request: Request, caller: Caller, sink: Sink, room: Room | None = None
+        self,
+        request: Request,
+        caller: Caller,
+        sink: Sink,
+        room: Room | None = None,
+        asked: UpstreamRequest | None = None,
     ) -> Handle:
         """Ask the server once, or once for each choice where it gives one at a time; all of them
-        have one `room`."""
->>>>>>> main
+        have one `room`. What is large is made ready in a thread, and then `asked`."""
         if not self.upstream.wires:
             return Deferred(
                 self.upstream.find_out(caller),
@@ -444,7 +442,8 @@ class Remote:
         if asked is None:
             if caller.size:
                 ready = asyncio.to_thread(self._prepare, request, caller)
-                return Deferred(ready, partial(self.start, request, caller, sink), caller, sink)
+                begin = partial(self.start, request, caller, sink, room)
+                return Deferred(ready, begin, caller, sink)
             asked = self._prepare(request, caller)
         exchange = asked.exchange
         answer = UpstreamAnswer(self, asked, sink, exchange, room)
