@@ -41,6 +41,7 @@ max_choices = 7
 max_inputs = 8
 max_metadata = 9
 memory = 5_000
+answer_limit = 6_000
 header_limit = 2_000
 read_time = 3
 concurrency = 4
