@@ -88,7 +88,10 @@ class Service(Struct, frozen=True):
             None, _decoded, body, self.settings, decode
         )
         work.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
-        return await asyncio.shield(work)
+        try:
+            return await asyncio.shield(work)
+        finally:
+            del work, body  # an error in it knows this frame, and would be known by it
 
     async def admit(
         self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
