@@ -158,6 +158,14 @@ class Settings(Limits, frozen=True, kw_only=True):
             "servers; its password in PGPASSWORD)."
         ),
     ] = "sqlite"
+    store_time: Annotated[
+        float,
+        about(
+            "Seconds that the store has to answer. What needs it is refused with 503 after that, "
+            "and an answer that could not be stored says so.",
+            ge=0.1,
+        ),
+    ] = 5.0
     pubsub: Annotated[
         str,
         about(
