@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -393,3 +394,16 @@ class PubSub(Subscribers, ABC):
             while self._unpublished:
                 names, self._unpublished = list(self._unpublished), set()
                 await self.publish(names)
+
+
+def index_key(item: str) -> str:
+    """What an item is found by: the part of its id that all items of one turn share, or its id.
+
+    >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
+    ('018f', '018f', 'item_of_a_client')
+    """
+    ours = _ITEM_ID.fullmatch(item)
+    return item if ours is None else ours[1]
+
+
+_ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")

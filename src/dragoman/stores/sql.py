@@ -14,7 +14,6 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -665,19 +664,6 @@ def chunks(values: Iterable[T], size: int = LISTED) -> Iterator[list[T]]:
     found = list(values)
     for start in range(0, len(found), size):
         yield found[start : start + size]
-
-
-def index_key(item: str) -> str:
-    """What an item is found by: the part of its id that all items of one turn share, or its id.
-
-    >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
-    ('018f', '018f', 'item_of_a_client')
-    """
-    ours = _ITEM_ID.fullmatch(item)
-    return item if ours is None else ours[1]
-
-
-_ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")
 
 
 def _index_keys(items: Iterable[str]) -> list[str]:
