@@ -40,6 +40,7 @@ from .base import (
     StoreError,
     Subscribers,
     call_digests,
+    index_key,
     tenant_name,
 )
 from .serialize import (
