@@ -132,15 +132,13 @@ async def test_f18_text_of_a_user_speaks_no_control_tokens() -> None:
 
 async def test_f13_prompts_say_todays_date_where_they_say_one() -> None:
     before = datetime.date.today().isoformat()
-    for date, dates in (
-        (None, {before, datetime.date.today().isoformat()}),
-        ("2026-02-03", {"2026-02-03"}),
-    ):
+    for date in (None, "2026-02-03"):
         async with mock(pieces("<|message|>Hi")) as up:
             engine = remote(up.base_url, format="harmony", date=date)
             await answered(engine, asking(Message("user", "Hi")))
             await engine.close()
-        assert any(f"Current date: {day}\n" in up.asked[0].json["prompt"] for day in dates)
+        days = (date,) if date else (before, datetime.date.today().isoformat())
+        assert any(f"Current date: {day}\n" in up.asked[0].json["prompt"] for day in days)
 
 
 ENDS: dict[str, tuple[Reply, tuple[str, str, tuple[str, ...]], str]] = {

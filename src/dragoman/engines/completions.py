@@ -93,7 +93,8 @@ class CompletionServer(Remote):
 
     `format` is one, the name of one, or the folder of a model that brings its chat template;
     `setting` is what prompts hold beyond the request, or a function that gives it each time; by
-    default today's date, where the format has a place for it. The other options are those of `Remote`. Raises ValueError for a name or a folder without a format.
+    default today's date, where the format has a place for it. The other options are those of
+    `Remote`. Raises ValueError for a name or a folder without a format.
     """
 
     _kind = _RawUpstream
