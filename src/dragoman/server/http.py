@@ -226,7 +226,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> Any:
         """Whether to go on. A client may close its own side after its request and wait for the
         answer; one that has closed both answers with a reset to what we send, which is a 100 here
         (RFC 9110, 15.2: every client takes one), as long as there is no answer to be sent."""
