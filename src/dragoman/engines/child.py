@@ -68,7 +68,7 @@ class Child:
 
     def start(self, limits: Limits) -> None:
         """Make its preparation now. Raises ChildError and GivenUpError."""
-        if not FORKS:  # pragma: no cover - a system without fork
+        if not FORKS:
             self._here(None)
             return
         with self._lock:
@@ -77,7 +77,7 @@ class Child:
     def ask(self, message: bytes, limits: Limits, began: Callable[[int], None]) -> bytes:
         """The answer. `began` is called with the id of the process, to be ended by whoever loses
         interest. Raises ChildError and GivenUpError."""
-        if not FORKS:  # pragma: no cover - a system without fork
+        if not FORKS:
             return self._here(message)
         ours, theirs = Pipe()
         with ours:
@@ -155,7 +155,7 @@ class Child:
             with suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
 
-    def _here(self, message: bytes | None) -> bytes:  # pragma: no cover - a system without fork
+    def _here(self, message: bytes | None) -> bytes:
         if self._inline is None:
             self._inline = _function(self._function)(self._setup)
         return b"" if message is None else self._inline(message)
@@ -181,7 +181,7 @@ def _unwrapped(answer: bytes) -> bytes:
 # ---- in the child ------------------------------------------------------------------------------
 
 
-def serve(descriptor: int) -> None:  # pragma: no cover - runs in the child
+def serve(descriptor: int) -> None:
     """The child's life: prepare, then fork for each message until the connection is closed."""
     control = Connection(os.dup(descriptor))
     os.close(descriptor)
@@ -218,7 +218,7 @@ def serve(descriptor: int) -> None:  # pragma: no cover - runs in the child
         os.close(handle)
 
 
-def _answered(work: Callable[[], bytes]) -> bytes:  # pragma: no cover - runs in the child
+def _answered(work: Callable[[], bytes]) -> bytes:
     """The answer, or the error, of work on a stack of a known size."""
     answer = b""
 
@@ -236,7 +236,7 @@ def _answered(work: Callable[[], bytes]) -> bytes:  # pragma: no cover - runs in
     return answer
 
 
-def _limit(seconds: int, memory: int) -> Callable[[], None]:  # pragma: no cover - in the child
+def _limit(seconds: int, memory: int) -> Callable[[], None]:
     """Limit this process; the result lifts the limits."""
     import resource
 
