@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 from tests.server.state.storing import Server, storing
-from tests.server.stubs import Call, Stub
+from tests.server.stubs import OPENING, Call, Stub
+from tests.server.stubs import closing as ended
 
 PATIENCE = 0.3
 """Seconds that a store has in these tests."""
@@ -226,3 +228,28 @@ async def test_store_that_fails_is_said_by_every_route_and_comes_back(
             while "x-dragoman-loss" in (await server.ask()).headers:
                 await asyncio.sleep(0.1)
         assert (await server.ask(background=True)).status == 200
+
+
+@pytest.mark.parametrize("ahead", [60.0, -60.0], ids=["4d.06 4d.07 ahead", "4d.06 4d.07 behind"])
+async def test_run_is_not_ended_by_a_server_whose_clock_differs(
+    ahead, tmp_path, postgres, monkeypatch
+) -> None:
+    here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
+    gate, real = asyncio.Event(), time.time
+    async with (
+        storing(Stub(*OPENING, gate, *ended("")), here, lease=5) as one,
+        storing(Stub(), there, lease=5) as two,
+    ):
+        await here.clock()
+        asked = await one.ask(background=True)
+        monkeypatch.setattr(time, "time", lambda: real() + ahead)
+        await two.memory.runs._end_orphans()
+        assert asked.json["id"][5:] in one.memory.runs.live
+        found = await here.get("", asked.json["id"][5:])
+        assert found is not None
+        assert found.running
+        assert 0 < found.lease - real() <= 6
+        gate.set()
+        (run,) = one.memory.runs.live.values()
+        await run.finished()
+        assert (await two.get(f"/{asked.json['id']}")).json["status"] == "completed"

@@ -219,6 +219,12 @@ class PostgresStore(Store):
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
 
+    async def clock(self) -> float:
+        ((moment,),) = await self._read("SELECT extract(epoch FROM clock_timestamp())")
+        ahead = float(moment) - time.monotonic()
+        self.now = lambda: time.monotonic() + ahead
+        return self.now()
+
     async def ready(self) -> None:
         await self._opened()
         await super().ready()

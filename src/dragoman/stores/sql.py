@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -117,6 +118,9 @@ class Store(ABC):
     """Seconds between two looks at what another process may have written."""
     CASCADES: ClassVar[bool]
     """Whether the database deletes with a response all that belongs to it."""
+
+    now: Callable[[], float] = staticmethod(time.time)
+    """The time by which leases end and messages are due: the same for all servers of a store."""
 
     def __init__(self, retention: Retention | None, pubsub: Subscribers) -> None:
         self._retention = retention or Retention()
@@ -339,6 +343,10 @@ class Store(ABC):
 
     # ---- leases --------------------------------------------------------------------------
 
+    async def clock(self) -> float:
+        """The time of `now`, from the database itself where it may be on another machine."""
+        return self.now()
+
     async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
         """Extend the leases of these runs. Gives the ids of those that must stop, because somebody
         asked for it, or has deleted or ended them."""
@@ -458,17 +466,21 @@ class Store(ABC):
 
     # ---- outbox --------------------------------------------------------------------------
 
-    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
-        """Take out messages that are due; one that is not settled is due again at `until`. Each
-        goes to one server only."""
-        if not await self._read("SELECT 1 FROM outbox WHERE due <= $1 LIMIT 1", now):
+    async def take_due(
+        self, target: str, now: float, until: float, most: int = 20
+    ) -> tuple[OutboxMessage, ...]:
+        """Take out messages to a target that are due; one that is not settled is due again at
+        `until`. Each goes to one server only."""
+        due = "SELECT id FROM outbox WHERE due <= $1 AND target = $2"
+        if not await self._read(f"{due} LIMIT 1", now, target):
             return ()  # and no writer was disturbed
-        statement = """UPDATE outbox SET due = $1, attempts = attempts + 1 WHERE id IN
-            (SELECT id FROM outbox WHERE due <= $2 ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+        statement = f"""UPDATE outbox SET due = $4, attempts = attempts + 1 WHERE id IN
+            ({due} ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
             RETURNING id, target, body, due, attempts"""
+        rows = await self._write(statement, now, target, most, until)
         return tuple(
             OutboxMessage(id=id, target=target, body=body, due=due, attempts=attempts)
-            for id, target, body, due, attempts in await self._write(statement, until, now, most)
+            for id, target, body, due, attempts in rows
         )
 
     async def settle(self, id: str, due: float | None = None) -> None:

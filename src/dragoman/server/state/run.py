@@ -553,7 +553,7 @@ class Runs:
             try:
                 own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
                 if own:
-                    until = time.time() + self.lease
+                    until = await self.store.clock() + self.lease
                     for id in await self.store.renew_leases(list(own), until):
                         own[id].stop()
                 await self._end_orphans()
@@ -569,7 +569,7 @@ class Runs:
     async def _end_orphans(self) -> None:
         """End the runs that nobody goes on with: their servers died, or, where it was this one,
         their end could not be stored."""
-        now = time.time()
+        now = await self.store.clock()
         for record in await self.store.take_orphans(self.owner, now, now + self.lease):
             if record.id in self.live:
                 continue

@@ -74,6 +74,7 @@ class Memory:
     ) -> None:
         settings, webhooks = settings or Settings(), webhooks or Webhooks()
         self.store = store
+        webhooks.clock = store.now
         self.cipher = cipher
         self.runs = Runs(
             store,
@@ -150,19 +151,19 @@ class Memory:
         conversation: str | None = None,
     ) -> Plan:
         """The plan of a request: `whole` is answered, and `own` stored with the answer."""
-        background, moment = bool(own.background), time.time()
+        background = bool(own.background)
         record = Record(
             id=new_id(),
             tenant=caller.tenant,
             wire=wire,
-            created_at=int(moment),
+            created_at=int(time.time()),
             request=replace(own, store=True),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),
             background=background,
             owner=self.runs.owner,
-            lease=moment + self.runs.lease,
+            lease=self.store.now() + self.runs.lease,
             dialect=self._dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
