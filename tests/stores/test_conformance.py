@@ -26,13 +26,13 @@ from dragoman.stores.base import (
     OutboxMessage,
     Paging,
     Record,
-    Retention,
     StoredAnswer,
     StoreError,
     call_digest,
 )
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres

@@ -22,9 +22,11 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import asyncpg
 from asyncpg import Connection
 
-from .base import PATIENCE, Breaker, PubSub, Retention, StoreError, slowness
+from .base import PATIENCE, Breaker, PubSub, StoreError, slowness
+from .retention import Retention
 from .schema import POSTGRES
-from .sql import Insert, Row, Steps, Store, bound, read_secret
+from .sql import Store, read_secret
+from .statements import Insert, Row, Steps, bound
 
 T = TypeVar("T")
 
