@@ -14,7 +14,6 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -42,6 +41,7 @@ from .base import (
     StoreError,
     Subscribers,
     call_digests,
+    index_key,
     slowness,
     tenant_name,
 )
@@ -183,7 +183,16 @@ class Store(ABC):
         """Store a run that is about to start."""
         self._added += 1
         run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
+        if record.size:
+            return self._transact_large(record, [run], None)
         return self._transact([*_inserts(record), run])
+
+    async def _transact_large(
+        self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
+    ) -> None:
+        """Insert a record that is packed in a thread."""
+        inserts = await asyncio.to_thread(_inserts, record)
+        await self._transact(inserts + more, steps)
 
     def put(
         self,
@@ -199,6 +208,8 @@ class Store(ABC):
         steps = None
         if items or messages:
             steps = partial(_add_to, record.tenant, record.conversation, items, messages)
+        if record.size:
+            return self._transact_large(record, [], steps)
         return self._transact(_inserts(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
@@ -651,19 +662,6 @@ def _inserts(record: Record) -> list[Insert]:
     if others := [item.id for item in items if item.id and own not in item.id]:
         inserts += [(_INDEX, (id, tenant, key)) for key in _index_keys(others)]
     return inserts
-
-
-def index_key(item: str) -> str:
-    """What an item is found by: the part of its id that all items of one turn share, or its id.
-
-    >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
-    ('018f', '018f', 'item_of_a_client')
-    """
-    ours = _ITEM_ID.fullmatch(item)
-    return item if ours is None else ours[1]
-
-
-_ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")
 
 
 def _index_keys(items: Iterable[str]) -> list[str]:
