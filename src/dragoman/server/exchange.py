@@ -62,10 +62,11 @@ class Exchange:
     the answer, 0 until it is sent. `marks` are headers of the answer, beside `MARKS`. `whole` is
     the body of the request where all of it came before the handler was called, until it is taken;
     else it is to be read. `entry` is its line in the request log, if there is one. `passed` are
-    headers of the request that may travel to an upstream.
+    headers of the request that may travel to an upstream. `tenant` is whose request it is.
     """
 
     status = 0
+    tenant = ""
     whole: bytes | None = None
     entry: Entry | None = None
     passed: tuple[tuple[str, str], ...] = ()
@@ -142,10 +143,11 @@ class Exchange:
         self.end()
 
     def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-        """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
-        self.status = status
+        """Answer whole; a body is JSON. A HEAD request gets the headers alone. Raises FaultError
+        where there is no room for the body."""
         kind = (JSON_TYPE,) if body else ()
         self.start(status, [*self.marks, *headers, *kind], body)
+        self.status = status
         if self.entry is not None:
             self.end()
 
