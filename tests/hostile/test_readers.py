@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.stage import gateway, memory, watched
+from tests.hostile.stage import gateway, watched
 from tests.mock import completion, plain
 from tests.product import Product, configured
 from tests.samples import samples
@@ -54,7 +53,7 @@ def clients_of(server: Product) -> int:
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ours = {f[9] for f in lines if f[1].endswith(f":{server.port:04X}") and f[3] != "0A"}
     files = Path(f"/proc/{server.process.pid}/fd").iterdir()
-    return len(ours & {os.readlink(file)[8:-1] for file in files if file.is_symlink()})
+    return len(ours & {str(file.readlink())[8:-1] for file in files if file.is_symlink()})
 
 
 CHAT = "/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -67,7 +66,7 @@ ROWS = {"2d.07 passed on": (*CHAT, "close"), "2d.07 stored": (*RESPONSES, "keep-
 @pytest.mark.parametrize("name", ROWS)
 def test_whole_answers_that_nobody_reads_are_let_go(server, name) -> None:
     path, body, kept = ROWS[name]
-    until, before = time.monotonic() + 30, memory(server.process.pid)
+    until = time.monotonic() + 30
     with ExitStack() as stack, watched(server) as cost:
         clients = [
             stack.enter_context(asking(server, path, body, f"connection: {kept}"))
@@ -79,8 +78,7 @@ def test_whole_answers_that_nobody_reads_are_let_go(server, name) -> None:
             time.sleep(0.1)
         assert len(clients) == CLIENTS
         assert clients_of(server) <= 1
-    assert cost.grown < 20 * CLIENTS  # while they are made; then those that are held
-    assert memory(server.process.pid) - before < 4 * BUDGET / 1e6
+    assert cost.grown < 20 * CLIENTS  # while they are made, and stored
     answer = server.request("POST", path, json.dumps(body).encode())
     assert (answer.status, len(answer.body) > SIZE) == (200, True)
 
