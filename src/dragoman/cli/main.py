@@ -59,11 +59,10 @@ def main(words: Sequence[str] | None = None) -> int:
         from dragoman.net.errors import NetError
         from dragoman.server.config import ConfigurationError
         from dragoman.server.host import HostError
-        from dragoman.stores.base import StoreError
 
         from .serve import visible
 
-        for_people = FaultError | NetError | ConfigurationError | HostError | StoreError
+        for_people = FaultError | NetError | ConfigurationError | HostError
         if not isinstance(error, for_people):
             raise
         print(f"dragoman: {visible(str(error))}", file=sys.stderr)

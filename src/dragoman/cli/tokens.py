@@ -211,7 +211,7 @@ def inspect_input(
         from dragoman.engines.token.vocabulary import from_folder
 
         tokenizer = from_folder(folder)
-        found = find_format(format) if format else format_of(Path(folder), tokenizer.controls)
+        found = format_of(Path(folder), tokenizer.controls, format)
     elif format is None:
         return _inspect_pocket(asked, parsed)
     else:

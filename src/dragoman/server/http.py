@@ -17,7 +17,7 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.wire import error as wire_error
 
 from .cancellation import GONE, Peer
-from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids
+from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
 from .limits import Budget, Hold
 
 _BODILESS = (204, 304)
@@ -30,7 +30,6 @@ class HTTPExchange(Exchange):
 
     connection: HTTPProtocol
     body: bytearray
-    keep_alive: bool
     expects = False
     """Whether the client waits for a 100 before it sends the body."""
     more_body = True
@@ -54,6 +53,10 @@ class HTTPExchange(Exchange):
         peer, self.peer = self.peer, None
         if peer is not None:
             peer.disconnected()
+
+    @property
+    def address(self) -> str:
+        return site(self.connection.transport.get_extra_info("peername", ("",))[0])
 
     @property
     def full(self) -> bool:
