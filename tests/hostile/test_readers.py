@@ -95,13 +95,11 @@ def test_what_there_is_no_room_for_is_refused_and_may_be_asked_again(server) -> 
     assert "(memory)" in refused
 
 
-def test_a_client_that_reads_slowly_gets_all(server) -> None:
+def test_a_client_that_takes_its_time_gets_all(server) -> None:
     path, body = CHAT
     size = 0
     with asking(server, path, body, "connection: close") as client:
-        started = time.monotonic()
+        time.sleep(0.3)
         while piece := client.recv(65536):
             size += len(piece)
-            if time.monotonic() - started < 4:
-                time.sleep(0.005)
     assert size > SIZE

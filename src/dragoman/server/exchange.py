@@ -35,6 +35,10 @@ class Held(Protocol):
 
     size: int
 
+    def resize(self, size: int) -> None:
+        """They are so many from now on. Raises FaultError where there is no room for more."""
+        ...
+
     def close(self) -> None:
         """They are not held any more."""
         ...
