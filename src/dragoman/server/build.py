@@ -117,5 +117,6 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             format=upstream.format,
             profile=upstream.profile,
             header_hold=settings.header_hold,
+            answer_limit=settings.answer_limit,
         )
     return Route(engine, models=upstream.models, aliases=upstream.aliases)

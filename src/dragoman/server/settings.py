@@ -65,6 +65,14 @@ class Settings(Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 256 * 1024 * 1024
+    answer_limit: Annotated[
+        int,
+        about(
+            "Maximum size of what an upstream sends for one request, in bytes, without its "
+            "compression.",
+            ge=1024,
+        ),
+    ] = 64 * 1024 * 1024
     header_limit: Annotated[
         int, about("Maximum size of request line and headers, in bytes.", ge=1024)
     ] = 64 * 1024
