@@ -46,11 +46,11 @@ def patience(tmp_path_factory) -> Iterator[None]:
 def postgres() -> Iterator[object]:
     """A PostgreSQL server, started when a test first needs it. A machine that does much else may
     leave it waiting, so it may take as long to take a connection as to start."""
-    from dragoman.stores import postgres
+    from dragoman.stores.postgres import PostgresStore
     from tests.postgres import PATIENCE, running
 
     with running() as server, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(postgres, "PATIENCE", PATIENCE)
+        patched.setitem(PostgresStore.__init__.__kwdefaults__, "patience", PATIENCE)
         yield server
 
 

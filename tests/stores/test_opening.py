@@ -11,9 +11,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from dragoman.stores import postgres as pg
 from dragoman.stores import sqlite
-from dragoman.stores.base import Retention, StoreError
+from dragoman.stores.base import PATIENCE, Retention, StoreError
 from dragoman.stores.factory import open_store, store_path
 from dragoman.stores.postgres import NO_URL, failed, place_of, unopened
 from dragoman.stores.sqlite import SqliteStore
@@ -23,10 +22,10 @@ SECRET = "hunter2"
 BOUND = 30.0
 
 
-async def error_of(word: str) -> str:
+async def error_of(word: str, patience: float = PATIENCE) -> str:
     """The message of the error for a store that cannot be opened."""
     with pytest.raises(StoreError) as caught:
-        store = open_store(word, Retention(), os.environ)
+        store = open_store(word, Retention(), os.environ, patience=patience)
         try:
             async with asyncio.timeout(BOUND):
                 await store.ready()
@@ -49,8 +48,7 @@ async def test_refused_connection_is_explained() -> None:
     )
 
 
-async def test_silent_server_times_out(monkeypatch) -> None:
-    monkeypatch.setattr(pg, "PATIENCE", 0.1)
+async def test_silent_server_times_out() -> None:
     over = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +57,7 @@ async def test_silent_server_times_out(monkeypatch) -> None:
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:{port}/notes")
+        message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:{port}/notes", patience=0.1)
         over.set()
     assert "cannot be opened: no answer came in time. See that a PostgreSQL server" in message
 
@@ -98,7 +96,7 @@ async def test_database_of_later_version_is_refused(postgres: Postgres) -> None:
     await connection.execute("INSERT INTO dragoman.steps VALUES (99)")
     await connection.close()
     message = await error_of(address)
-    assert "user 'postgres') was written by a later Dragoman (step 5, known are 4)." in message
+    assert "user 'postgres') was written by a later Dragoman (step 6, known are 5)." in message
     assert "Run that version on all servers" in message
 
 
@@ -191,7 +189,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a folder": (Path.mkdir, "cannot be used: unable to open database file. Let this user write"),
     "not a database": (foreign, "cannot be used: file is not a database. It is damaged or another"),
-    "of a later version": (later, "was written by a later Dragoman (step 99, known are 4). Run"),
+    "of a later version": (later, "was written by a later Dragoman (step 99, known are 5). Run"),
     "of somebody else": (others, "cannot be used: table items already exists. It holds the tables"),
 }
 
@@ -208,7 +206,7 @@ async def test_unusable_file_is_explained(kind, tmp_path) -> None:
 
 
 def test_read_only_file_is_explained(tmp_path, monkeypatch) -> None:
-    def reading(path: Path) -> sqlite3.Connection:
+    def reading(path: Path, patience: float) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
 
     monkeypatch.setattr(sqlite, "connect", reading)

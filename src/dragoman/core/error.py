@@ -40,6 +40,7 @@ Code = Literal[
     "stalled",  # the client stopped reading
     "cancelled",
     "shutting_down",
+    "store_unavailable",  # what is stored cannot be reached, or nothing be stored
     "internal",
 ]
 

@@ -1,15 +1,17 @@
-"""Finds a token format by its name, or by the folder of a model that brings one."""
+"""Finds a token format by its name, or by the folder of a model that brings one; and the date that
+prompts say."""
 
 from __future__ import annotations
 
+import datetime
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from dragoman.formats.format import Format
+from dragoman.formats.format import PLAIN, Format, Setting
 from dragoman.formats.harmony.format import Harmony
-from dragoman.formats.markup.families import PROFILES
+from dragoman.formats.markup.families import BY_NAME, PROFILES
 from dragoman.formats.markup.format import Markup
 
 NAMES: dict[str, Callable[[], Format]] = {"harmony": Harmony} | {
@@ -35,7 +37,8 @@ CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 UNKNOWN_FAMILY = (
     "the chat template is of no known family, so tool calls and reasoning are parsed as those of "
-    "{}: what the model writes in another way comes as text"
+    "{}: what the model writes in another way comes as text. A family can be chosen with --format: "
+    f"{', '.join(sorted(BY_NAME))}"
 )
 HARMONY = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>"})
 """Control tokens that only harmony models have."""
@@ -58,11 +61,16 @@ def find_format(named: str) -> Format:
     return format_of(folder)
 
 
-def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
-    """The format of the model in a folder: harmony where its vocabulary (`controls`, if known) has
-    harmony's control tokens, else its chat template. Raises as `find_format` does."""
+def format_of(
+    folder: Path, controls: Iterable[str] | None = None, named: str | None = None
+) -> Format:
+    """The format of the model in a folder: harmony where its vocabulary (`controls`, if known) or
+    its template has harmony's control tokens, else its chat template, whose family may be `named`.
+    Another name, or another folder, takes the place of all that. Raises as `find_format` does."""
+    if named is not None and named not in BY_NAME:
+        return find_format(named)
     known = None if controls is None else frozenset(controls)
-    if known is not None and known >= HARMONY:
+    if named is None and known is not None and known >= HARMONY:
         return by_name("harmony")
     template = folder / TEMPLATE
     try:
@@ -70,11 +78,15 @@ def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
         own = template.read_text(encoding="utf-8") if template.exists() else None
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    if named is None and known is None and all(mark in f"{config}{own}" for mark in HARMONY):
+        return by_name("harmony")
     from dragoman.formats.template import from_config  # needs the `local` extra
 
     try:
-        found = from_config(config, own, known)
+        found = from_config(config, own, known, named)
     except ValueError as error:
+        if named is not None:  # its own layout, then
+            return by_name(named)
         raise ValueError(f"{folder}: {error}") from None
     if warning := warning_of(found):
         _log.warning("%s: %s", folder, warning)
@@ -84,6 +96,24 @@ def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
 def warning_of(format: Format) -> str | None:
     """What a user should know of a format: its template may be of a family that is not known."""
     return None if getattr(format, "recognised", True) else UNKNOWN_FAMILY.format(format.name)
+
+
+def dated(date: str | None = None) -> Callable[[], Setting]:
+    """What prompts say of the date, where they say it: today's, a fixed one, or `none`. Raises
+    ValueError for what is no date.
+
+    >>> dated("2026-11-23")().today, dated("none")().today
+    ('2026-11-23', None)
+    """
+    if date in (None, "today"):
+        return lambda: Setting(today=datetime.date.today().isoformat())
+    if date == "none":
+        return lambda: PLAIN
+    try:
+        fixed = Setting(today=datetime.date.fromisoformat(str(date)).isoformat())
+    except ValueError:
+        raise ValueError(f"{date!r} is no date: write 2026-11-23, today or none.") from None
+    return lambda: fixed
 
 
 def is_format(named: str) -> bool:

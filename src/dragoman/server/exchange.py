@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from itertools import count, repeat
+from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -27,6 +28,16 @@ from .cancellation import Peer
 _log = logging.getLogger("dragoman.server")
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class Held(Protocol):
+    """Bytes that are counted as long as something holds them."""
+
+    size: int
+
+    def close(self) -> None:
+        """They are not held any more."""
+        ...
 
 
 def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
@@ -50,6 +61,7 @@ MARKS: Headers = [
 ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in WIRES.values()}]
 """The headers that name the request: each client looks for the one its wire has."""
 _PASSED = frozenset(name.encode() for wire in WIRES.values() for name in wire.request_headers)
+_ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type")
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
@@ -61,20 +73,29 @@ class Exchange:
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
     the answer, 0 until it is sent. `marks` are headers of the answer, beside `MARKS`. `whole` is
     the body of the request where all of it came before the handler was called, until it is taken;
-    else it is to be read. `entry` is its line in the request log, if there is one. `passed` are
-    headers of the request that may travel to an upstream.
+    else it is to be read. `hold` is what that holds of the memory, until the answer has it. `entry`
+    is its line in the request log, if there is one. `passed` are headers of the request that may
+    travel to an upstream.
     """
 
     status = 0
     whole: bytes | None = None
+    hold: Held | None = None
     entry: Entry | None = None
     passed: tuple[tuple[str, str], ...] = ()
+    keep_alive = True
+    """Whether another request may follow on the connection, as far as we decide that."""
+    repeated = b""
+    """A header that may be there once only, and is there more often."""
 
     def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.headers: dict[bytes, bytes] = dict(headers)
+        if len(self.headers) != len(headers):
+            names = [name for name, _ in headers]
+            self.repeated = next((name for name in _ONCE if names.count(name) > 1), b"")
         if not _PASSED.isdisjoint(self.headers):
             self.passed = _passed(headers)
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
@@ -83,6 +104,11 @@ class Exchange:
         self.marks: Headers = [(name, id) for name in ID_HEADERS]
 
     # ---- what a host gives ---------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where the client is, or the last proxy before us; of IPv6, the network of its site."""
+        raise NotImplementedError
 
     @property
     def full(self) -> bool:
@@ -191,6 +217,15 @@ def report_headers(losses: tuple[Loss, ...], guarantee: Guarantee | None = None)
     if guarantee:
         headers.append((b"x-dragoman-guarantee", guarantee.encode()))
     return headers
+
+
+def site(address: str) -> str:
+    """An IP address, or where it is IPv6 its first half: a site has all addresses below that.
+
+    >>> site("192.0.2.1"), site("2001:db8:1:2:3::4"), site("::1")
+    ('192.0.2.1', '2001:db8:1:2', '')
+    """
+    return ":".join(address.split("::")[0].split(":")[:4])
 
 
 def safe(text: str) -> bytes:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from dragoman.core.interfaces import Secret
+from dragoman.wire.json import Limits
 from dragoman.wire.protocol import Dialect
 
 DIALECTS = {
@@ -24,7 +25,7 @@ def about(text: str, *, ge: float | None = None, le: float | None = None) -> Met
     return Meta(description=text, ge=ge, le=le)
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(Limits, frozen=True, kw_only=True):
     """Settings of the server. Each field's description is its documentation.
 
     >>> Settings(heartbeat=5).heartbeat
@@ -157,6 +158,14 @@ class Settings(Struct, frozen=True, kw_only=True):
             "servers; its password in PGPASSWORD)."
         ),
     ] = "sqlite"
+    store_time: Annotated[
+        float,
+        about(
+            "Seconds that the store has to answer. What needs it is refused with 503 after that, "
+            "and an answer that could not be stored says so.",
+            ge=0.1,
+        ),
+    ] = 5.0
     pubsub: Annotated[
         str,
         about(

@@ -14,10 +14,10 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from secrets import token_bytes
 from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from dragoman.core.response import Response
 
 from .base import (
     RUNNING,
+    ConflictError,
     Conversation,
     LogSegment,
     OutboxMessage,
@@ -39,6 +40,8 @@ from .base import (
     StoreError,
     Subscribers,
     call_digests,
+    index_key,
+    tenant_name,
 )
 from .serialize import (
     Parts,
@@ -103,6 +106,24 @@ _LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
 of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
 
 
+_TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"
+
+
+def read_secret(new: bytes | None = None) -> Steps[bytes]:
+    """The secret of a store. Where there is none it becomes `new`, or is made; the tenants of an
+    earlier version, which were digests without a key, then get their names."""
+    rows = yield "SELECT tenants FROM secrets", ()
+    if rows:
+        return bytes(rows[0][0])
+    secret = new or token_bytes(32)
+    yield "INSERT INTO secrets (tenants) VALUES ($1)", (secret,)
+    for (digest,) in (yield _TENANTS, ()):
+        for table in ("responses", "conversations", "item_index", "calls"):
+            statement = f"UPDATE {table} SET tenant = $1 WHERE tenant = $2"
+            yield statement, (tenant_name(secret, digest), digest)
+    return secret
+
+
 class Store(ABC):
     """All that a server stores, in a database.
 
@@ -117,9 +138,21 @@ class Store(ABC):
     CASCADES: ClassVar[bool]
     """Whether the database deletes with a response all that belongs to it."""
 
+    _secret: bytes | None = None  # until the store was opened
+
     def __init__(self, retention: Retention | None, pubsub: Subscribers) -> None:
         self._retention = retention or Retention()
         self._pubsub = pubsub
+
+    @property
+    def secret(self) -> bytes:
+        """What the tenants of this store are named by (`tenant_name`): made with the store, kept in
+        it, and so the same for all its servers. Raises StoreError before `ready`."""
+        if self._secret is None:
+            raise StoreError(
+                "The store could not be opened yet, so whose data is whose is unknown."
+            )
+        return self._secret
 
     @abstractmethod
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
@@ -154,7 +187,16 @@ class Store(ABC):
     def begin(self, record: Record) -> Awaitable[None]:
         """Store a run that is about to start."""
         run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
+        if record.size:
+            return self._transact_large(record, [run], None)
         return self._transact([*_inserts(record), run])
+
+    async def _transact_large(
+        self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
+    ) -> None:
+        """Insert a record that is packed in a thread."""
+        inserts = await asyncio.to_thread(_inserts, record)
+        await self._transact(inserts + more, steps)
 
     def put(
         self,
@@ -169,6 +211,8 @@ class Store(ABC):
         steps = None
         if items or messages:
             steps = partial(_add_to, record.tenant, record.conversation, items, messages)
+        if record.size:
+            return self._transact_large(record, [], steps)
         return self._transact(_inserts(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
@@ -380,7 +424,7 @@ class Store(ABC):
             statement = """INSERT INTO conversations (id, tenant, created_at, conversation)
                 VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
             if not (yield statement, row):
-                raise StoreError(f"There is a conversation {made.id} already.")
+                raise ConflictError(f"There is a conversation {made.id} already.")
             yield from _extend(made.id, items)
 
         await self._transact((), steps)
@@ -389,7 +433,8 @@ class Store(ABC):
         """A conversation."""
         statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
         rows = await self._read(statement, id, tenant)
-        return unpack(rows[0][0], Conversation) if rows else None
+        found = unpack(rows[0][0], Conversation) if rows else None
+        return found and replace(found, tenant=tenant)  # it may be known by an earlier name
 
     async def set_conversation_metadata(
         self, tenant: str, id: str, metadata: dict[str, JSON]
@@ -555,7 +600,7 @@ def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[No
         if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
             continue
         if not (item.id and rename):
-            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
+            raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
         own = replace(item, id=f"{item.id}_{place}")
         yield _EXTEND, (id, place, own.id, pack(own))
 
@@ -620,19 +665,6 @@ def chunks(values: Iterable[T], size: int = LISTED) -> Iterator[list[T]]:
     found = list(values)
     for start in range(0, len(found), size):
         yield found[start : start + size]
-
-
-def index_key(item: str) -> str:
-    """What an item is found by: the part of its id that all items of one turn share, or its id.
-
-    >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
-    ('018f', '018f', 'item_of_a_client')
-    """
-    ours = _ITEM_ID.fullmatch(item)
-    return item if ours is None else ours[1]
-
-
-_ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")
 
 
 def _index_keys(items: Iterable[str]) -> list[str]:

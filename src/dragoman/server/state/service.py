@@ -166,6 +166,7 @@ class Memory:
             dialect=self._dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
+            size=caller.size,
         )
         turn = () if conversation is None else named(own.items, record.id)
         followed = background or own.stream  # or at its end one write stores it
@@ -261,7 +262,7 @@ def open_memory(
         max_responses=settings.max_responses,
     )
     cipher = open_cipher(settings, environ)
-    store = open_store(settings.store, keeping, environ, settings.pubsub)
+    store = open_store(settings.store, keeping, environ, settings.pubsub, settings.store_time)
     if store is None:
         return None
     return Memory(store, settings, webhooks=receivers, cipher=cipher)
