@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.core.interfaces import Caller
 from dragoman.core.event import Delta, Event, Failed, Started
+from dragoman.core.interfaces import Caller
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.engines.token.scheduler import AHEAD, ThreadQueue
 from dragoman.engines.token.source import NewTokens

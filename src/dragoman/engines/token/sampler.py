@@ -96,10 +96,7 @@ class Sampler:
         seed = None if sampling.seed is None else sampling.seed % 2**64
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._plain = not (
-            bias is not None
-            or self._frequency
-            or self._presence
-            or self._repetition != 1.0
+            bias is not None or self._frequency or self._presence or self._repetition != 1.0
         )
 
     def choose(self, logits: Logits, constraint: GrammarState | None = None) -> int:
