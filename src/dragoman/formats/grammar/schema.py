@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 from msgspec import Struct
@@ -89,6 +90,29 @@ _EXACT: dict[str, dict[str, JSON]] = {
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
 }
 """What a grammar's own formats leave out."""
+MAX_CHARACTERS = 262_144
+"""The most characters of a schema's keys and texts, and of its other values one each."""
+MAX_REFERENCES = 200
+"""The most references that lead from one to the next: each takes stack of the compiler."""
+MAX_OPTIONAL = 400
+"""The most optional properties of an object: any of them may come next, at each token."""
+MAX_COMPARED = 20_000
+"""How many alternatives of `oneOf`, parts of them and values are compared to tell them apart."""
+MAX_STEP = 10_000
+"""The greatest `multipleOf`: so many remainders are told apart."""
+MAX_ENTRIES = {
+    "enum": 10_000,
+    "anyOf": 1_000,
+    "oneOf": 1_000,
+    "allOf": 100,
+    "prefixItems": 1_000,
+    "properties": 2_000,
+    "patternProperties": 32,
+    "pattern": 4_096,
+    "required": 2_000,
+}
+"""How many values, alternatives, properties or characters a keyword may have. Beyond these,
+compiling takes seconds and every token of the answer long."""
 _WITHOUT_EFFECT = (("uniqueItems", False), ("unevaluatedProperties", True))
 _OPEN = frozenset({"additionalProperties", "patternProperties"})
 """Keywords that say which other properties an object may have."""
@@ -114,6 +138,8 @@ def enforceable(schema: Mapping[str, JSON], param: str, *, strict: bool = True) 
     >>> enforceable({"properties": {"a": {}}, "minItems": 1}, "format.schema")
     {'properties': {'a': {}}, 'minItems': 1, 'additionalProperties': False}
     """
+    if (problem := _too_large(schema)) is not None:
+        raise FaultError(bad_request(problem, param))
     fitted, misfits = fitting(schema)
     if first := next((each for each in misfits if strict or each.wrong), None):
         others = [each.place for each in misfits if each is not first]
@@ -124,26 +150,106 @@ def enforceable(schema: Mapping[str, JSON], param: str, *, strict: bool = True) 
 
 def fitting(schema: Mapping[str, JSON]) -> tuple[dict[str, JSON], list[Misfit]]:
     """What of a schema a grammar can enforce, and what it cannot."""
-    root, misfits = dict(schema), list[Misfit]()
-    fitted = _fitted(root, "", misfits, root=root, bound=not _joins(root))
-    return fitted if isinstance(fitted, dict) else {}, misfits
+    whole = _Whole(dict(schema))
+    fitted = _fitted(whole.root, "", whole)
+    if not any(misfit.wrong for misfit in whole.misfits):
+        whole.misfits += filter(None, starmap(whole.overlap, whole.choices))
+    return fitted if isinstance(fitted, dict) else {}, whole.misfits
 
 
-def _fitted(
-    schema: JSON, place: str, losses: list[Misfit], *, root: JSON, bound: bool, depth: int = 0
-) -> JSON:
+class _Whole:
+    """A schema being fitted: what does not fit, and the `choices` of which one must."""
+
+    def __init__(self, root: dict[str, JSON]) -> None:
+        self.root = root
+        self.bound = not _joins(root)
+        self.identified = any("$id" in each for each in objects(root))
+        self.misfits: list[Misfit] = []
+        self.choices: list[tuple[str, list[JSON]]] = []
+        self._room = MAX_COMPARED
+        self._compared: dict[tuple[int, int], bool] = {}
+
+    def overlap(self, place: str, schemas: list[JSON]) -> Misfit | None:
+        """Two of the schemas that a value may fit both, as far as is known."""
+        if self._have_kinds(schemas):
+            return None
+        for one, left in enumerate(schemas):
+            for other, right in enumerate(schemas):
+                if one != other and not self.apart(left, right, 16):
+                    pair = f"{min(one, other)} and {max(one, other)}"
+                    why = f"{pair} may both fit, and that only one does cannot be enforced"
+                    return Misfit(place, f"{why}: write anyOf, or tell them apart")
+        return None
+
+    def _have_kinds(self, schemas: list[JSON]) -> bool:
+        """Whether all are objects that must have one property, which is another value in each."""
+        values: dict[str, list[str]] = {}
+        for schema in schemas:
+            match find(self.root, schema["$ref"]) if _is_reference(schema) else schema:
+                case {"type": "object", "properties": dict(listed), "required": list(must)}:
+                    for name in must:
+                        match listed.get(name):
+                            case {"const": str() | int() as one} | {"enum": [str() | int() as one]}:
+                                values.setdefault(name, []).append(f"{one!r}")
+        return any(len({*texts}) == len(texts) == len(schemas) for texts in values.values())
+
+    def apart(self, left: JSON, right: JSON, depth: int) -> bool:
+        """Whether no answer to the left schema fits the right one. Where they are bound, an answer
+        has no properties but those that are listed."""
+        known = self._compared.get((id(left), id(right)))
+        if known is None:
+            known = self._compared[id(left), id(right)] = self._apart(left, right, depth)
+        return known
+
+    def _apart(self, left: JSON, right: JSON, depth: int) -> bool:
+        self._room -= 1
+        if left is False or right is False:
+            return True
+        if not (isinstance(left, dict) and isinstance(right, dict) and depth and self._room > 0):
+            return False
+        apart = partial(self.apart, depth=depth - 1)
+        for each in ("$ref", "allOf", "anyOf", "oneOf"):  # one part of a schema may tell it apart
+            every = all if each in ("anyOf", "oneOf") else any
+            if each in left and every(apart(part, right) for part in self._parts(left[each])):
+                return True
+            if each in right and every(apart(left, part) for part in self._parts(right[each])):
+                return True
+        for one, other in ((left, right), (right, left)):
+            if "const" in one or "enum" in one:
+                values = one.get("enum", [one.get("const")])
+                sizes = (1 + len(each.get("enum", ())) for each in objects(other))
+                self._room -= len(values) * sum(sizes)
+                fits = (valid(value, other, lambda *_: True, self.root) for value in values)
+                return self._room > 0 and not any(fits)
+        kinds = _kinds(left) & _kinds(right)
+        return all(_told_apart(kind, left, right, apart, self.bound) for kind in kinds)
+
+    def _parts(self, value: JSON) -> list[JSON]:
+        return value if isinstance(value, list) else [find(self.root, value)]
+
+
+def _is_reference(schema: JSON) -> bool:
+    return isinstance(schema, dict) and schema.keys() == {"$ref"}
+
+
+def _fitted(schema: JSON, place: str, whole: _Whole, depth: int = 0) -> JSON:
     """A schema without what is lost; true and false are schemas too."""
+    losses = whole.misfits
     if not isinstance(schema, dict) or depth > _DEEPEST:
         if not isinstance(schema, bool):
             nested = isinstance(schema, dict)
             losses.append(Misfit(place, "is nested too deeply" if nested else "is no schema", True))
         return schema
-    fit = partial(_fitted, losses=losses, root=root, bound=bound, depth=depth + 1)
+    fit = partial(_fitted, whole=whole, depth=depth + 1)
     fitted: dict[str, JSON] = {}
     for keyword, value in schema.items():
         where = f"{place}.{keyword}" if place else keyword
-        if wrong := _wrong(keyword, value, root):
+        most = MAX_ENTRIES.get(keyword)
+        if wrong := _wrong(keyword, value, whole):
             losses.append(Misfit(where, wrong, True))
+        elif most is not None and isinstance(value, list | dict | str) and len(value) > most:
+            problem = f"has {len(value)} entries, and {most} are the most here"
+            losses.append(Misfit(where, problem, True))
         elif keyword in NOT_ENFORCED:
             if (keyword, value) not in _WITHOUT_EFFECT:
                 losses.append(Misfit(where, "cannot be enforced"))
@@ -152,21 +258,27 @@ def _fitted(
             losses.append(Misfit(where, "cannot be enforced"))
         elif keyword in ("pattern", "patternProperties") and (found := _looking(value)):
             losses.append(Misfit(where, f"{found[0]} cannot be enforced in a regular expression"))
+        elif keyword == "multipleOf" and isinstance(value, int) and value > MAX_STEP:
+            losses.append(Misfit(where, f"is {value}, and {MAX_STEP} is the most here", True))
         elif keyword == "format" and str(value) not in FORMATS:
             if str(value) in _FORMATS_NOT_ENFORCED:
                 losses.append(Misfit(where, f"{value} cannot be enforced"))
         elif keyword in _MAP and isinstance(value, dict):
             fitted[keyword] = {name: fit(each, f"{where}.{name}") for name, each in value.items()}
+            must = schema.get("required")
+            optional = len(value) - len(must if isinstance(must, list) else ())
+            if keyword == "properties" and optional > MAX_OPTIONAL:
+                problem = f"has {optional} that are optional, and {MAX_OPTIONAL} are the most here"
+                losses.append(Misfit(where, problem, True))
         elif keyword in _LIST and isinstance(value, list):
             fitted[keyword] = [fit(each, f"{where}[{n}]") for n, each in enumerate(value)]
-            if keyword == "oneOf" and (pair := _overlap(value, root, closed=bound)):
-                problem = f"{pair[0]} and {pair[1]} may both fit, and that only one does cannot be"
-                losses.append(Misfit(where, f"{problem} enforced: write anyOf, or tell them apart"))
+            if keyword == "oneOf":
+                whole.choices.append((where, value))
         elif keyword in _ONE:
             fitted[keyword] = fit(value, where)
         elif keyword != "x-guidance":  # which would be taken for an order
             fitted[keyword] = value
-    if bound and fitted.get("properties") and not fitted.keys() & _OPEN:
+    if whole.bound and fitted.get("properties") and not fitted.keys() & _OPEN:
         fitted["additionalProperties"] = False
     if exact := _EXACT.get(str(fitted.get("format"))):
         fitted["allOf"] = [*fitted.get("allOf", ()), exact]
@@ -189,7 +301,7 @@ def _looking(value: JSON) -> re.Match[str] | None:
     return next(filter(None, map(_LOOKING.search, patterns)), None)
 
 
-def _wrong(keyword: str, value: JSON, root: JSON) -> str | None:
+def _wrong(keyword: str, value: JSON, whole: _Whole) -> str | None:
     """What is wrong with the value of a keyword, whatever can be enforced."""
     number = isinstance(value, int | float) and math.isfinite(value)
     match keyword:
@@ -217,53 +329,15 @@ def _wrong(keyword: str, value: JSON, root: JSON) -> str | None:
             except (re.error, RecursionError, OverflowError) as error:
                 return f"is no regular expression: {error}"
         case "patternProperties":
-            wrong = ((name, _wrong("pattern", name, root)) for name in value)
+            wrong = ((name, _wrong("pattern", name, whole)) for name in value)
             return next((f"{name} {why}" for name, why in wrong if why), None)
         case "$ref":
             inside = str(value).startswith("#/") and "%" not in str(value)
             other = not str(value).startswith("#")
-            named = other and any("$id" in each for each in objects(root))
-            if (inside and find(root, value) is None) or (other and not named):
+            missing = inside and find(whole.root, value) is None
+            if missing or (other and not whole.identified):
                 return f"{value} is not in the schema"
     return None
-
-
-# ---- alternatives of which one must fit ----------------------------------------------------
-
-
-def _overlap(schemas: list[JSON], root: JSON, *, closed: bool) -> tuple[int, int] | None:
-    """Two of the schemas that a value may fit both, as far as is known. Where they are `closed`, an
-    answer to one has no properties but those it lists."""
-    for one, left in enumerate(schemas):
-        for other, right in enumerate(schemas):
-            if one != other and not _apart(left, right, root, closed, 16):
-                return one, other
-    return None
-
-
-def _apart(left: JSON, right: JSON, root: JSON, closed: bool, depth: int) -> bool:
-    """Whether no value that fits the one schema fits the other."""
-    if left is False or right is False:
-        return True
-    if not (isinstance(left, dict) and isinstance(right, dict) and depth):
-        return False
-    apart = partial(_apart, root=root, closed=closed, depth=depth - 1)
-    for each in ("$ref", "allOf", "anyOf", "oneOf"):  # one part of a schema may tell it apart
-        every = all if each in ("anyOf", "oneOf") else any
-        if each in left and every(apart(part, right) for part in _parts(left[each], root)):
-            return True
-        if each in right and every(apart(left, part) for part in _parts(right[each], root)):
-            return True
-    for one, other in ((left, right), (right, left)):
-        if "const" in one or "enum" in one:
-            values = one.get("enum", [one.get("const")])
-            return not any(valid(value, other, lambda *_: True, root) for value in values)
-    kinds = _kinds(left) & _kinds(right)
-    return all(_told_apart(kind, left, right, apart, closed) for kind in kinds)
-
-
-def _parts(value: JSON, root: JSON) -> list[JSON]:
-    return value if isinstance(value, list) else [find(root, value)]
 
 
 def _kinds(schema: dict[str, Any]) -> frozenset[str]:
@@ -301,6 +375,33 @@ def _told_apart(
         one.get(low, -math.inf) > other.get(high, math.inf)
         for one, other in ((left, right), (right, left))
     )
+
+
+def _too_large(schema: Mapping[str, JSON]) -> str | None:
+    """What is wrong with the size of a schema, if anything. References are followed in the order of
+    the compiler, each once."""
+    room, followed = MAX_CHARACTERS, {"#"}
+    waiting: list[tuple[JSON, int]] = [(dict(schema), 0)]
+    while waiting:
+        value, chain = waiting.pop()
+        match value:
+            case dict():
+                room -= sum(map(len, value))
+                waiting.extend((each, chain) for each in value.values())
+                target = value.get("$ref")
+                if isinstance(target, str) and target not in followed:
+                    followed.add(target)
+                    waiting.append((find(dict(schema), target), chain + 1))
+            case list():
+                waiting.extend((each, chain) for each in value)
+            case str():
+                room -= len(value)
+        room -= 1
+        if room < 0:
+            return f"is too large: {MAX_CHARACTERS} characters are the most of a schema"
+        if chain > MAX_REFERENCES:
+            return f"follows more than {MAX_REFERENCES} references, one from the next"
+    return None
 
 
 def _joins(schema: JSON) -> bool:
