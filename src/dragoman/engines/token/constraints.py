@@ -475,4 +475,4 @@ def _error_text(error: str) -> str:
     """The first lines of an error: after them comes the grammar itself."""
     lines = [line.strip() for line in error.partition("<state>")[0].splitlines()]
     text = " ".join(line for line in lines if line and "|" not in line[:6])
-    return text[:300]
+    return (text.partition("failed to compile JSON schema: ")[2] or text).rstrip(" ^")[:300]

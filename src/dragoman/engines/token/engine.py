@@ -26,6 +26,7 @@ from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
 from dragoman.engines.find_format import dated
 from dragoman.formats.format import Format, Parser, Setting
+from dragoman.formats.grammar.demand import unenforced
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
@@ -486,7 +487,9 @@ class TokenEngine:
         if requirement is None and asked.tools and asked.parallel_tool_calls is False:
             why = "nothing limits the model to one call"
             losses.append(Loss("parallel_tool_calls", "dropped", why))
-        if lowered.grammar_described and default_guarantee(request):
+        loose = lowered.client_losses(unenforced(asked))
+        losses += loose
+        if (lowered.grammar_described or loose) and default_guarantee(request):
             requirement = replace(requirement or Requirement(None, None), described=True)
         if requirement is not None and requirement.constraint is not None:
             jobs = tuple(replace(job, constraint=requirement.constraint()) for job in jobs)
