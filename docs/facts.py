@@ -224,12 +224,13 @@ def habits(profile: Profile) -> str:
 def commands() -> str:
     """Every command with its arguments, as `--help` has them."""
     (choices,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
-    about = {action.dest: action.help for action in choices._choices_actions}
     parts = []
     for name, command in choices.choices.items():
-        rows = [(signature(action), meaning(action)) for action in command._actions]
-        text = command.description or f"{(about[name] or '').capitalize()}."
-        parts.append(f"## dragoman {name}\n\n{text}\n\n" + table(("argument", "meaning"), rows))
+        rows = [(signature(action), str(action.help)) for action in command._actions]
+        parts.append(
+            f"## dragoman {name}\n\n{command.description}\n\n"
+            + table(("argument", "meaning"), rows)
+        )
     return "\n".join(parts)
 
 
@@ -243,9 +244,3 @@ def signature(action: argparse.Action) -> str:
         return names
     value = "\\|".join(action.choices) if action.choices else action.metavar or action.dest.upper()
     return f"{names[:-1]} {value}`"
-
-
-def meaning(action: argparse.Action) -> str:
-    """The description of an argument."""
-    repeated = isinstance(action, argparse._AppendAction)
-    return f"{action.help}{'; may be given several times' if repeated else ''}"

@@ -5,6 +5,7 @@ bytes as with a server.
 """
 
 import asyncio
+from typing import Any
 
 import httpx2
 import openai
@@ -16,12 +17,12 @@ from dragoman.core.item import FunctionCall
 from dragoman.core.response import Response
 from dragoman.engines.script import Script
 
-TOOLS: list = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}]
+TOOLS: list[Any] = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}]
 
 
 async def agent(client: openai.AsyncOpenAI, question: str) -> str:
     """The agent under test: asks the model, runs the tools it calls, asks again."""
-    items: list = [{"role": "user", "content": question}]
+    items: list[Any] = [{"role": "user", "content": question}]
     while True:
         response = await client.responses.create(model="any", input=items, tools=TOOLS)
         items += response.output

@@ -9,7 +9,7 @@ import sys
 import dragoman
 
 target = sys.argv[1] if len(sys.argv) > 1 else "script"
-conversation: list = []
+conversation: list[dragoman.Item] = []
 
 with dragoman.connect_sync(target) as client:
     for line in sys.stdin:

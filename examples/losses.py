@@ -3,6 +3,9 @@
 The engine is a function with the interface of Chat Completions; the client uses Responses.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import httpx2
 import openai
 
@@ -10,7 +13,7 @@ import dragoman
 from dragoman.engines.function import Function
 
 
-def parrot(messages, **fields):
+def parrot(messages: list[Any], **fields: Any) -> Iterator[str]:
     """Represents a server with Chat Completions only."""
     yield f"{len(messages)} messages; asked with: {', '.join(sorted(fields))}"
 
@@ -18,11 +21,11 @@ def parrot(messages, **fields):
 engine = Function(parrot, models=("parrot",))
 http = httpx2.Client(transport=dragoman.transport(engine))
 with openai.OpenAI(base_url="http://dragoman/v1", api_key="none", http_client=http) as client:
-    answer = client.responses.with_raw_response.create(
+    raw = client.responses.with_raw_response.create(
         model="parrot", input="Hello!", max_tool_calls=3
     )
-    print(answer.parse().output_text)
-    print(answer.headers["x-dragoman-loss"])
+    print(raw.parse().output_text)
+    print(raw.headers["x-dragoman-loss"])
 
     # A field that would change the answer is refused by its name.
     try:
@@ -31,8 +34,8 @@ with openai.OpenAI(base_url="http://dragoman/v1", api_key="none", http_client=ht
         print(error.param, error.code)
 
 # The same list from Python.
-with dragoman.connect_sync(engine) as client:
-    answer = client.respond("Hello!", max_tool_calls=3)
+with dragoman.connect_sync(engine) as caller:
+    answer = caller.respond("Hello!", max_tool_calls=3)
     for loss in answer.response.losses:
         print(loss.field, "was", loss.action, "because", loss.why)
 

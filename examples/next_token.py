@@ -20,7 +20,7 @@ def next_token(ids: list[int], sampling: Sampling) -> int:
     """Reverses the user's text: takes all ids so far, returns the next id."""
     first = max(at for at, id in enumerate(ids) if id == BYTES.controls["<|start|>"])
     text = bytes(id for id in ids[:first] if id < 256).rpartition(b"user")[2]
-    answer = [*ANSWER, *text[::-1], BYTES.controls["<|return|>"]]
+    answer: list[int] = [*ANSWER, *text[::-1], BYTES.controls["<|return|>"]]
     return answer[len(ids) - first - len("?assistant")]
 
 
@@ -36,7 +36,8 @@ else:
     with openai.OpenAI(base_url="http://dragoman/v1", api_key="none", http_client=http) as client:
         response = client.responses.create(model="backwards", input="!dlrow olleh")
         print(response.output_text)
-        print(response.usage.output_tokens, "tokens")
+        if response.usage is not None:
+            print(response.usage.output_tokens, "tokens")
 
 # Run, it prints:
 #     hello world!

@@ -6,7 +6,6 @@ Works with any engine; here with the demo engine, which calls the tool that fits
 import asyncio
 
 import dragoman
-from dragoman.client import arguments
 
 WEATHER = dragoman.FunctionTool(
     "get_weather",
@@ -21,17 +20,17 @@ def get_weather(city: str) -> str:
 
 
 async def main() -> None:
-    items: list = [dragoman.Message("user", "What is the weather in Paris?")]
+    items: list[dragoman.Item] = [dragoman.Message("user", "What is the weather in Paris?")]
     async with dragoman.connect("script") as client:
         for _ in range(MAX_ROUNDS):
             answer = await client.respond(items, tools=[WEATHER])
             items += answer.output  # calls, text and reasoning go back unchanged
-            if not answer.calls:
+            if not answer.function_calls:
                 break
-            for call in answer.calls:
+            for call in answer.function_calls:
                 print(f"{call.name}({call.arguments})")
                 try:
-                    result = get_weather(**arguments(call))
+                    result = get_weather(**dragoman.arguments(call))
                 except (TypeError, dragoman.FaultError) as error:
                     result = f"Invalid call: {error}"  # the model may try again
                 items.append(dragoman.FunctionCallOutput(call.call_id, result))

@@ -29,11 +29,13 @@ def pytest_asyncio_loop_factories() -> dict[str, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patience() -> Iterator[None]:
-    """Silence is long here: a machine may stop for seconds. Tests of silence have a shorter one."""
+def patience(tmp_path_factory) -> Iterator[None]:
+    """Silence is long here: a machine may stop for seconds. Tests of silence have a shorter one.
+    The store of whoever runs the tests is none of theirs."""
     from dragoman.engines import discover, router, upstream
 
     with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         for module in (discover, router, upstream):
             patched.setattr(module, "PATIENCE", 60.0)
         patched.setattr(upstream.question, "__defaults__", (None, 60.0))
@@ -44,11 +46,11 @@ def patience() -> Iterator[None]:
 def postgres() -> Iterator[object]:
     """A PostgreSQL server, started when a test first needs it. A machine that does much else may
     leave it waiting, so it may take as long to take a connection as to start."""
-    from dragoman.stores import postgres
+    from dragoman.stores.postgres import PostgresStore
     from tests.postgres import PATIENCE, running
 
     with running() as server, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(postgres, "PATIENCE", PATIENCE)
+        patched.setitem(PostgresStore.__init__.__kwdefaults__, "patience", PATIENCE)
         yield server
 
 

@@ -28,8 +28,9 @@ PATIENCE = 60.0
 class Postgres:
     """A running server, and databases in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self._folder = folder
+        self._process = process
         self._numbers = count()
 
     @property
@@ -44,6 +45,36 @@ class Postgres:
         await connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
         await connection.close()
         return self.url(name)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """All of its processes are stopped: it takes connections and answers nothing."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        processes = [self._process.pid, *self._children()]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+
+    @contextmanager
+    def unreachable(self) -> Iterator[None]:
+        """Nobody gets a connection, and those that there were are cut."""
+        socket = self._folder / ".s.PGSQL.5432"
+        away = socket.rename(socket.with_suffix(".away"))
+        for process in self._children():
+            if b"[local]" in Path(f"/proc/{process}/cmdline").read_bytes():
+                os.kill(process, signal.SIGTERM)
+        try:
+            yield
+        finally:
+            away.rename(socket)
+
+    def _children(self) -> list[int]:
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        return [int(each) for each in children.read_text().split()]
 
     def url(self, name: str, user: str = "postgres") -> str:
         """The URL of a database, be it there or not."""
@@ -73,7 +104,7 @@ def running() -> Iterator[Postgres]:
             )
         try:
             _ready(process, folder)
-            yield Postgres(folder)
+            yield Postgres(folder, process)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(PATIENCE)

@@ -18,6 +18,7 @@ from .core.item import (
     FunctionCall,
     FunctionCallOutput,
     Image,
+    Item,
     Message,
     Reasoning,
     Text,
@@ -46,6 +47,7 @@ __all__ = [
     "FunctionCallOutput",
     "FunctionTool",
     "Image",
+    "Item",
     "JSONSchema",
     "Message",
     "Reasoning",
@@ -63,40 +65,48 @@ __all__ = [
 ]
 
 
-def serve(engine: Engine, settings: "Settings | None" = None) -> None:
-    """Serve an engine over all its protocols until a signal says to stop.
+def serve(engine: Engine | str, settings: "Settings | None" = None) -> None:
+    """Serve an engine, or what `connect` would call, until a signal says to stop.
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
     `http://127.0.0.1:8000/v1`, for this machine only. Raises `dragoman.server.host.HostError` when
     it cannot listen there, and `dragoman.stores.base.StoreError` when it cannot remember where the
     settings say.
 
-        dragoman.serve(dragoman.connect("http://127.0.0.1:11434/v1"))
+        dragoman.serve("http://127.0.0.1:11434/v1")
     """
     import asyncio
     import os
+    import sys
 
+    from .client.client import engine_of
     from .server.app import App
-    from .server.host import bind, run
+    from .server.host import address, bind, reachable, run
     from .server.settings import Settings
     from .server.state.service import check_memory, open_memory
 
-    settings = settings or Settings()
+    settings, served = settings or Settings(), engine_of(engine)
     asyncio.run(check_memory(settings, os.environ))
+    listener = bind(settings, exact=True)
 
     def build() -> App:
-        return App(engine, settings, open_memory(settings, os.environ))
+        return App(served, settings, open_memory(settings, os.environ))
 
-    run(build, settings, bind(settings, exact=True))
+    def ready() -> None:
+        url = f"{reachable(address(listener))}/v1"
+        sys.stderr.write(f"Dragoman is ready at {url}; Ctrl-C stops.\n")
+
+    run(build, settings, listener, ready)
 
 
-def transport(engine: Engine, settings: "Settings | None" = None) -> _typing.Any:
-    """A transport that answers the official SDK out of `engine`, in this process.
+def transport(engine: Engine | str, settings: "Settings | None" = None) -> _typing.Any:
+    """A transport that answers the official SDK out of an engine, or what `connect` would call.
 
     Pass it to `httpx2.AsyncClient` or `httpx2.Client` as `transport`, and that to the SDK as
     `http_client`: no port, no network, no key. Raises ImportError where httpx2, which comes with
     the SDK, is not installed.
     """
+    from .client.client import engine_of
     from .server.testing import transport as make
 
-    return make(engine, settings)
+    return make(engine_of(engine), settings)

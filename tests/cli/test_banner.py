@@ -66,7 +66,7 @@ def test_banner_begins_with_address_and_models() -> None:
 
 
 def test_failed_listing_is_reported_in_its_place() -> None:
-    page = banner(URL, [], problem="Nobody there.")
+    page = banner(URL, [], problems=["Nobody there."])
     assert "  Nobody there.\n  Any model's name is passed on.\n" in page
     assert "MODEL  " not in page
     assert '"model": "MODEL"' in page

@@ -1,6 +1,9 @@
 """`ask`, `chat` and `models`: what is asked of a server, and what is seen of its answer."""
 
 import io
+import os
+import pty
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli import main
+from dragoman.cli.chat import HELP
 from dragoman.engines import discover, local, pocket
 from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream, wait_until_gone
 from tests.mock import Mock, Reply, chunk, plain, stream
@@ -46,6 +50,27 @@ def test_ask_prints_the_text_only() -> None:
 def test_question_is_read_from_standard_input(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Count\nto 2.\n"))
     assert seen("ask", "--at", "script") == "1, 2.\n"
+
+
+def test_what_is_piped_in_is_appended_to_the_question(monkeypatch, up: Mock) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a file\nof lines\n"))
+    seen("ask", "--at", up.base_url, "Summarise", "this:")
+    assert up.asked[0].json["messages"] == [
+        {"role": "user", "content": "Summarise this:\n\na file\nof lines\n"}
+    ]
+
+
+@pytest.mark.parametrize("stdin", ["terminal", "closed"])
+def test_nothing_is_read_from_a_terminal_where_a_question_was_given(stdin, monkeypatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def read(self, size: int | None = -1, /) -> str:
+            raise AssertionError("waits for a person who has asked already")
+
+    monkeypatch.setattr(sys, "stdin", Terminal() if stdin == "terminal" else None)
+    assert seen("ask", "--at", "script", "Count to 2.") == "1, 2.\n"
 
 
 def test_empty_question_is_an_error_and_sends_nothing(monkeypatch, capsys, up: Mock) -> None:
@@ -291,6 +316,46 @@ def test_chat_sends_the_whole_conversation_until_ctrl_d(up: Mock, typed: Typed) 
             {"role": "user", "content": "And now?"},
         ],
     ]
+
+
+def test_chat_says_what_it_talks_to_and_has_commands(up: Mock, typed: Typed, capsys) -> None:
+    typed("/help", "Hi", "/new", "/what", "/etc/hosts is a file", "/quit", "never sent")
+    shown = seen("chat", "--at", up.base_url)
+    assert capsys.readouterr().err == (
+        f"first ({up.base_url}). /help lists the commands; Ctrl-D ends.\n"
+    )
+    assert shown == f"> {HELP}\n> Hello!\n> > There is no /what.\n{HELP}\n> Hello!\n> "
+    said = [[each["content"] for each in asked.json["messages"]] for asked in up.asked]
+    assert said == [["Hi"], ["/etc/hosts is a file"]]
+
+
+@pytest.mark.parametrize("words", [["-m", "mine"], []])
+def test_chat_begins_without_a_listing(words, up: Mock, typed: Typed, capsys) -> None:
+    up.probed = lambda asked: plain(500, {})
+    typed("/quit")
+    seen("chat", "--at", up.base_url, *words)
+    name = "mine" if words else "No model is listed"
+    assert capsys.readouterr().err == f"{name}. /help lists the commands; Ctrl-D ends.\n"
+
+
+def test_lines_of_a_chat_are_edited_on_a_terminal() -> None:
+    """The left arrow moves, and the upper one brings the line back."""
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "dragoman", "chat", "--at", "script"]
+    environ = {**os.environ, "TERM": "xterm"}
+    with os.fdopen(ours, "r+b", buffering=0) as terminal:
+        running = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+        os.close(theirs)
+        for cue, keys in (
+            (b"ends.", b"Count to 32\x1b[D\x7f\r"),
+            (b"1, 2.", b"\x1b[A\r"),
+            (b"1, 2.", b"\x04"),
+        ):
+            shown = b""
+            while cue not in shown or not shown.endswith(b"> "):
+                shown += terminal.read(1_000)
+            terminal.write(keys)
+        assert running.wait(30) == 0
 
 
 def test_failed_turn_is_left_out_of_the_conversation(up: Mock, typed: Typed, capsys) -> None:

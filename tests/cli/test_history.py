@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.chat import line
+from dragoman.cli.chat import lines
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Secret
@@ -60,6 +60,22 @@ def test_log_lists_requests_newest_first(tmp_path, capsys) -> None:
     assert shown[ids[1]].endswith("two [31mthree → Hello, world")
     assert main(["log", "--limit", "1", *where(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_on_a_terminal_the_texts_have_a_line_of_their_own(tmp_path, capsys, monkeypatch) -> None:
+    (id,) = asyncio.run(remember(tmp_path, "What did I ask?"))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["log", *where(tmp_path)]) == 0
+    head, texts = capsys.readouterr().out.splitlines()
+    assert id in head
+    assert texts.strip() == "What did I ask? → Hello, world"
+
+
+def test_what_is_not_stored_is_explained_where_nothing_is_found(tmp_path, capsys) -> None:
+    asyncio.run(remember(tmp_path, "one"))
+    assert main(["log", "--search", "two", *where(tmp_path)]) == 1
+    assert "chat completions only with `store: true`" in capsys.readouterr().err
 
 
 def test_reading_creates_no_store(tmp_path, capsys) -> None:
@@ -192,9 +208,11 @@ async def test_search_finds_calls_and_outputs_on_all_pages() -> None:
 
 
 def test_a_line_is_cut_to_the_terminal() -> None:
-    text = line(record(), 30)
-    assert len(text) == 30
-    assert text.endswith("…")
+    for text in lines(
+        record(request=Request(model="m" * 80, items=(Message("user", "w" * 80),))), 30
+    ):
+        assert len(text) == 30
+        assert text.endswith("…")
     assert asked(record(request=Request(model="m", items=()))) == ""
     assert answered(record()) == ""
     assert json.loads(exported(record()))["response"] is None

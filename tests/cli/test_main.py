@@ -8,7 +8,7 @@ from argparse import Namespace
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.main import parser
+from dragoman.cli.main import parse, parser
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import VERSION
 from dragoman.net.errors import NetError
@@ -99,7 +99,7 @@ def test_importing_the_module_runs_nothing(capsys) -> None:
 def output(words: str, capsys: pytest.CaptureFixture[str], status: str) -> str:
     """The text that the parser prints when it exits."""
     with pytest.raises(SystemExit, match=f"^{status}$"):
-        parser().parse_args(words.split())
+        parse(words.split())
     shown = capsys.readouterr()
     return " ".join((shown.err if status == "2" else shown.out).split())
 
@@ -107,7 +107,11 @@ def output(words: str, capsys: pytest.CaptureFixture[str], status: str) -> str:
 HELP = {
     "--help": ["serve models over", "dragoman ask", "Ctrl-C stops an answer", "demo engine"],
     "serve --help": ["looks for model servers", "127.0.0.1", "8000", "--upstream-key-env NAME"],
-    "ask --help": ["standard input", "first listed", "`script`"],
+    "ask --help": ["piped in is appended", "Send one question"],
+    "tail --help": ["Replay or follow one answer."],
+    "log --help": ["chat completions only where it says `store: true`"],
+    "serve -h": ["may be given several times", "--context N", "--threads N"],
+    "ask -h": ["first listed", "`script`"],
     "chat --help": ["reasoning effort", "instructions for the model"],
     "models --help": ["the one found on this machine", "--key-env NAME"],
 }
@@ -131,7 +135,14 @@ def test_version_option_prints_version(capsys) -> None:
 
 REFUSED = {
     "srve": "invalid choice: 'srve'",
-    "serve --prot": "unrecognized arguments: --prot",
+    "serve --prot 1": "usage: dragoman serve [-h]",
+    "serve --prot": "dragoman serve: error: unrecognized arguments: --prot; did you mean --port?",
+    "serve --quux": "dragoman serve: error: unrecognized arguments: --quux",
+    "ask --effort hgih": "--effort: there is no effort 'hgih'; did you mean high?",
+    "log --limit -1": "--limit: the number must be at least 1",
+    "log --limit 0": "--limit: the number must be at least 1",
+    "serve --context 0": "--context: the number must be at least 1",
+    "serve --gpu-layers -2": "--gpu-layers: the number must be at least 0, or -1 for all",
     "serve --port x": "--port: invalid port value: 'x'",
     "serve --port 65536": "--port: a port is between 0 and 65535",
     "serve --port -1": "--port: a port is between 0 and 65535",
@@ -158,5 +169,8 @@ def test_arguments_are_parsed() -> None:
     assert options.targets == ["script"]
     assert (options.port, options.workers) == (0, 2)
     assert options.upstream == ["http://a", "http://b"]
+    options = parser().parse_args(["serve", "gguf:f", "--context", "512", "--gpu-layers", "-1"])
+    assert (options.context, options.gpu_layers, options.threads) == (512, -1, None)
+    assert parse(["ask", "--effort", "ludicrous"]).effort == "ludicrous"  # of a model to come
     options = parser().parse_args(["chat", "-m", "a", "-s", "Be brief.", "--effort", "low"])
     assert (options.model, options.system, options.effort) == ("a", "Be brief.", "low")

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from dragoman.cli import main
 from dragoman.cli import serve as command
 from dragoman.engines import discover, local
+from dragoman.engines.script import demo
 from dragoman.server.host import bind
 from dragoman.server.settings import Settings
 from dragoman.wire.registry import WIRES
@@ -86,9 +87,30 @@ def test_a_gguf_file_is_served_by_its_name() -> None:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}]}
         answers.append(httpx2.post(f"{base_url}/chat/completions", json=body))
 
-    shown = serve("--port", "0", f"gguf:{MODEL_FOLDER / MODEL_FILE}", then=talk)
+    target = f"gguf:{MODEL_FOLDER / MODEL_FILE}"
+    shown = serve("--port", "0", target, "--context", "512", "--threads", "1", then=talk)
     assert answers[0].json()["choices"][0]["message"]["content"] == HELLO
-    assert re.search(r"  tiny +http://127\.0\.0\.1:\d+/v1  \(llama\.cpp\)\n", shown)
+    assert f"  tiny   this server  ({target})\n" in shown
+
+
+def test_options_of_local_models_are_passed_on(monkeypatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def prepare(place: str, *, context: int = 0, gpu_layers: int = 0, threads: int = 0) -> Any:
+        given.append({"context": context, "gpu_layers": gpu_layers, "threads": threads})
+        return demo
+
+    kinds = {
+        "gguf": (prepare, str, "a file"),
+        "hf": (lambda name, *, threads: demo, str, "a folder"),
+    }
+    monkeypatch.setattr(local, "KINDS", kinds)
+    words = ["--context", "512", "--gpu-layers", "-1", "--threads", "2"]
+    serve("--port", "0", "gguf:here", *words)
+    assert {frozenset(each.items()) for each in given} == {
+        frozenset({"context": 512, "gpu_layers": -1, "threads": 2}.items())
+    }
+    serve("--port", "0", "hf:here", "--threads", "2")
 
 
 def test_the_environment_names_an_upstream_and_our_key_to_it(up: Mock, monkeypatch) -> None:
@@ -216,7 +238,7 @@ def test_unreachable_upstream_is_reported_and_served() -> None:
     shown = serve(
         "--port", "0", "--upstream", NOBODY, then=lambda base_url: answers.append(ask(base_url))
     )
-    assert "\n  The model's server cannot be reached: " in shown
+    assert f"\n  {NOBODY} does not answer: The model's server cannot be reached: " in shown
     assert "127.0.0.1:9" in shown
     assert "\n  Any model's name is passed on.\n" in shown
     assert answers[0].status_code == 502
@@ -226,7 +248,32 @@ def test_slow_model_listing_does_not_delay_the_banner(up: Mock, monkeypatch) -> 
     monkeypatch.setattr(command, "LISTING", 0.05)
     up.probed = lambda asked: Reply([], hang=True)
     shown = serve("--port", "0", "--upstream", up.base_url)
-    assert "  The upstream listed no models within 0.05 s.\n" in shown
+    assert f"  {up.base_url} does not answer: it listed no models within 0.05 s\n" in shown
+
+
+def test_a_silent_upstream_is_named_beside_one_that_answers(up: Mock) -> None:
+    shown = serve("--port", "0", "--upstream", up.base_url, "--upstream", NOBODY)
+    assert f"  first   {up.base_url}  (generic)\n" in shown
+    assert f"\n  {NOBODY} does not answer: " in shown
+
+
+def test_models_of_a_silent_upstream_are_said_to_be_its(tmp_path) -> None:
+    configured(tmp_path, f'[[upstreams]]\nname = "work"\nurl = "{NOBODY}"\nmodels = ["big"]\n')
+    shown = serve("--port", "0")
+    assert "  big    work  (does not answer)\n" in shown
+    assert "\n  work does not answer: The model's server cannot be reached: " in shown
+
+
+def test_a_model_that_two_upstreams_list_is_said_to_be_asked_of_the_first(up: Mock) -> None:
+    with upstream(plain(200, LISTING), plain(200, {"data": [{"id": "second"}]})) as other:
+        shown = serve("--port", "0", "--upstream", up.base_url, "--upstream", other.base_url)
+    assert f"  second: {up.base_url} is asked, not {other.base_url}, which has it too\n" in shown
+
+
+def test_a_file_without_upstreams_is_said_to_have_none(tmp_path, capsys) -> None:
+    configured(tmp_path, "[server]\nheartbeat = 5\n")
+    serve("--port", "0")
+    assert capsys.readouterr().err == f"dragoman.toml has no [[upstreams]]. {LOOKING}"
 
 
 # ---- where ---------------------------------------------------------------------------------
@@ -321,6 +368,27 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "no upstream for a profile": (["--profile", "vllm"], "--profile needs an --upstream."),
     "no upstream to try again": (["script", "--retries", "1"], "--retries needs an --upstream."),
+    "an upstream twice": (
+        ["--upstream", NOBODY, "--upstream", NOBODY],
+        f"{NOBODY}: name is '{NOBODY}', as that of another upstream.",
+    ),
+    "two models of one name": (
+        [f"gguf:{MODEL_FOLDER / MODEL_FILE}", f"gguf:{MODEL_FOLDER}/./{MODEL_FILE}"],
+        "The model 'tiny' is in both gguf:",
+    ),
+    "an option of another kind": (
+        ["gguf:no-file.gguf", "pocket", "--context", "9"],
+        "no-file.gguf is no file.",
+    ),
+    "an option that the kind does not have": (
+        ["hf:folder", "--context", "9"],
+        "hf: models have no option context.",
+    ),
+    "an option without a target": (["--context", "9"], "--context needs a TARGET"),
+    "a key where its variable is named": (
+        ["script", "--api-key-env", "sk-secret"],
+        "What names the variable with a key for clients is no name of one, such as API_KEY.",
+    ),
     "no upstream for a format": (["--format", "hermes"], "--format needs an --upstream."),
     "a format of no completions": (
         ["--upstream", NOBODY, "--format", "hermes"],

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
+import pytest
+
+from dragoman.core.error import MAX_ITEMS, TOO_MANY, FaultError
 from dragoman.core.event import (
     Delta,
     DeltaKind,
     Event,
     Failed,
     Finished,
+    ItemAdded,
     ItemDone,
     Progress,
     Started,
@@ -411,3 +415,52 @@ def test_whole_items_without_deltas_give_all_events() -> None:
     steps = [lambda t, i=item: t.open(i) for item in opened]
     steps += [lambda t, n=n, i=item: t.close(n, i) for n, item in enumerate(items)]
     assert by_index(*steps).output == items
+
+
+# ---- bounds --------------------------------------------------------------------------------
+
+
+def parts(turn: Turn, count: int) -> None:
+    index = turn.open(Message("assistant"))
+    for number in range(count):
+        turn.write(index, "text", "a", number)
+
+
+MANY = {
+    "items": lambda turn, count: [turn.open(Message("assistant")) for _ in range(count)],
+    "parts": parts,
+    "calls without a name": lambda turn, count: [
+        turn.call(CallFragment(number, arguments="{")) for number in range(count)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_items_parts_and_calls_have_a_bound(name) -> None:
+    MANY[name](Turn("1", 0, "m"), MAX_ITEMS)
+    turn = Turn("1", 0, "m")
+    with pytest.raises(FaultError) as raised:
+        MANY[name](turn, MAX_ITEMS + 1)
+    turn.fail(raised.value.fault)
+    assert turn.take()[-1] == Failed(TOO_MANY)
+
+
+def test_text_held_back_does_not_keep_an_answer_with_too_many_items_from_ending() -> None:
+    turn = Turn("1", 0, "m")
+    turn.text("<thi")
+    for _ in range(MAX_ITEMS):
+        turn.open(Message("assistant"))
+    turn.fail(TOO_MANY)
+    assert turn.take()[-1] == Failed(TOO_MANY)
+
+
+def test_fields_added_to_an_item_are_not_copied_each_time() -> None:
+    turn = Turn("1", 0, "m")
+    index = turn.open(FunctionCall("c", "f", "", extra={"chat": {"a": 1}}))
+    opened = turn.item(index)
+    for number in range(3):
+        opened.add_extra({"chat": {f"x{number}": number}})
+    turn.close(index)
+    added, *_, done = (e for e in turn.take() if isinstance(e, ItemAdded | ItemDone))
+    assert added.item.extra == {"chat": {"a": 1}}
+    assert done.item.extra == {"chat": {"a": 1, "x0": 0, "x1": 1, "x2": 2}}

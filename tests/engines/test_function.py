@@ -141,6 +141,15 @@ async def test_chunks_without_a_finish_reason_are_a_cut() -> None:
     assert (await answered(Function(lambda **asked: [HALF]))).text == "Hel"
 
 
+async def test_a_call_without_a_finish_reason_is_said_to_lack_one() -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}]
+    error = (await answered(Function(lambda **asked: chunks))).error
+    assert error is not None
+    assert error.code == "upstream_cut"
+    assert "The function's chunks ended without a finish_reason" in error.message
+
+
 class Refused(Exception):
     """An error as client libraries raise it."""
 

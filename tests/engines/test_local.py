@@ -8,7 +8,7 @@ import pytest
 from dragoman.client import connect
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.engines.find_format import find_format, is_format, warning_of
+from dragoman.engines.find_format import HARMONY, find_format, format_of, is_format, warning_of
 from dragoman.engines.local import find_target, is_local, transformers
 from tests.engines.test_llamacpp import FILE
 from training.tiny.transcripts import HELLO
@@ -90,11 +90,29 @@ def test_unknown_format_is_reported(tmp_path) -> None:
         find_format(folder(tmp_path, {}))
 
 
+def test_f5_a_folder_with_the_control_tokens_of_harmony_is_harmony(tmp_path) -> None:
+    added = {str(n): {"content": mark, "special": True} for n, mark in enumerate(sorted(HARMONY))}
+    place = folder(tmp_path, {"added_tokens_decoder": added}, "<|start|>{{ messages[0].content }}")
+    assert find_format(place).name == "harmony"
+    assert format_of(tmp_path, ["<|start|>"]).name == "hermes"  # the vocabulary knows better
+
+
+def test_f7_the_family_of_a_template_can_be_named(tmp_path) -> None:
+    place = folder(tmp_path, CONFIG)
+    found = format_of(tmp_path, (), "glm")
+    assert (found.name, warning_of(found)) == ("glm", None)
+    assert found.render(ASKED).text == find_format(place).render(ASKED).text
+    assert format_of(tmp_path, (), "harmony").name == "harmony"
+    folder(tmp_path, {})
+    assert "<|user|>\nHi." in format_of(tmp_path, (), "glm").render(ASKED).text
+
+
 def test_f7_template_of_an_unknown_family_is_warned_of(tmp_path, caplog) -> None:
     found = find_format(folder(tmp_path, CONFIG))
     assert found.name == "hermes"
     assert f"{tmp_path}: the chat template is of no known family" in caplog.text
     assert warning_of(found) in caplog.text
+    assert "with --format: command, deepseek, " in caplog.text
     caplog.clear()
     known = find_format(folder(tmp_path, CONFIG, "<|im_start|> <tool_call>"))
     assert (warning_of(known), caplog.text) == (None, "")

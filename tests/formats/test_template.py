@@ -236,7 +236,6 @@ def test_p34_template_exception_is_a_fault_with_its_message() -> None:
         "{{ nothing.at.all }}",
         "{{ 'a' * 10000000 }}",
         "{{ 2 ** 1000 }}",
-        "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ 1 / 0 }}",
         "{{ messages[99].x.y }}",

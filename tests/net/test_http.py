@@ -380,11 +380,38 @@ def test_a_flushed_event_comes_out_at_once() -> None:
         assert b"".join(decoder.feed(coded)) == event
 
 
-def test_pieces_are_bounded_whatever_went_in() -> None:
-    bomb = gzip.compress(gzip.compress(b"\0" * 30_000_000, mtime=0))
-    decoder = Decoder(["gzip", "gzip"])
-    size = 0
-    for piece in decoder.feed(bomb):
-        assert 0 < len(piece) <= 64 * 1024
-        size += len(piece)
-    assert size == 30_000_000
+ZEROS = gzip.compress(b"\0" * 30_000_000, mtime=0)
+BOMBS = {
+    "zeros": (["gzip"], ZEROS, "256 times larger"),
+    "twice": (["gzip", "gzip"], gzip.compress(ZEROS, mtime=0), "256 times larger"),
+    "members": (["gzip"], gzip.compress(b"", mtime=0) * 1001, "more than 1000 gzip members"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_pieces_are_bounded_and_what_becomes_much_of_few_bytes_is_refused(name) -> None:
+    codings, bomb, problem = BOMBS[name]
+    decoder, size = Decoder(codings), 0
+    with pytest.raises(TooLargeError, match=problem):
+        piece = decoder.decode(bomb)
+        while piece:
+            assert len(piece) <= 32 * 1024
+            size += len(piece)
+            piece = decoder.decode(b"")
+    assert size <= 10_000_000
+
+
+def test_text_that_is_coded_well_is_decoded_in_turns() -> None:
+    text = b"".join(b"data: %d\n\n" % n for n in range(100_000))
+    decoder = Decoder(["gzip"])
+    pieces = [decoder.decode(gzip.compress(text))]
+    while pieces[-1]:
+        pieces.append(decoder.decode(b""))
+    decoder.finish()
+    assert b"".join(pieces) == text
+    assert len(pieces) > 20
+
+
+def test_more_than_two_codings_are_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="more than 2 codings"):
+        Decoder(["gzip"] * 3).decode(b"\x1f\x8b")

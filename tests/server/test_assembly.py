@@ -26,7 +26,7 @@ def saying(text: str) -> object:
 
 
 def at(up: Mock, **more: object) -> Upstream:
-    return Upstream(name="up", url=up.base_url, wire="chat", profile="generic", **more)
+    return Upstream(name=up.base_url, url=up.base_url, wire="chat", profile="generic", **more)
 
 
 @pytest.mark.parametrize(

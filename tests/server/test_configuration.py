@@ -31,10 +31,14 @@ api_key_env = ["A_KEY"]
 allowed_hosts = ["my.box"]
 cors_origins = ["https://app.example"]
 body_limit = 1_000
+memory = 5_000
 header_limit = 2_000
 read_time = 3
 concurrency = 4
 queue = 0
+background = 5
+background_queue = 6
+share = 0.25
 queue_time = 6.5
 deadline = 7
 header_hold = 8
@@ -107,7 +111,9 @@ def test_every_setting_can_be_written() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_upstream_may_name_every_registered_wire(wire) -> None:
     format = "format = 'hermes'" if wire == "completions" else ""
-    (upstream,) = read(f"[[upstreams]]\nname = 'a'\nurl = 'b'\nwire = '{wire}'\n{format}").upstreams
+    (upstream,) = read(
+        f"[[upstreams]]\nname = 'a'\nurl = 'http://b'\nwire = '{wire}'\n{format}"
+    ).upstreams
     assert upstream.wire == wire
 
 
@@ -130,6 +136,8 @@ def test_dialects_are_those_that_can_be_set() -> None:
     )
 
 
+OTHER = "[[upstreams]]\nname = 'b'\nurl = 'http://x'"
+UP = "[[upstreams]]\nname = 'a'\nurl = 'http://x'"
 FORMATS = ", ".join(sorted(NAMES))
 MISTAKES = {
     "[server]\n\nport = 'x'": "3: server.port: is a string, and must be an integer",
@@ -153,31 +161,44 @@ MISTAKES = {
     "server = 1": "1: server: is a number, and must be an object",
     "\nserver.port = 'x'": "2: server.port: is a string, and must be an integer",
     "server = { port = 'x' }": "1: server.port: is a string, and must be an integer",
-    "[[upstreams]]\nname = 'a'\nurl = 'b'\n\n[[upstreams]]\nname = 'b'": (
+    "[[upstreams]]\nname = 'a'\nurl = 'http://b'\n\n[[upstreams]]\nname = 'b'": (
         "5: upstreams[1].url: is missing"
     ),
-    "[[upstreams]]\nname = ''\nurl = 'b'\nwire = 'smoke'": (
+    "[[upstreams]]\nname = ''\nurl = 'http://b'\nwire = 'smoke'": (
         "4: upstreams[0].wire: is 'smoke', and must be one of "
         "auto, chat, completions, messages, responses"
     ),
-    "[[upstreams]]\nname = 'a'\nurl = 'b'\nprofile = 'olama'": (
+    "[[upstreams]]\nname = 'a'\nurl = 'http://b'\nprofile = 'olama'": (
         f"4: upstreams[0].profile: is 'olama', and must be one of {', '.join(sorted(BY_NAME))}"
     ),
     "[[webhooks]]\nurl = 'a'\nsecret_env = 'b'\nallow = ['a.example']": (
         "4: webhooks[0].allow: has 'a.example', which is neither an address nor a network"
     ),
-    "[[upstreams]]\nname = 'a'\nurl = 'b'\n[upstreams.aliases]\nx = 1": (
+    "[[upstreams]]\nname = 'a'\nurl = 'http://b'\n[upstreams.aliases]\nx = 1": (
         "5: upstreams[0].aliases.x: is a number, and must be a string"
     ),
-    "[[upstreams]]\nname = 'a'\nurl = 'b'\n\nformat = 'hermes'": (
+    "[[upstreams]]\nname = 'a'\nurl = 'http://b'\n\nformat = 'hermes'": (
         '5: upstreams[0].format: is for an upstream with the wire "completions"'
     ),
-    "[[upstreams]]\nname = 'a'\nurl = 'b'\nwire = 'completions'\n": (
+    "[[upstreams]]\nname = 'a'\nurl = 'http://b'\nwire = 'completions'\n": (
         "1: upstreams[0].format: is missing: over completions a model is spoken to in one of "
         f"{FORMATS}"
     ),
-    "[[upstreams]]\nname = 'a'\nurl = 'b'\nwire = 'completions'\nformat = 'morse'": (
+    "[[upstreams]]\nname = 'a'\nurl = 'http://b'\nwire = 'completions'\nformat = 'morse'": (
         f"5: upstreams[0].format: is 'morse', and must be a model's folder or one of {FORMATS}"
+    ),
+    "\n[server]\n[[upstream]]\nname = 'a'": (
+        "3: upstream: is not a setting; did you mean upstreams?"
+    ),
+    "[[upstreams]]\nname = 'a'\n\nurl = 'localhost:80'": (
+        "4: upstreams[0].url: the URL must begin with http:// or https://"
+    ),
+    f"{UP}\n{UP}": "5: upstreams[1].name: is 'a', as that of another upstream",
+    f"{UP}\nmodels = ['m']\n{OTHER}\nmodels = ['n', 'm']": (
+        "8: upstreams[1].models: has 'm', which a has too and would answer alone"
+    ),
+    f"{UP}\nmodels = ['m']\n{OTHER}\naliases = {{ m = 'n' }}": (
+        "8: upstreams[1].aliases: has 'm', which a has too and would answer alone"
     ),
     "[upstreams]\nname = 'a'": "1: upstreams: is an object, and must be an array",
     "upstreams = [1]": "1: upstreams[0]: is a number, and must be an object",
@@ -220,6 +241,13 @@ def test_keys_come_from_the_environment() -> None:
 def test_a_key_that_no_header_could_carry_is_refused_unsaid(key) -> None:
     with pytest.raises(ConfigurationError, match="in the environment variable ONE") as caught:
         with_keys(Settings(api_key_env=("ONE",)), {"ONE": key})
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sk-secret", "AKIA/secret+1", "x" * 70, "my key"])
+def test_a_key_in_place_of_its_variables_name_is_refused_unsaid(key) -> None:
+    with pytest.raises(ConfigurationError, match="takes the NAME of an env") as caught:
+        with_keys(Settings(api_key_env=(key,)), {})
     assert key not in str(caught.value)
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from dragoman.stores import postgres as pg
 from dragoman.stores import sqlite
-from dragoman.stores.base import Retention, StoreError
+from dragoman.stores.base import PATIENCE, Retention, StoreError
 from dragoman.stores.factory import open_store, store_path
 from dragoman.stores.postgres import NO_URL, failed, place_of, unopened
 from dragoman.stores.sqlite import SqliteStore
@@ -23,10 +22,10 @@ SECRET = "hunter2"
 BOUND = 30.0
 
 
-async def error_of(word: str) -> str:
+async def error_of(word: str, patience: float = PATIENCE) -> str:
     """The message of the error for a store that cannot be opened."""
     with pytest.raises(StoreError) as caught:
-        store = open_store(word, Retention(), os.environ)
+        store = open_store(word, Retention(), os.environ, patience=patience)
         try:
             async with asyncio.timeout(BOUND):
                 await store.ready()
@@ -49,8 +48,7 @@ async def test_refused_connection_is_explained() -> None:
     )
 
 
-async def test_silent_server_times_out(monkeypatch) -> None:
-    monkeypatch.setattr(pg, "PATIENCE", 0.1)
+async def test_silent_server_times_out() -> None:
     over = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +57,7 @@ async def test_silent_server_times_out(monkeypatch) -> None:
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:{port}/notes")
+        message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:{port}/notes", patience=0.1)
         over.set()
     assert "cannot be opened: no answer came in time. See that a PostgreSQL server" in message
 
@@ -208,7 +206,7 @@ async def test_unusable_file_is_explained(kind, tmp_path) -> None:
 
 
 def test_read_only_file_is_explained(tmp_path, monkeypatch) -> None:
-    def reading(path: Path) -> sqlite3.Connection:
+    def reading(path: Path, patience: float) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
 
     monkeypatch.setattr(sqlite, "connect", reading)

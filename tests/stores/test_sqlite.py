@@ -79,7 +79,7 @@ def test_new_file_is_opened_by_many_processes_at_once(tmp_path) -> None:
         assert [process.wait(60) for process in opening] == [0] * 4
 
 
-def test_file_that_stays_locked_fails_after_its_timeout(monkeypatch) -> None:
+def test_file_that_stays_locked_fails_after_its_timeout() -> None:
     class Locked:
         tries = 0
 
@@ -88,9 +88,8 @@ def test_file_that_stays_locked_fails_after_its_timeout(monkeypatch) -> None:
             raise sqlite3.OperationalError("database is locked")
 
     locked: Any = Locked()
-    monkeypatch.setattr(sqlite, "PATIENCE", 0.03)
     with pytest.raises(sqlite3.OperationalError):
-        sqlite._write_ahead(locked)
+        sqlite._write_ahead(locked, 0.03)
     assert locked.tries > 1
 
 

@@ -6,16 +6,18 @@ The store is read directly; no server needs to run.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from datetime import datetime
 from shutil import get_terminal_size
 
 from dragoman.client import Client, Stream, connect
+from dragoman.core.error import FaultError
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone
 from dragoman.core.interfaces import Secret
 from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
@@ -25,16 +27,17 @@ from dragoman.server.config import explained, read_key
 from dragoman.server.state.history import History, answered, asked, exported, name, open_history
 from dragoman.stores.base import Record
 
-from .serve import configured, row, table
+from .serve import Row, configured, row, table, visible
 
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
 
 
 class Renderer:
-    """Renders events on a terminal, in colour where it has colours."""
+    """Renders events: exactly in a file or a pipe, on a terminal in colour and without what would
+    command it."""
 
-    def __init__(self, colours: bool) -> None:
-        self._colours = colours
+    def __init__(self, terminal: bool) -> None:
+        self._colours = terminal
         self._colour = _PLAIN
         self._at_start = True
 
@@ -56,13 +59,15 @@ class Renderer:
                 self.line(f"(cut short: {', '.join(reasons)})", _BAD)
             case Failed(fault=fault):
                 self.line("")
-                print(f"dragoman: {fault.message}", file=sys.stderr, flush=True)
+                print(f"dragoman: {visible(fault.message)}", file=sys.stderr, flush=True)
 
     def write(self, text: str, colour: str = _PLAIN) -> None:
         """Write text, in this colour."""
-        if self._colours and colour != self._colour:
-            sys.stdout.write(_PLAIN + colour)
-            self._colour = colour
+        if self._colours:
+            text = visible(text)
+            if colour != self._colour:
+                sys.stdout.write(_PLAIN + colour)
+                self._colour = colour
         sys.stdout.write(text)
         sys.stdout.flush()
         if text:
@@ -78,7 +83,10 @@ class Renderer:
             self._colour = _PLAIN
 
 
-NOTHING = "dragoman: nothing was found."
+NOTHING = (
+    "dragoman: nothing was found. (Responses are stored unless a request says otherwise, chat "
+    "completions only with `store: true`.)"
+)
 NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe the question in.'
 
 
@@ -98,8 +106,10 @@ async def _models(options: Namespace) -> int:
 
 
 async def _ask(options: Namespace) -> int:
-    question = " ".join(options.question) or sys.stdin.read()
-    if not question.strip():
+    typed = bool(options.question) and (sys.stdin is None or sys.stdin.isatty())
+    piped = "" if typed else sys.stdin.read()
+    question = "\n\n".join(filter(str.strip, (" ".join(options.question), piped)))
+    if not question:
         print(NOTHING_ASKED, file=sys.stderr)
         return 2
     async with await _client(options) as client:
@@ -107,15 +117,32 @@ async def _ask(options: Namespace) -> int:
     return 0 if answer is not None else 1
 
 
+HELP = """\
+/help   this list
+/new    begin a new conversation
+/quit   end, as Ctrl-D does
+Ctrl-C stops an answer. The arrow keys edit a line and bring back earlier ones."""
+
+
 def _chat(options: Namespace) -> int:
+    with suppress(ImportError):  # `input` edits lines with it, where there is one
+        importlib.import_module("readline")
     # The prompt is read outside the loop, since Ctrl-C cannot reach a thread that waits for input.
     conversation: tuple[Item, ...] = ()
     with asyncio.Runner() as runner:
         client = runner.run(_client(options))
         try:
+            print(runner.run(_header(client, options.model)), file=sys.stderr)
             while True:
                 line = input("> ")
-                if line.strip():
+                command = line.strip()
+                if command == "/quit":
+                    return 0
+                elif command == "/new":
+                    conversation = ()
+                elif command.startswith("/") and command[1:].isalpha():
+                    print(HELP if command == "/help" else f"There is no {command}.\n{HELP}")
+                elif command:
                     items = (*conversation, Message("user", line))
                     answer = runner.run(_print_answer(client, items, options))
                     if answer is not None:
@@ -125,6 +152,16 @@ def _chat(options: Namespace) -> int:
             return 0
         finally:
             runner.run(client.__aexit__(None, None, None))
+
+
+async def _header(client: Client, model: str | None) -> str:
+    """What is talked to, in a line; a server that lists nothing is talked to all the same."""
+    rows: list[Row] = []
+    if model is None:
+        with suppress(FaultError):
+            rows = [row(each, "this program") for each in await client.models()]
+    who = f"{rows[0].model} ({rows[0].source})" if rows else visible(model or "No model is listed")
+    return f"{who}. /help lists the commands; Ctrl-D ends."
 
 
 async def _print_answer(
@@ -200,7 +237,10 @@ async def _log(options: Namespace) -> int:
         async for record in records:
             if shown == options.limit:
                 break
-            print(exported(record).decode() if options.export else line(record, width))
+            if options.export:
+                print(exported(record).decode())
+            else:
+                print(*lines(record, width), sep="\n" if width else "  ")
             shown += 1
     if not shown:
         print(NOTHING, file=sys.stderr)
@@ -218,12 +258,19 @@ async def _tail(options: Namespace) -> int:
     return 1 if failed else 0
 
 
-def line(record: Record, width: int = 0) -> str:
-    """A record in one line, cut to a width; 0 means not cut."""
+def lines(record: Record, width: int = 0) -> tuple[str, str]:
+    """A record: when, how and by what it was answered, and its texts. Cut to a width; 0 means that
+    they are to stand on one line, not cut."""
     moment = datetime.fromtimestamp(record.created_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    head = f"{moment}  {name(record)}  {record.status}  {_short(record.request.model)}"
     texts = f"{_short(asked(record))} → {_short(answered(record))}"
-    text = f"{moment}  {name(record)}  {record.status}  {record.request.model}  {texts}"
-    return text if not width or len(text) <= width else f"{text[: width - 1]}…"
+    if not width:
+        return head, texts
+    return _cut(head, width), _cut(f"    {texts}", width)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _short(text: str) -> str:

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from dragoman.core.interfaces import VERSION
@@ -34,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
-    options = parser().parse_args(words)
+    options = parse(words)
     # What a command needs is imported when it runs, so that --help is quick.
     if options.command == "serve":
         from .serve import serve as command
@@ -58,12 +59,13 @@ def main(words: Sequence[str] | None = None) -> int:
         from dragoman.net.errors import NetError
         from dragoman.server.config import ConfigurationError
         from dragoman.server.host import HostError
-        from dragoman.stores.base import StoreError
 
-        for_people = FaultError | NetError | ConfigurationError | HostError | StoreError
+        from .serve import visible
+
+        for_people = FaultError | NetError | ConfigurationError | HostError
         if not isinstance(error, for_people):
             raise
-        print(f"dragoman: {error}", file=sys.stderr)
+        print(f"dragoman: {visible(str(error))}", file=sys.stderr)
         return 1
 
 
@@ -80,7 +82,26 @@ _AT = (
     "the server to call, `pocket`, `script`, hf:… or gguf:…; by default the one found on this "
     "machine"
 )
+_QUESTION = (
+    "the question; what is piped in is appended to it, and is the question where there is none"
+)
+_LOG = (
+    "List stored requests and answers, the newest first. Responses are stored unless a request "
+    "says otherwise; chat completions only where it says `store: true`, and Messages never."
+)
 _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://HOST/DATABASE"
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The options in a command line. Exits with status 2 for one that is none."""
+    options, unknown = parser().parse_known_args(words)
+    if unknown:
+        command: argparse.ArgumentParser = options.parser
+        names = [name for action in command._actions for name in action.option_strings]
+        near = get_close_matches(unknown[0].partition("=")[0], names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,18 +116,27 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, about: str, description: str | None = None) -> Callable[..., object]:
-        return commands.add_parser(name, help=about, description=description).add_argument
+        description = description or f"{about[0].upper()}{about[1:]}."
+        made = commands.add_parser(name, help=about, description=description)
+        made.set_defaults(parser=made)
+        return made.add_argument
 
     add = command("serve", "serve models over Chat Completions, Responses and Messages", _SERVE)
     about = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
     add("targets", nargs="*", metavar="TARGET", help=about)
     add("--host", help="the address to listen on (127.0.0.1); any other needs --api-key-env")
     add("--port", type=port, help="the port (8000, or the next free one; exact if given)")
-    about = "serve the server at this URL"
+    about = "serve the server at this URL; may be given several times"
     add("--upstream", action="append", default=[], metavar="URL", help=about)
     add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
     add("--wire", metavar="NAME", help="the protocol to call it with; detected by default")
     add("--format", metavar="NAME", help="the token format of its model, or a folder with one")
+    about = "the context of each answer of gguf: models, in tokens; by default the model's own"
+    add("--context", type=positive, metavar="N", help=about)
+    about = "how many layers of gguf: models are on the graphics card; llama.cpp decides"
+    add("--gpu-layers", type=layers, metavar="N", help=about)
+    about = "how many threads compute hf: and gguf: models; by default they decide"
+    add("--threads", type=positive, metavar="N", help=about)
     add("--retries", type=retries, metavar="N", help="how often its 429, 503 or 529 is retried (0)")
     add("--profile", metavar="KIND", help="the kind of server; detected by default")
     add("--api-key-env", metavar="NAME", help="the variable that holds the API key for clients")
@@ -127,11 +157,11 @@ def parser() -> argparse.ArgumentParser:
         add("--at", metavar="URL", help=_AT)
         add("--key-env", metavar="NAME", help="the variable that holds the key to it")
         if name == "ask":
-            add("question", nargs="*", help="the question; read from standard input if omitted")
+            add("question", nargs="*", help=_QUESTION)
         if name != "models":
             add("--model", "-m", help="the model's name; the first listed by default")
             add("--system", "-s", help="instructions for the model")
-            add("--effort", help="the reasoning effort: low, medium, high …")
+            add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
 
     add = command("tokens", "show prompt and output as tokens", _TOKENS)
     add("question", nargs="*", help="the user message, if there is no --request")
@@ -146,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
         ("log", "list stored requests and answers"),
         ("tail", "replay or follow one answer"),
     ):
-        add = command(name, about)
+        add = command(name, about, _LOG if name == "log" else None)
         add("--store", metavar="WHERE", help="the store, as for serve")
         add("--config", type=Path, metavar="FILE", help="the configuration that names it")
         about = "the variable with the API key that owns the responses"
@@ -156,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
             continue
         add("--search", default="", metavar="WORDS", help="only those with these words")
         add("--export", action="store_true", help="everything, one line of JSON each")
-        add("--limit", type=int, metavar="N", help="only the newest N")
+        add("--limit", type=positive, metavar="N", help="only the newest N")
     return top
 
 
@@ -175,3 +205,16 @@ def _number(name: str, low: int, high: float, problem: str) -> Callable[[str], i
 port = _number("port", 0, 65535, "a port is between 0 and 65535")
 retries = _number("retries", 0, 10, "a request is tried again at most 10 times")
 workers = _number("workers", 1, math.inf, "there must be at least one worker")
+positive = _number("number", 1, math.inf, "the number must be at least 1")
+layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 for all")
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Those that some model has; another is sent as it is, unless it looks like one of them."""
+
+
+def effort(text: str) -> str:
+    """A reasoning effort, which may be one that only the model knows."""
+    near = get_close_matches(text, EFFORTS, 1)
+    if near and text not in EFFORTS:
+        raise argparse.ArgumentTypeError(f"there is no effort {text!r}; did you mean {near[0]}?")
+    return text

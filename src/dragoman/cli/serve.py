@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.interfaces import Engine, Model
+from dragoman.core.interfaces import Model
 from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, POCKET, stand_in
 from dragoman.engines.pocket import MISSING
+from dragoman.engines.router import Router
 from dragoman.server.app import App
 from dragoman.server.auth import generate_key
-from dragoman.server.build import as_upstreams, assemble, others, prepare
+from dragoman.server.build import as_upstreams, assemble, find, others, prepare
 from dragoman.server.config import (
     FILE,
     Configuration,
@@ -84,18 +86,19 @@ Ctrl-C stops."""
 
 
 def banner(
-    base_url: str, rows: Sequence[Row], *, key_env: str | None = None, problem: str = ""
+    base_url: str, rows: Sequence[Row], *, key_env: str | None = None, problems: Sequence[str] = ()
 ) -> str:
     """The whole text.
 
-    `key_env` names the variable whose value clients must present; `problem` says why there is no
-    listing.
+    `key_env` names the variable whose value clients must present; `problems` says which upstreams
+    list nothing, and why.
     """
     model = rows[0].model if rows else "MODEL"
+    known = table(rows) if rows or not problems else "  Any model's name is passed on."
     return _PAGE.format(
         url=base_url,
         root=base_url.removesuffix("/v1"),
-        table=f"  {problem}\n  Any model's name is passed on." if problem else table(rows),
+        table="\n".join((*(f"  {problem}" for problem in problems), known)),
         model=model,
         word=shlex.quote(model),
         import_os="import os\n" if key_env else "",
@@ -144,11 +147,15 @@ def serve(options: Namespace) -> int:
     upstreams, targets = _chosen(options, configuration), options.targets
     discovering = upstreams is None
     if upstreams is None:
-        print("Looking for model servers …", file=sys.stderr, flush=True)
+        file = options.config or Path(FILE)
+        unused = f"{file} has no [[upstreams]]. " if file.exists() else ""
+        print(f"{unused}Looking for model servers …", file=sys.stderr, flush=True)
         upstreams = as_upstreams(asyncio.run(discover(os.environ)))
-    format = None if options.upstream else options.format  # else it is the upstream's
+    words = ("context", "gpu_layers", "threads", *(() if options.upstream else ("format",)))
+    loading = {word: value for word in words if (value := getattr(options, word)) is not None}
     # Its errors come before anything else is printed.
-    prepare(upstreams, targets, settings, os.environ, format)
+    prepare(upstreams, targets, settings, os.environ, loading)
+    local = {each.name: ("this server", kind) for kind, each in find(targets, loading).items()}
     asyncio.run(check_memory(settings, os.environ, configuration.webhooks))
     listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
     if settings.port not in (0, listener.getsockname()[1]):
@@ -157,45 +164,86 @@ def serve(options: Namespace) -> int:
         upstreams = others(upstreams, address(listener))
     if not (upstreams or targets or stand_in() == POCKET):
         print(f"No model was found: this is the demo engine. {MISSING}", file=sys.stderr)
-    engines: list[Engine] = []
+    engines: list[Router] = []
     tasks: list[asyncio.Task[None]] = []
 
     def build() -> App:
-        engines.append(assemble(upstreams, targets, settings, os.environ, format))
+        engines.append(assemble(upstreams, targets, settings, os.environ, loading))
         memory = open_memory(settings, os.environ, configuration.webhooks)
         return App(engines[-1], settings, memory)
 
     def ready() -> None:  # the start of the server does not wait for the models
         url = f"{reachable(address(listener))}/v1"
-        tasks.append(asyncio.get_running_loop().create_task(_announce(engines[-1], url, key_env)))
+        announcing = _announce(engines[-1], url, key_env, upstreams, local)
+        tasks.append(asyncio.get_running_loop().create_task(announcing))
 
     run(build, settings, listener, ready)
     return 0
 
 
-async def _announce(engine: Engine, base_url: str, key_env: str | None) -> None:
-    """Print the banner, with the models if they are listed in time."""
-    rows: list[Row] = []
-    problem = ""
+async def _announce(
+    engine: Router,
+    base_url: str,
+    key_env: str | None,
+    upstreams: Sequence[Upstream],
+    places: Mapping[str, tuple[str, str]],
+) -> None:
+    """Print the banner, with the models that are listed in time and why others are not."""
+    listings = await engine.listings(patience=LISTING)
+    problems, places = [], dict(places)
+    listed: dict[str, str] = {}
+    for upstream, listing in zip(upstreams, listings, strict=False):  # targets come after these
+        if isinstance(listing, BaseException):
+            late = f"it listed no models within {LISTING:g} s"
+            why = late if isinstance(listing, TimeoutError) else f"{listing}"
+            problems.append(visible(f"{upstream.name} does not answer: {why}"))
+            silent = (upstream.name, "does not answer")
+            places |= dict.fromkeys((*upstream.models, *upstream.aliases), silent)
+        elif not upstream.models:
+            twice = [model.id for model in listing if model.id in listed]
+            problems += [
+                visible(f"{name}: {listed[name]} is asked, not {upstream.name}, which has it too")
+                for name in twice[:3]
+            ]
+            listed |= {model.id: upstream.name for model in listing if model.id not in listed}
     try:
-        async with asyncio.timeout(LISTING):
-            rows = [row(model, "this server") for model in await engine.models()]
-    except FaultError as error:
-        problem = error.fault.message
-    except TimeoutError:
-        problem = f"The upstream listed no models within {LISTING:g} s."
-    print(banner(base_url, rows, key_env=key_env, problem=problem), flush=True)
+        rows = [row(model, "this server", places) for model in engine.merge(listings)]
+    except (FaultError, TimeoutError):
+        rows = []
+    print(banner(base_url, rows, key_env=key_env, problems=problems), flush=True)
 
 
-def row(model: Model, here: str) -> Row:
-    """The line of a model; `here` is what answers for those that no server is behind."""
-    extra = model.extra or {}
+def row(model: Model, here: str, places: Mapping[str, tuple[str, str]] = {}) -> Row:
+    """The line of a model; `here` is what answers for those that no server is behind, `places` has
+    what answers for some names, and of what kind that is."""
+    extra, name = model.extra or {}, visible(model.id)
+    if (known := places.get(model.id)) is not None and known[1] not in NOTES:
+        return Row(name, *known)
     if (place := extra.get("upstream")) is not None:
-        return Row(model.id, place["url"], place["kind"])
+        return Row(name, place["url"], place["kind"])
     ours = extra.get("models", {}).get("format")
     if model.id in NOTES or ours is not None:
-        return Row(model.id, here, NOTES.get(model.id, f"a model of {ours}"))
-    return Row(model.id, "an upstream that does not list it")
+        return Row(name, here, NOTES.get(model.id, f"a model of {ours}"))
+    return Row(name, "an upstream that does not list it")
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """A text of others for a terminal: what would command it is replaced by what it looks like.
+
+    >>> visible("a\\x1b[2Jb\\r\\n")
+    'a␛[2Jb\\n'
+    """
+    return _CONTROL.sub(_picture, text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    if found[0] == "\r":  # of a line's end, as a rule
+        return ""
+    code = ord(found[0])  # Unicode has pictures of the first 32 control characters
+    return chr(0x2400 + code) if code < 32 else "\ufffd"
 
 
 def configured(options: Namespace) -> Configuration:
@@ -223,6 +271,9 @@ def _chosen(options: Namespace, configuration: Configuration) -> Sequence[Upstre
     if options.upstream:
         fields = {word.removeprefix("upstream_"): value for word, value in given.items()}
         return [Upstream(name=url, url=url, **fields) for url in options.upstream]
+    for word in ("context", "gpu_layers", "threads"):
+        if getattr(options, word) is not None and not options.targets:
+            raise ConfigurationError(f"--{word.replace('_', '-')} needs a TARGET, such as gguf:…")
     for word in given:
         if word != "format" or not options.targets:
             raise ConfigurationError(f"--{word.replace('_', '-')} needs an --upstream.")

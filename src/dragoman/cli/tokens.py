@@ -28,6 +28,8 @@ from dragoman.server.config import ConfigurationError, explained
 from dragoman.wire.chat import CHAT
 from dragoman.wire.responses import RESPONSES
 
+from .serve import visible
+
 _COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
 _PLAIN = "\x1b[0m"
 WIDTH = 32
@@ -51,7 +53,7 @@ def tokens(options: Namespace) -> int:
     if subject.words:
         print(WORDS, file=sys.stderr)
     if subject.warning:
-        print(f"Warning: {subject.warning}.", file=sys.stderr)
+        print(visible(f"Warning: {subject.warning}."), file=sys.stderr)
     for line in _lines(subject, sys.stdout.isatty()):
         print(line)
     return 0
@@ -62,7 +64,7 @@ def _lines(subject: Inspection, colours: bool) -> Iterable[str]:
     prompt, losses = prompt_tokens(format, request, tokenizer)
     yield f"Prompt in {format.name}: {_counted(prompt)}"
     yield from (_line(token, subject.words, colours) for token in prompt)
-    yield from (f"lost: {loss.field} ({loss.why})" for loss in (*subject.losses, *losses))
+    yield from (visible(f"lost: {loss.field} ({loss.why})") for loss in (*subject.losses, *losses))
     if subject.completion is None:
         return
     shown, end, warnings = completion_tokens(format, request, tokenizer, subject.completion)
@@ -70,7 +72,7 @@ def _lines(subject: Inspection, colours: bool) -> Iterable[str]:
     yield f"Completion: {_counted(shown)}"
     yield from (_line(token, subject.words, colours) for token in shown)
     yield from (f"{'':{WIDTH + 20}}{event}" for event in map(describe_event, end) if event)
-    yield from (f"malformed: {warning}" for warning in warnings)
+    yield from (visible(f"malformed: {warning}") for warning in warnings)
 
 
 def _line(token: ShownToken, words: bool, colours: bool) -> str:
@@ -209,7 +211,7 @@ def inspect_input(
         from dragoman.engines.token.vocabulary import from_folder
 
         tokenizer = from_folder(folder)
-        found = find_format(format) if format else format_of(Path(folder), tokenizer.controls)
+        found = format_of(Path(folder), tokenizer.controls, format)
     elif format is None:
         return _inspect_pocket(asked, parsed)
     else:
@@ -356,12 +358,12 @@ def describe_event(event: Event) -> str | None:
         case Delta(kind=kind, data=data):
             return f"{kind} {data!r}"
         case ItemAdded(item=FunctionCall(name=name) | CustomToolCall(name=name)):
-            return f"call of {name}"
+            return visible(f"call of {name}")
         case ItemAdded(item=item):
             return type(item).__name__.lower()
         case Finished(status=status, reasons=reasons):
             return f"{status} ({', '.join(reasons)})"
         case Failed(fault=fault):
-            return f"failed: {fault.message}"
+            return visible(f"failed: {fault.message}")
         case _:
             return None

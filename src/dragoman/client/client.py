@@ -98,18 +98,19 @@ dict, as in the official SDK's `responses.create(input=…)`."""
 class Settings(TypedDict, total=False):
     """Settings of the wanted answer; what is left out is not sent.
 
-    `reasoning` may be just the effort, `stop` a single string. The rest is as in `Request` and
+    `reasoning` may be just the effort, `stop` a single string; a tool, a format and a choice among
+    tools may be dicts, as the official SDK's Responses have them. The rest is as in `Request` and
     `Sampling`.
     """
 
     model: str
     instructions: str
     tools: Sequence[Tool | dict[str, JSON]]
-    tool_choice: ToolChoice
+    tool_choice: ToolChoice | dict[str, JSON]
     parallel_tool_calls: bool
     max_tool_calls: int
     max_output_tokens: int
-    format: OutputFormat
+    format: OutputFormat | dict[str, JSON]
     verbosity: str
     reasoning: ReasoningOptions | str
     modalities: Sequence[str]
@@ -179,14 +180,16 @@ def _shaped(name: str, value: JSON) -> JSON:
         case "stop", str():
             value = (value,)
         case "tools", list() | tuple():
-            value = tuple(_decoded(each, f"tools[{n}]", tool=True) for n, each in enumerate(value))
+            value = tuple(_decoded(each, f"tools[{n}]", "tool") for n, each in enumerate(value))
+        case "format" | "tool_choice", dict():
+            value = _decoded(value, name, name)
         case _, list():
             value = tuple(value)
     try:
-        msgspec.convert(value, _types()[name])
+        shaped = msgspec.convert(value, _types()[name])
     except msgspec.ValidationError as error:
         raise TypeError(f"{name}: {error}") from None
-    return value
+    return shaped if isinstance(shaped, msgspec.Struct) else value
 
 
 def _item(given: object, place: str) -> Item:
@@ -197,15 +200,25 @@ def _item(given: object, place: str) -> Item:
     return item
 
 
-def _decoded(given: object, place: str, *, tool: bool = False) -> Any:
-    """An item or a tool of a dict, spelled as in the official SDK; anything else as it is."""
+def _decoded(given: object, place: str, kind: str = "item") -> Any:
+    """An item or a part of a request (`kind`) of a dict, spelled as in the official SDK's
+    Responses; anything else as it is."""
     if not isinstance(given, dict):
         return given
     # Imported where it is used: `import dragoman` alone needs no wire.
+    from dragoman.wire import json
     from dragoman.wire.responses import items, request
 
     try:
-        return (request.decode_tool if tool else items.decode_item)(given, place)
+        match kind:
+            case "item":
+                return items.decode_item(given, place)
+            case "tool":
+                return request.decode_tool(given, place)
+            case "format":
+                return request.TOOLS.decode_format(json.Fields(given, place))[0]
+            case _:
+                return request.TOOLS.decode_choice(given)
     except FaultError as error:
         raise TypeError(error.fault.message) from None
 
@@ -378,7 +391,7 @@ def connect(target: str | Engine, *, model: str | None = None, **options: Any) -
     >>> connect("script").sync.respond("Count to three.").text
     '1, 2, 3.'
     """
-    return Client(_engine(target, options), model=model)
+    return Client(engine_of(target, options), model=model)
 
 
 def connect_sync(target: str | Engine, *, model: str | None = None, **options: Any) -> SyncClient:
@@ -391,8 +404,14 @@ def connect_sync(target: str | Engine, *, model: str | None = None, **options: A
     return connect(target, model=model, **options).sync
 
 
-def _engine(target: str | Engine, options: dict[str, Any]) -> Engine:
+def engine_of(target: str | Engine, options: Mapping[str, Any] = {}) -> Engine:
+    """The engine at an address, of a name, or given (see `connect`). Raises TypeError for what is
+    none of them."""
     if not isinstance(target, str):
+        for method in ("stream", "models", "capabilities", "close"):
+            if not callable(getattr(target, method, None)):
+                problem = f"is neither an engine nor the name or address of one: it has no {method}"
+                raise TypeError(f"{type(target).__name__} {problem}")
         return target
     if target.startswith(("http://", "https://")):
         from dragoman.engines.completions import remote

@@ -40,6 +40,7 @@ Code = Literal[
     "stalled",  # the client stopped reading
     "cancelled",
     "shutting_down",
+    "store_unavailable",  # what is stored cannot be reached, or nothing be stored
     "internal",
 ]
 
@@ -107,3 +108,12 @@ CUT = Fault(
     "upstream",
 )
 """Why an answer failed whose end never came."""
+
+MAX_ITEMS = 4_096
+"""How many items an answer may have, and how many parts they."""
+
+TOO_MANY = Fault(
+    "upstream_error",
+    f"The model's server sent more than {MAX_ITEMS} items, or parts of items, in one answer.",
+    "upstream",
+)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
 from msgspec.structs import replace
 
+from .error import TOO_MANY, FaultError
 from .event import Delta, DeltaKind, Event, PartAdded, PartDone
 from .item import (
     Annotation,
@@ -199,7 +201,10 @@ class OpenItem:
     """
 
     __slots__ = (
+        "_extra",
         "_numbered",
+        "_open",
+        "_room",
         "choice",
         "data",
         "empty",
@@ -212,7 +217,7 @@ class OpenItem:
         "summaries",
     )
 
-    def __init__(self, index: int, choice: int, item: Item) -> None:
+    def __init__(self, index: int, choice: int, item: Item, room: Iterator[None]) -> None:
         self.index = index
         self.choice = choice
         self.empty = item
@@ -224,6 +229,9 @@ class OpenItem:
         self.part: OpenPart | None = None
         self.number: int | None = None
         self._numbered: dict[tuple[type, int], OpenPart] = {}
+        self._open: list[OpenPart] = []  # parts, some of which may be closed by now
+        self._room = room  # one for each part that the answer may still have
+        self._extra: Extra | None = None  # what was added to the item's own
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -288,10 +296,10 @@ class OpenItem:
 
     def add_extra(self, extra: Extra) -> None:
         """Add fields of some wire to the item."""
-        merged = dict(self.empty.extra or {})
+        if self._extra is None:
+            self._extra = {wire: {**fields} for wire, fields in (self.empty.extra or {}).items()}
         for wire, fields in extra.items():
-            merged[wire] = {**merged.get(wire, {}), **fields}
-        self.empty = replace(self.empty, extra=merged or None)
+            self._extra.setdefault(wire, {}).update(fields)
 
     def attach_reasoning(self, extra: Extra, encrypted: str | None) -> None:
         """Add what the client must send back with this reasoning."""
@@ -302,7 +310,8 @@ class OpenItem:
     def at(
         self, kind: DeltaKind, number: int | None = None, base: Part | None = None
     ) -> tuple[list[Event], OpenPart]:
-        """The part for this kind of delta, and the events of opening it where needed.
+        """The part for this kind of delta, and the events of opening it where needed. Raises
+        FaultError for one too many.
 
         Without a number the part before is closed; parts with numbers may be open side by side.
         """
@@ -317,8 +326,11 @@ class OpenItem:
         events: list[Event] = []
         if part is None:
             events = self._close_parts() if number is None else []
+            if next(self._room, self) is self:
+                raise FaultError(TOO_MANY)
             part = OpenPart(len(parts), base)
             parts.append(part)
+            self._open.append(part)
             events.append(PartAdded(self.index, part.index, base))
             if number is not None:
                 self._numbered[type(base), number] = part
@@ -351,7 +363,7 @@ class OpenItem:
         events: list[Event] = []
         if final is not None and type(final) is type(self.empty):
             events += self._catch_up_item(final)
-            self.empty = _merge(self.empty, final)
+            self.empty, self._extra = _merge(self.empty, final), None
             status = getattr(final, "status", None)
             self.status = self.status if status in (None, "in_progress") else status
         events += self._close_parts()
@@ -367,7 +379,9 @@ class OpenItem:
         return self.kind or ("input" if isinstance(self.empty, CustomToolCall) else "arguments")
 
     def _close_parts(self) -> list[Event]:
-        parts = [part for part in (*self.summaries, *self.parts) if not part.closed]
+        parts, self._open = self._open, []
+        if len(parts) > 1:  # summaries first
+            parts.sort(key=lambda part: not isinstance(part.base, Summary))
         return [event for part in parts for event in self.close_part(part)]
 
     def _done(self) -> Item:
@@ -381,6 +395,8 @@ class OpenItem:
             "status": self.status,
         }
         filled = {name: values[name] for name in _BLANK.get(type(self.empty), ())}
+        if self._extra is not None:
+            filled["extra"] = self._extra or None
         return replace(self.empty, **filled)
 
     def _catch_up_item(self, final: Item) -> list[Event]:

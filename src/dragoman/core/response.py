@@ -132,6 +132,11 @@ class Response(Struct, frozen=True, omit_defaults=True, kw_only=True):
         """The tools the first choice asks for."""
         return tuple(i for i in self.choice(0) if isinstance(i, FunctionCall | CustomToolCall))
 
+    @property
+    def function_calls(self) -> tuple[FunctionCall, ...]:
+        """Those of them with JSON arguments: all, where no custom tool was offered."""
+        return tuple(i for i in self.calls if isinstance(i, FunctionCall))
+
     def choice(self, number: int) -> tuple[Item, ...]:
         """The items of one alternative."""
         if not self.choices:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 
 from msgspec import Struct
 
+from .error import TOO_MANY, FaultError
 from .item import Extra
 
 _STRUCTURE = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
@@ -125,9 +127,10 @@ class LooseCall:
 class CallSorter:
     """The calls of one choice, in order of first appearance."""
 
-    __slots__ = ("_again", "_by_id", "_by_index", "calls")
+    __slots__ = ("_again", "_by_id", "_by_index", "_room", "calls")
 
-    def __init__(self) -> None:
+    def __init__(self, room: Iterator[None]) -> None:
+        self._room = room  # one for each call that the answer may still have
         self.calls: list[LooseCall] = []
         self._by_id: dict[str, LooseCall] = {}
         self._by_index: dict[int, LooseCall] = {}
@@ -136,7 +139,7 @@ class CallSorter:
     def sort(self, fragment: CallFragment) -> LooseCall | None:
         """The call this fragment belongs to, a new one where it begins one.
 
-        None for an empty fragment that continues nothing.
+        None for an empty fragment that continues nothing. Raises FaultError for one call too many.
         """
         at = self._by_index.get(fragment.index) if fragment.index is not None else None
         last = self.calls[-1] if self.calls else None
@@ -152,6 +155,8 @@ class CallSorter:
         if call is None:
             if not (fragment.id or fragment.name or fragment.arguments):
                 return None
+            if next(self._room, self) is self:
+                raise FaultError(TOO_MANY)
             call = LooseCall(fragment)
             call.name, self._again = call.name or self._again, None
             self.calls.append(call)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import repeat
 from typing import Literal
 
 from msgspec.structs import replace
 
-from .error import CUT, Fault
+from .error import CUT, MAX_ITEMS, TOO_MANY, Fault, FaultError
 from .event import (
     Delta,
     DeltaKind,
@@ -100,6 +102,7 @@ class Turn:
         self._late: list[Loss] = []
         self.events: list[Event] = []  # made since the last `take`
         self._items: list[OpenItem | None] = []  # by index; None once closed
+        self._room = repeat(None, MAX_ITEMS)  # one for each part and call there may still be
         self._choices: dict[int, _Choice] = {}
         self._ids: set[str] = set()
         self.call_ids: set[str] = set()  # those of the conversation may be added
@@ -345,7 +348,8 @@ class Turn:
     # ---- by index ------------------------------------------------------------------------
 
     def open(self, item: Item, choice: int = 0) -> int:
-        """Open an item and give its index. A missing or repeated id is derived."""
+        """Open an item and give its index. A missing or repeated id is derived. Raises FaultError
+        for one too many, as every method does that opens an item or a part."""
         return self._open(item, choice).index
 
     def write(
@@ -406,8 +410,9 @@ class Turn:
     def fail(self, fault: Fault) -> None:
         """End the answer with a fault. What came before stands, and open items stay open."""
         if not self.over:
-            for number in self._choices:
-                self._settled(number)
+            with suppress(FaultError):  # what was held back would be an item too many
+                for number in self._choices:
+                    self._settled(number)
             self.over = True
             self.events.append(Failed(fault, self.usage, extra=self._extra or None))
 
@@ -429,7 +434,7 @@ class Turn:
         state = self._choices.get(number)
         if state is None:
             self.begin()
-            state = self._choices[number] = _Choice(number, self._think is not None)
+            state = self._choices[number] = _Choice(number, self._think is not None, self._room)
         return state
 
     def _settled(self, number: int) -> _Choice:
@@ -493,6 +498,8 @@ class Turn:
     def _open(self, item: Item, choice: int) -> OpenItem:
         self.begin()
         index = len(self._items)
+        if index >= MAX_ITEMS:
+            raise FaultError(TOO_MANY)
         if choice in self._choices:
             self._choices[choice].has_output = True
         if item.id or not isinstance(item, Unknown):
@@ -501,7 +508,7 @@ class Turn:
         if isinstance(item, FunctionCall | CustomToolCall):
             derived = f"call_{self.id}_{len(self.call_ids)}"
             item = replace(item, call_id=unique(item.call_id, derived, self.call_ids))
-        opened = OpenItem(index, choice, empty_item(item))
+        opened = OpenItem(index, choice, empty_item(item), self._room)
         self._items.append(opened)
         self.emit([ItemAdded(index, opened.empty, choice)])
         return opened
@@ -546,10 +553,10 @@ class _Choice:
         "tokens",
     )
 
-    def __init__(self, number: int, think: bool) -> None:
+    def __init__(self, number: int, think: bool, room: Iterator[None]) -> None:
         self.number = number
         self.open: OpenItem | None = None  # the message or reasoning being written
-        self.calls = CallSorter()
+        self.calls = CallSorter(room)
         self.announced: list[LooseCall] = []  # those that may be open, in order
         self.fed: dict[LooseCall, None] = {}  # those that got something since last looked at
         self.reason: str | None = None

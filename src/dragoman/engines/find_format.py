@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dragoman.formats.format import Format
 from dragoman.formats.harmony.format import Harmony
-from dragoman.formats.markup.families import PROFILES
+from dragoman.formats.markup.families import BY_NAME, PROFILES
 from dragoman.formats.markup.format import Markup
 
 NAMES: dict[str, Callable[[], Format]] = {"harmony": Harmony} | {
@@ -35,7 +35,8 @@ CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 UNKNOWN_FAMILY = (
     "the chat template is of no known family, so tool calls and reasoning are parsed as those of "
-    "{}: what the model writes in another way comes as text"
+    "{}: what the model writes in another way comes as text. A family can be chosen with --format: "
+    f"{', '.join(sorted(BY_NAME))}"
 )
 HARMONY = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>"})
 """Control tokens that only harmony models have."""
@@ -58,11 +59,16 @@ def find_format(named: str) -> Format:
     return format_of(folder)
 
 
-def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
-    """The format of the model in a folder: harmony where its vocabulary (`controls`, if known) has
-    harmony's control tokens, else its chat template. Raises as `find_format` does."""
+def format_of(
+    folder: Path, controls: Iterable[str] | None = None, named: str | None = None
+) -> Format:
+    """The format of the model in a folder: harmony where its vocabulary (`controls`, if known) or
+    its template has harmony's control tokens, else its chat template, whose family may be `named`.
+    Another name, or another folder, takes the place of all that. Raises as `find_format` does."""
+    if named is not None and named not in BY_NAME:
+        return find_format(named)
     known = None if controls is None else frozenset(controls)
-    if known is not None and known >= HARMONY:
+    if named is None and known is not None and known >= HARMONY:
         return by_name("harmony")
     template = folder / TEMPLATE
     try:
@@ -70,11 +76,15 @@ def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
         own = template.read_text(encoding="utf-8") if template.exists() else None
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    if named is None and known is None and all(mark in f"{config}{own}" for mark in HARMONY):
+        return by_name("harmony")
     from dragoman.formats.template import from_config  # needs the `local` extra
 
     try:
-        found = from_config(config, own, known)
+        found = from_config(config, own, known, named)
     except ValueError as error:
+        if named is not None:  # its own layout, then
+            return by_name(named)
         raise ValueError(f"{folder}: {error}") from None
     if warning := warning_of(found):
         _log.warning("%s: %s", folder, warning)

@@ -17,8 +17,10 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Event
+from msgspec.structs import replace
+
+from dragoman.core.error import CUT, Fault, FaultError
+from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.lower import with_summary
 from dragoman.core.request import Request
@@ -33,6 +35,13 @@ from .base import enforce_contract, new_id, now
 
 _DONE = b"data: [DONE]\n\n"
 _END = object()
+UNFINISHED = replace(
+    CUT,
+    message="The function's chunks ended without a finish_reason, so its answer counts as cut off: "
+    'the last chunk needs one, such as "stop" or "tool_calls".',
+    blame="server",
+)
+"""Why an answer failed whose chunks just stopped."""
 
 
 class Function:
@@ -108,7 +117,7 @@ class Function:
             raise FaultError(fault) from error
         events = (decoder.feed(_DONE) if ended else []) + decoder.close()
         for event in events if restore is None else restore(events):
-            yield event
+            yield Failed(UNFINISHED) if event == Failed(CUT) else event
 
 
 async def _pieces(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 from msgspec import Struct
@@ -71,4 +72,6 @@ def find_target(target: str, **options: Any) -> Target:
     if not place:
         raise ValueError(f"{target} names no model: give a folder or a file after the colon.")
     prepare, name_of, note = KINDS[kind]
+    if foreign := options.keys() - signature(prepare).parameters.keys():
+        raise ValueError(f"{kind}: models have no option {', '.join(sorted(foreign))}.")
     return Target(name_of(place), note, prepare(place, **options))

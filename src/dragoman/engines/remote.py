@@ -34,8 +34,8 @@ from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import TextToolCallTurn
 from dragoman.net.client import CODINGS, Client, Exchange, HeaderFields, content_decoder
 from dragoman.net.client import Decoder as ContentDecoder
-from dragoman.net.connection import Connection, Timeouts
-from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError
+from dragoman.net.connection import Connection, Limits, Timeouts
+from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError, TooLargeError
 from dragoman.wire import embeddings, json
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
@@ -93,10 +93,15 @@ class UpstreamRequest(Struct):
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
         turn = self.raw_turn
-        if not turn.all_finished and (not turn.has_output or isinstance(error, NetTimeoutError)):
+        if not turn.all_finished and (not turn.has_output or isinstance(error, _EXPLAINED)):
             turn.fail(broken(error))
         return [*self.decoder.close(), *self.turn.take()]
 
+
+PIECE = 32 * 1024
+"""How many bytes of an answer are decoded in one turn of the event loop."""
+_EXPLAINED = (NetTimeoutError, TooLargeError)
+"""Errors that say more than that an answer was cut."""
 
 LATE_USAGE = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
@@ -118,6 +123,12 @@ class State(IntEnum):
     OVER = 4
 
 
+class Room(Struct):
+    """How many bytes the answers to one request may still have."""
+
+    left: int
+
+
 class UpstreamAnswer(Struct, eq=False):
     """The handle of one answer of the server: what is read from its socket is decoded, and given to
     the sink, in the same turn of the event loop."""
@@ -126,9 +137,11 @@ class UpstreamAnswer(Struct, eq=False):
     _request: UpstreamRequest
     _sink: Sink
     _exchange: Exchange
+    _room: Room
     _state: State = State.HEADERS
     _attempt: int = 0
     _content: ContentDecoder | None = None  # where the body has a content coding
+    _divided: bool = False  # there is more of what was read
     _late: list[Event] = []  # what came in TAIL
     _paused: bool = False
     _task: asyncio.Task[None] | None = None  # in WAITING
@@ -166,7 +179,9 @@ class UpstreamAnswer(Struct, eq=False):
         self._paused = False
         if self._state == State.TAIL:
             self._wait_for_late_usage()
-        if self._state != State.WAITING:
+        if self._divided:
+            asyncio.get_running_loop().call_soon(self._read_on)
+        elif self._state != State.WAITING:
             self._exchange.connection.resume()
 
     # ---- what is read --------------------------------------------------------------------
@@ -191,10 +206,15 @@ class UpstreamAnswer(Struct, eq=False):
                 connection.headers.clear()
             data = b"".join(connection.parts)
             connection.parts.clear()
-            if self._content is not None:
-                data = self._content.decode(data, end=connection.over and not connection.error)
+            over = connection.over
+            if self._content is not None or self._divided or len(data) > PIECE:
+                data, over = self._piece(data)
+            self._room.left -= len(data)
+            if self._room.left < 0:
+                limit = self._remote.upstream.client.limits.body_bytes
+                raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
             events = request.decoder.feed(data) if data else []
-            if connection.over:
+            if over:
                 self._end(events, connection.error)
                 return
             if self._state == State.TAIL:
@@ -211,6 +231,34 @@ class UpstreamAnswer(Struct, eq=False):
                 self._sink.receive(events)
         except Exception as error:
             self._fail(error)
+
+    def _piece(self, data: bytes) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether it is the last. A read may bring much, or few
+        bytes that are coded for many: others get their turn between two pieces, and nothing more
+        is read before the last."""
+        connection, content = self._exchange.connection, self._content
+        if content is not None:
+            data = content.decode(data)
+            self._divided = data != b""
+        else:
+            self._divided = len(data) > PIECE
+            if self._divided:
+                connection.parts.append(data[PIECE:])
+                data = data[:PIECE]
+        if self._divided:
+            connection.pause()
+            if not self._paused:
+                asyncio.get_running_loop().call_soon(self._read_on)
+            return data, False
+        if not self._paused:
+            connection.resume()
+        if content is not None and connection.over and connection.error is None:
+            content.finish()
+        return data, connection.over
+
+    def _read_on(self) -> None:
+        if not self._paused and self._state in (State.BODY, State.TAIL):
+            self._on_readable()
 
     def _find_out_why(self, connection: Connection) -> None:
         """There is no answer: begin to do what can be done instead."""
@@ -319,6 +367,7 @@ class Remote:
     - `profile` names a kind of server; by default it is recognised by its answers.
     - `retries` is how often a 429, 503 or 529 before the first byte is tried again; 0 passes it on.
     - `header_hold` is how many seconds a stream may be silent before it is begun all the same.
+    - `answer_limit` is how many bytes the server may send for one request.
     """
 
     _kind: type[Upstream] = Upstream
@@ -335,6 +384,7 @@ class Remote:
         header_hold: float = 5.0,
         timeouts: Timeouts | None = None,
         client: Client | None = None,
+        answer_limit: int = Limits().body_bytes,
     ) -> None:
         self.upstream = self._kind(
             base_url,
@@ -343,6 +393,7 @@ class Remote:
             wire=wire,
             profile=profile,
             client=client,
+            answer_limit=answer_limit,
         )
         self.retries = retries
         self.header_hold = header_hold
@@ -366,22 +417,27 @@ class Remote:
 
     # ---- the engine ----------------------------------------------------------------------
 
-    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        """Ask the server once, or once for each choice where it gives one at a time."""
+    def start(
+        self, request: Request, caller: Caller, sink: Sink, room: Room | None = None
+    ) -> Handle:
+        """Ask the server once, or once for each choice where it gives one at a time; all of them
+        have one `room`."""
         if not self.upstream.wires:
             return Deferred(
                 self.upstream.find_out(caller),
-                lambda _: self.start(request, caller, sink),
+                lambda _: self.start(request, caller, sink, room),
                 caller,
                 sink,
             )
+        room = room or Room(self.upstream.client.limits.body_bytes)
         wanted = request.sampling.n
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
-            ask = partial(self.stream, caller=caller)
+            begin = partial(self.start, room=room)
+            ask = partial(stream_of, begin, caller=caller)
             return Driver(fan_out(ask, request), caller, sink)
         asked = self._prepare(request, caller)
         exchange = asked.exchange
-        answer = UpstreamAnswer(self, asked, sink, exchange)
+        answer = UpstreamAnswer(self, asked, sink, exchange, room)
         if exchange.idle:
             exchange.send(exchange.idle.pop(), answer._on_readable)
         else:

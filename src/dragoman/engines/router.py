@@ -186,9 +186,22 @@ class Router(Wrapper):
 
         Raises FaultError when no engine can tell and no route names a model.
         """
-        listings = await asyncio.gather(
-            *(route.engine.models(caller) for route in self._routes), return_exceptions=True
-        )
+        return self.merge(await self.listings(caller))
+
+    async def listings(
+        self, caller: Caller = ANYONE, patience: float | None = None
+    ) -> list[tuple[Model, ...] | BaseException]:
+        """The models of each route, or what was raised: TimeoutError after `patience` seconds."""
+
+        async def listing(engine: Engine) -> tuple[Model, ...]:
+            async with asyncio.timeout(patience):
+                return await engine.models(caller)
+
+        asked = (listing(route.engine) for route in self._routes)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    def merge(self, listings: Sequence[tuple[Model, ...] | BaseException]) -> tuple[Model, ...]:
+        """The models of all routes, from what each lists; what was raised, if there are none."""
         found: dict[str, Model] = {}
         for route, listing in zip(self._routes, listings, strict=True):
             listed = {} if isinstance(listing, BaseException) else {m.id: m for m in listing}

@@ -113,7 +113,7 @@ def _engine(
     torch, library = import_module("torch"), import_module("transformers")
     place = _device(torch, device)
     vocabulary = from_folder(folder)
-    found = find_format(format) if format else format_of(folder, vocabulary.controls)
+    found = format_of(folder, vocabulary.controls, format)
     if threads is not None:
         torch.set_num_threads(threads)
     network = _network(torch, library, folder, place)

@@ -15,6 +15,7 @@ from dragoman.core.error import CUT, Code, Fault, FaultError, bad_request
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Model, Secret
 from dragoman.core.lower import UpstreamLimits
 from dragoman.net.client import Client, HeaderFields, Response
+from dragoman.net.connection import Limits
 from dragoman.net.errors import (
     ConnectError,
     DisconnectedError,
@@ -51,7 +52,11 @@ def broken(error: NetError) -> Fault:
             )
         case DisconnectedError(before_first_byte=False):
             return CUT
-        case RemoteProtocolError() | TooLargeError():
+        case TooLargeError():
+            return Fault(
+                "upstream_error", f"The model's server sent more than is read: {error}.", "upstream"
+            )
+        case RemoteProtocolError():
             return Fault(
                 "upstream_error", f"The model's server does not speak HTTP: {error}.", "upstream"
             )
@@ -207,12 +212,12 @@ async def question(
         headers = (*headers, ("content-type", "application/json"))
     try:
         async with asyncio.timeout(patience), client.stream(method, url, headers, content) as reply:
-            raw, value = await reply.read(), None
+            raw, value = await reply.read(LONGEST_LISTING), None
             with suppress(ValueError):
                 value = json.load(raw)
             ours = reply.header(VERSION_HEADER) is not None
             return Answer(reply.status, reply.header("server"), value, ours)
-    except (ConnectError, TLSError, ProxyError) as error:
+    except (ConnectError, TLSError, ProxyError, TooLargeError) as error:
         return Answer(fault=broken(error))
     except (NetError, TimeoutError):
         return Answer()
@@ -220,6 +225,8 @@ async def question(
 
 LISTING = 5.0
 """Seconds a server has to list its models."""
+LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
+"""How many bytes and models a listing may have: the largest has some hundreds in a megabyte."""
 
 
 class Upstream:
@@ -236,13 +243,16 @@ class Upstream:
         wire: str,
         profile: str | None,
         client: Client | None,
+        answer_limit: int = Limits().body_bytes,
     ) -> None:
         self.url = base_url.rstrip("/")
         parse_url(self.url)  # says at once what is wrong with an address
         self._key = sendable(key)
         self.passes_client_key = pass_client_key
         self._own_client = client is None
-        self.client = client or Client(proxies=Proxies.from_environ(os.environ))
+        self.client = client or Client(
+            proxies=Proxies.from_environ(os.environ), limits=Limits(body_bytes=answer_limit)
+        )
         known = BY_NAME[profile] if profile else by_url(self.url)
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
@@ -293,6 +303,9 @@ class Upstream:
             raise FaultError(unreachable(problem))
         self._recognise(recognise(answer))
         listing = entries(answer.value)
+        if len(listing) > MAX_MODELS:
+            what = TooLargeError(f"{self.url} lists more than {MAX_MODELS} models")
+            raise FaultError(broken(what))
         self.senses = senses(listing)
         models = []
         for entry in listing:

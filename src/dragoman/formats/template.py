@@ -17,20 +17,23 @@ try:
     from jinja2 import TemplateError, TemplateSyntaxError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 except ImportError as error:
     raise ImportError(
         "Chat templates need jinja2: pip install 'dragoman[local]'.", name=error.name
     ) from error
+
+from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.item import JSON
 from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 
-from .format import PLAIN, Setting, Stops
-from .markup.families import PROFILES, Profile
+from .format import PLAIN, Setting
+from .markup.families import PROFILES
 from .markup.format import Markup
+from .markup.profile import Profile
 from .messages import Messages, Verbatim, messages, tools
 from .prompt import Marks, Prompt
 
@@ -39,7 +42,6 @@ MAX_CHARACTERS = 16_000_000
 
 FALLBACK = "hermes"
 """The family that most models are trained on, for templates of none that is known."""
-_REASONING_OPENS = ("<think>", "[THINK]")
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
@@ -74,6 +76,11 @@ class Template(Markup):
         found = profile or profile_of(text, known)
         self.recognised = found is not None
         super().__init__(found or FALLBACK)
+        own = (variables or {}).get("eos_token")
+        if own is not None and own not in self.profile.ends:
+            self.profile = replace(self.profile, ends=(*self.profile.ends, own))
+        start = self.profile.states["start"].marks
+        self._thought_opens = tuple(mark for mark, to in start.items() if to == "thought")
         self._template = _compiled(text)
         self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
         self._variables = dict(variables or {})
@@ -92,12 +99,6 @@ class Template(Markup):
             for piece in self._marks.split(text)
         )
         return Prompt(tuple(pieces), losses.losses())
-
-    def stops(self, request: Request) -> Stops:
-        """The control tokens that end an answer: the family's, and the model's own."""
-        own = self._variables.get("eos_token")
-        ends = self.profile.ends
-        return Stops(ends if own is None or own in ends else (*ends, own))
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -172,18 +173,21 @@ class Template(Markup):
                 text = ""
             if len(self._starts_thinking) > 64:
                 self._starts_thinking.clear()
-            known = self._starts_thinking[key] = text.rstrip().endswith(_REASONING_OPENS)
+            known = self._starts_thinking[key] = text.rstrip().endswith(self._thought_opens)
         return known
 
 
 def from_config(
-    config: str, template: str | None = None, controls: Iterable[str] | None = None
+    config: str,
+    template: str | None = None,
+    controls: Iterable[str] | None = None,
+    profile: str | None = None,
 ) -> Template:
     """The format of a model folder, from the text of its `tokenizer_config.json`.
 
     `template` is the text of `chat_template.jinja`, where there is one; `controls` are the control
-    tokens of the vocabulary, by default those that the configuration names. Raises ValueError where
-    there is no template.
+    tokens of the vocabulary, by default those that the configuration names; `profile` is the name
+    of the family, by default recognised. Raises ValueError where there is no template.
     """
     value = json.loads(config)
     if not isinstance(value, dict):
@@ -204,7 +208,7 @@ def from_config(
         entries = added.values() if isinstance(added, dict) else ()
         special = (each for each in entries if isinstance(each, dict) and each.get("special"))
         controls = {*filter(None, map(_content, special)), *variables.values()}
-    return Template(found, None, controls, variables)
+    return Template(found, profile, controls, variables)
 
 
 def profile_of(template: str, controls: Iterable[str] = ()) -> Profile | None:
@@ -304,8 +308,9 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with limits on small expressions that make something huge."""
+class _Environment(SandboxedEnvironment):
+    """Jinja's sandbox, with limits on small expressions that make something huge. Templates may
+    change lists (Kimi K2's does), since what they are given are copies."""
 
     intercepted_binops = frozenset({"*", "**"})
 

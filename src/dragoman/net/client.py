@@ -24,9 +24,14 @@ from .errors import (
 )
 from .url import Proxies, Url, parse_url
 
-_PIECE = 64 * 1024
-LARGEST_READ = 16 * 1024 * 1024
-"""Bytes that one read may be decoded to."""
+_PIECE = 32 * 1024
+_CODINGS = 2
+"""How many codings a body may have one over the other."""
+_RATIO, _FREE = 256, 1024 * 1024
+"""How many times larger than its bytes a coding's content may be, once there is more than so many
+bytes of it: text comes to a tenth of that."""
+_MEMBERS = 1000
+"""How many gzip members may follow each other."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's window bits choose the container
 
 
@@ -40,39 +45,40 @@ class Decoder:
     def __init__(self, codings: Iterable[str]) -> None:
         self._stages = [_Inflate(coding) for coding in codings]
         self._stages.reverse()
+        self._coded: deque[bytes] = deque()  # what was not begun yet
         self._pieces: Iterator[bytes] = iter(())  # that were not read yet
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decode the next bytes into pieces, none of them empty; read them all."""
+        if len(self._stages) > _CODINGS:
+            raise RemoteProtocolError(f"the body has more than {_CODINGS} codings")
         pieces = iter((data,))
         for stage in self._stages:
             pieces = stage.feed(pieces)
         return pieces
 
-    def decode(self, data: bytes, *, end: bool) -> bytes:
-        """Decode what one read gave, in one piece; `end` says that no more bytes will come. Raises
-        TooLargeError beyond `LARGEST_READ`: a small body must not fill the memory."""
-        decoded: list[bytes] = []
-        size = 0
-        for piece in self.feed(data) if data else ():
-            size += len(piece)
-            if size > LARGEST_READ:
-                raise TooLargeError(f"one read was decoded to more than {LARGEST_READ} bytes")
-            decoded.append(piece)
-        if end:
-            self.finish()
-        return b"".join(decoded)
-
-    async def read(self, connection: Connection) -> bytes:
-        """Decode the next of a connection's body, in pieces of bounded size; `b""` at its end."""
+    def decode(self, data: bytes) -> bytes:
+        """Decode what one read gave into a piece of bounded size. There may be more: go on with no
+        data until nothing comes back, and let others have their turn between."""
+        if data:
+            self._coded.append(data)
         while True:
             for piece in self._pieces:
                 return piece
+            if not self._coded:
+                return b""
+            self._pieces = self.feed(self._coded.popleft())
+
+    async def read(self, connection: Connection) -> bytes:
+        """Decode the next of a connection's body, in pieces of bounded size; `b""` at its end."""
+        while not (piece := self.decode(b"")):
             data = await connection.read()
             if not data:
                 self.finish()
                 return b""
-            self._pieces = self.feed(data)
+            self._coded.append(data)
+        await asyncio.sleep(0)  # a small body may have many pieces
+        return piece
 
     def finish(self) -> None:
         """Say that no more bytes will come; a coding cut short is an error."""
@@ -85,6 +91,8 @@ class _Inflate:
         self._coding = coding
         self._held = b""  # the first byte of a deflate body: two tell zlib from raw
         self._begun = False
+        self._coded = self._decoded = 0  # bytes so far
+        self._members = 1
         self._inflater = None if coding == "deflate" else zlib.decompressobj(_GZIP)
 
     def feed(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -92,8 +100,15 @@ class _Inflate:
             raise RemoteProtocolError(f"unknown content coding {self._coding[:40]!r}")
         for piece in pieces:
             self._begun = True
+            self._coded += len(piece)
             try:
-                yield from self._inflate(piece)
+                for out in self._inflate(piece):
+                    self._decoded += len(out)
+                    if self._decoded > _FREE + _RATIO * self._coded:
+                        raise TooLargeError(
+                            f"the {self._coding} body is more than {_RATIO} times larger than sent"
+                        )
+                    yield out
             except zlib.error:
                 raise RemoteProtocolError(f"the body is not valid {self._coding}") from None
 
@@ -113,6 +128,9 @@ class _Inflate:
                 # Another gzip member may follow the first; anything else there is padding.
                 if self._coding == "deflate" or not data.startswith(b"\x1f"):
                     return
+                self._members += 1
+                if self._members > _MEMBERS:
+                    raise TooLargeError(f"the body has more than {_MEMBERS} gzip members")
                 inflater = self._inflater = zlib.decompressobj(_GZIP)
             out = inflater.decompress(data, _PIECE)
             data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail

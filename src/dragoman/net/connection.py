@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     `connections` and `idle_connections` are per origin; an idle connection is closed after
     `keep_alive` seconds. `header_bytes` bounds all that is not body: head, chunk extensions,
-    trailers. `body_bytes` is the most that `Response.read` collects, decoded.
+    trailers. `body_bytes` is the most that one answer may have, decoded, whole or as it comes.
     """
 
     connections: int = 1000

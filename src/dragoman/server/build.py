@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from dragoman.core.interfaces import Engine
@@ -12,7 +13,7 @@ from dragoman.engines.local import Target, find_target, is_local, stand_in
 from dragoman.engines.router import Route, Router
 
 from .auth import is_loopback
-from .config import ConfigurationError, Upstream, explained, problem_of, read_key
+from .config import ConfigurationError, Upstream, clash, explained, problem_of, read_key
 from .settings import Settings
 
 
@@ -21,16 +22,16 @@ def assemble(
     targets: Sequence[str],
     settings: Settings,
     environ: Mapping[str, str],
-    format: str | None = None,
-) -> Engine:
+    options: Mapping[str, Any] = {},
+) -> Router:
     """The engine for these upstreams and targets; with neither, the one that stands in. Models are
-    loaded; `format` is the token format of those that take one.
+    loaded; `options` are those of `find_target`.
 
     Raises ConfigurationError for a target or a profile that does not exist, a target that needs
-    what is not installed or cannot be loaded, an address that is none, or a variable that holds no
-    key.
+    what is not installed or cannot be loaded, an address that is none, a variable that holds no
+    key, or a name that two of them have.
     """
-    return prepare(upstreams, targets, settings, environ, format)()
+    return prepare(upstreams, targets, settings, environ, options)()
 
 
 def prepare(
@@ -38,8 +39,8 @@ def prepare(
     targets: Sequence[str],
     settings: Settings,
     environ: Mapping[str, str],
-    format: str | None = None,
-) -> Callable[[], Engine]:
+    options: Mapping[str, Any] = {},
+) -> Callable[[], Router]:
     """The same in two steps: all is checked now, models are loaded when the result is called."""
     for upstream in upstreams:
         if upstream.pass_client_key and settings.keys:
@@ -47,16 +48,29 @@ def prepare(
                 f"{upstream.name}: pass_client_key would send it the keys of this server's own "
                 "clients. Ask for no key here (api_key_env), or give the upstream one of its own."
             )
+    if shared := clash(upstreams):
+        number, field, why = shared
+        raise ConfigurationError(f"{upstreams[number].name}: {field} {why}.")
     routes = [_route(upstream, settings, environ) for upstream in upstreams]
-    named = tuple(dict.fromkeys(targets)) or (() if routes else (stand_in(),))
-    found = [_target(target, format) for target in named]
-    return lambda: Router([*routes, *(Route(_loaded(each), (each.name,)) for each in found)])
+    found = find(targets or (() if routes else (stand_in(),)), options)
+    owners = {name: each.name for each in upstreams for name in (*each.models, *each.aliases)}
+    for target, each in found.items():
+        if (owner := owners.setdefault(each.name, target)) != target:
+            problem = (
+                f"The model {each.name!r} is in both {owner} and {target}: rename one of them."
+            )
+            raise ConfigurationError(problem)
+    own = found.values()
+    return lambda: Router([*routes, *(Route(_loaded(each), (each.name,)) for each in own)])
 
 
-def _target(target: str, format: str | None) -> Target:
-    options = {} if format is None else {"format": format}
-    with explained(hint="" if is_local(target) else "; for a server, --upstream URL."):
-        return find_target(target, **options)
+def find(targets: Sequence[str], options: Mapping[str, Any]) -> dict[str, Target]:
+    """The targets of these names, checked. Raises ConfigurationError."""
+    found: dict[str, Target] = {}
+    for target in targets:
+        with explained(hint="" if is_local(target) else "; for a server, --upstream URL."):
+            found[target] = find_target(target, **options)
+    return found
 
 
 def _loaded(target: Target) -> Engine:
@@ -103,5 +117,6 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             format=upstream.format,
             profile=upstream.profile,
             header_hold=settings.header_hold,
+            answer_limit=settings.answer_limit,
         )
     return Route(engine, models=upstream.models, aliases=upstream.aliases)

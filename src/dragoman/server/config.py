@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from ipaddress import ip_network
@@ -16,10 +16,12 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Secret
 from dragoman.engines.find_format import NAMES, is_format
 from dragoman.engines.profiles import BY_NAME
+from dragoman.net.errors import InvalidUrlError
+from dragoman.net.url import parse_url
 from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.json import Fields
 from dragoman.wire.registry import WIRES
@@ -30,6 +32,7 @@ FILE = "dragoman.toml"
 AUTO = "auto"
 """The value of `wire` that has it detected."""
 
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 _T = TypeVar("_T", bound=Struct)
 
 
@@ -158,6 +161,9 @@ def read(text: str, name: str = FILE) -> Configuration:
         upstreams = tuple(map(_upstream, fields.objects("upstreams")))
         webhooks = tuple(map(_webhook, fields.objects("webhooks")))
         _nothing_left(fields, ("server", "upstreams", "webhooks"))
+        if shared := clash(upstreams):
+            number, field, problem = shared
+            raise FaultError(bad_request(problem, f"upstreams[{number}].{field}"))
     except FaultError as error:
         line = _line_of(error.fault.param or "", text)
         raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None
@@ -174,6 +180,9 @@ def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
     """The key in a variable. Raises ConfigurationError where there is none, or none that a header
     could carry as it is."""
     value = environ.get(name, "").strip()
+    if not value and not _VARIABLE.fullmatch(name):  # it may be the key itself: it is not shown
+        problem = f"What names the variable with {what} is no name of one, such as API_KEY."
+        raise ConfigurationError(f"{problem} It takes the NAME of an environment variable.")
     if not value:
         problem = f"The environment variable {name} should hold {what}, and is empty."
         raise ConfigurationError(problem)
@@ -181,6 +190,22 @@ def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
         problem = f"The key in the environment variable {name} may have printable ASCII only."
         raise ConfigurationError(problem)
     return Secret(value)
+
+
+def clash(upstreams: Sequence[Upstream]) -> tuple[int, str, str] | None:
+    """The first upstream with a name that another has: its place, the field, and what is wrong."""
+    named: set[str] = set()
+    owners: dict[str, str] = {}
+    for place, upstream in enumerate(upstreams):
+        if upstream.name in named:
+            return place, "name", f"is {upstream.name!r}, as that of another upstream"
+        named.add(upstream.name)
+        for field in ("models", "aliases"):
+            for model in getattr(upstream, field):
+                if (owner := owners.setdefault(model, upstream.name)) != upstream.name:
+                    problem = f"has {model!r}, which {owner} has too and would answer alone"
+                    return place, field, problem
+    return None
 
 
 def problem_of(upstream: Upstream) -> tuple[str, str] | None:
@@ -207,6 +232,10 @@ def problem_of(upstream: Upstream) -> tuple[str, str] | None:
 
 def _upstream(fields: Fields) -> Upstream:
     upstream = _filled(Upstream, fields)
+    try:
+        parse_url(upstream.url)
+    except InvalidUrlError as error:
+        raise fields.wrong("url", str(error)) from None
     if problem := problem_of(upstream):
         raise fields.wrong(*problem)
     return upstream
@@ -292,6 +321,8 @@ def _line_of(path: str, text: str) -> int:
             places.setdefault(table, number)
         elif key := _KEY.match(line):
             places.setdefault(f"{table}.{key[1]}".removeprefix("."), number)
+    if f"{path}[0]" in places:  # a name that is no list's, written as one
+        path = f"{path}[0]"
     while path and path not in places:
         path = re.sub(r"(^|\.)[^.\[\]]*$|\[\d+\]$", "", path)
     return places.get(path, 1)

@@ -65,6 +65,14 @@ class Settings(Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 256 * 1024 * 1024
+    answer_limit: Annotated[
+        int,
+        about(
+            "Maximum size of what an upstream sends for one request, in bytes, without its "
+            "compression.",
+            ge=1024,
+        ),
+    ] = 64 * 1024 * 1024
     header_limit: Annotated[
         int, about("Maximum size of request line and headers, in bytes.", ge=1024)
     ] = 64 * 1024
@@ -158,6 +166,14 @@ class Settings(Struct, frozen=True, kw_only=True):
             "servers; its password in PGPASSWORD)."
         ),
     ] = "sqlite"
+    store_time: Annotated[
+        float,
+        about(
+            "Seconds that the store has to answer. What needs it is refused with 503 after that, "
+            "and an answer that could not be stored says so.",
+            ge=0.1,
+        ),
+    ] = 5.0
     pubsub: Annotated[
         str,
         about(

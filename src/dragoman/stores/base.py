@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event
 from dragoman.core.item import (
     JSON,
@@ -36,8 +39,81 @@ T = TypeVar("T")
 DAY = 86_400.0
 
 
-class StoreError(Exception):
-    """The store could not do what was asked; the message says what failed."""
+_log = logging.getLogger("dragoman.stores")
+
+
+class StoreError(FaultError):
+    """The store could not do what was asked. The message says what failed and where, for the log;
+    the fault, which is for clients, only the kind of store."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        store = f"The store of this server ({kind})" if kind else "The store of this server"
+        problem = (
+            f"{store} cannot be used now; the server's log says why. Try again, or ask for "
+            "something that needs no store."
+        )
+        super().__init__(Fault("store_unavailable", problem, retry_after=RETRY_AFTER))
+        self.args = (message,)
+
+
+class ConflictError(StoreError):
+    """What is to be stored contradicts what is: an id is taken, say."""
+
+
+RETRY_AFTER = "5"
+"""Seconds after which a client may try again that needs a store which fails."""
+PATIENCE = 5.0
+"""Seconds that a store has for what it is asked."""
+REST = 1.0
+"""Seconds that a store which does not answer is left alone."""
+SLOW = 1.0
+"""Seconds after which a failure is one of a store that does not answer."""
+REPEATED = 60.0
+"""Seconds before the same failure is logged again."""
+
+
+slowness: ContextVar[float] = ContextVar("slowness", default=1.0)
+"""How many times its patience a store has for what is done now: nobody waits for a sweep."""
+
+
+class Breaker:
+    """Keeps callers from waiting, one after the other, for a store that does not answer.
+
+    After a slow failure callers fail at once, but for one each `REST` seconds, which tries; with
+    the first that succeeds all go on. What fails quickly holds up nobody. Failures are logged here,
+    once.
+    """
+
+    def __init__(self, kind: str, patience: float) -> None:
+        self.open = False
+        self._kind = kind
+        self._patience = patience
+        self._slow = min(SLOW, patience / 2)
+        self._error = ""
+        self._logged = 0.0
+        self._next = 0.0  # when somebody may try
+
+    def check(self) -> None:
+        """Raise StoreError while it is open, but not for the one who is to try."""
+        now = time.monotonic()
+        if now < self._next:
+            raise StoreError(self._error, self._kind)
+        self._next = now + self._patience + REST
+
+    def failed(self, message: str, seconds: float) -> StoreError:
+        """Note a failure after so many seconds; gives its error."""
+        now = time.monotonic()
+        if self.open or seconds >= self._slow:
+            self.open, self._next = True, now + REST
+        if message != self._error or now > self._logged + REPEATED:
+            self._error, self._logged = message, now
+            _log.warning("%s", message)
+        return StoreError(message, self._kind)
+
+    def worked(self) -> None:
+        """Note that the store answers again."""
+        self.open, self._error = False, ""
+        _log.warning("The %s store answers again.", self._kind)
 
 
 class Retention(Struct, frozen=True, kw_only=True):

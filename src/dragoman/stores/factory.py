@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .base import Retention, StoreError
+from .base import PATIENCE, Retention, StoreError
 from .memory import MemoryStore
 from .sql import Store
 from .sqlite import SqliteStore
@@ -30,10 +30,15 @@ ADDRESSES = "none, memory, sqlite, sqlite:PATH, or postgresql://HOST/DATABASE"
 
 
 def open_store(
-    address: str, retention: Retention, environ: Mapping[str, str], pubsub_url: str = ""
+    address: str,
+    retention: Retention,
+    environ: Mapping[str, str],
+    pubsub_url: str = "",
+    patience: float = PATIENCE,
 ) -> Store | None:
     """The store, or None for `none`. `pubsub_url` is the address of a Redis through which servers
-    that share a database notify each other.
+    that share a database notify each other; what the store does not do within `patience` seconds
+    fails.
 
     Raises StoreError for an address that names no store, for a file that cannot be used, and for a
     database whose driver is not installed; what else may be wrong with a database, its `ready`
@@ -48,9 +53,16 @@ def open_store(
     if address == "memory":
         return MemoryStore(retention)
     if (path := store_path(address, environ)) is not None:
-        return SqliteStore(path, retention)
+        return SqliteStore(path, retention, patience)
     if kind in ("postgres", "postgresql"):
-        return _postgres(address, retention, pubsub_url, environ.get("REDIS_PASSWORD"))
+        with _requiring("asyncpg", "postgres"):
+            from .postgres import PostgresStore
+        pubsub = None
+        if pubsub_url:
+            with _requiring("redis", "redis"):
+                from .redis import RedisPubSub
+            pubsub = RedisPubSub(pubsub_url, environ.get("REDIS_PASSWORD"))
+        return PostgresStore(address, retention, pubsub=pubsub, patience=patience)
     raise StoreError(f"There is no store {kind!r}. There is: {ADDRESSES}.")  # no password: see top
 
 
@@ -64,16 +76,6 @@ def store_path(address: str, environ: Mapping[str, str]) -> Path | None:
     if kind != "sqlite":
         return None
     return _expanded(path) if path else data_directory(environ) / "store.db"
-
-
-def _postgres(address: str, retention: Retention, pubsub_url: str, password: str | None) -> Store:
-    with _requiring("asyncpg", "postgres"):
-        from .postgres import PostgresStore
-    if not pubsub_url:
-        return PostgresStore(address, retention)
-    with _requiring("redis", "redis"):
-        from .redis import RedisPubSub
-    return PostgresStore(address, retention, pubsub=RedisPubSub(pubsub_url, password))
 
 
 @contextmanager

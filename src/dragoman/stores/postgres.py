@@ -11,8 +11,9 @@ import asyncio
 import getpass
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import asyncpg
 from asyncpg import Connection
 
-from .base import PubSub, Retention, StoreError
+from .base import PATIENCE, Breaker, PubSub, Retention, StoreError, slowness
 from .schema import POSTGRES
 from .sql import Insert, Row, Steps, Store, bound
 
@@ -176,10 +177,8 @@ async def migrate(connection: Connection, schema: str, place: str) -> None:
 
 CONNECTIONS = 10
 """Connections for statements, at most; one more listens."""
-PATIENCE = 10.0
-"""Seconds a connection may take to be made."""
 COMMAND = 60.0
-"""Seconds a statement may take."""
+"""Seconds a statement may take at the most, where nobody waits for it."""
 MIGRATION = 3_600.0
 """Seconds a step of the migration may take, which may copy every row."""
 
@@ -203,24 +202,30 @@ class PostgresStore(Store):
         *,
         schema: str = "dragoman",
         pubsub: PubSub | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         super().__init__(retention, pubsub or PostgresPubSub(self))
         self._address = address
         self.schema = schema
         self._place = place_of(address)
         self._options: dict[str, Any] = {
-            "timeout": PATIENCE,
+            "timeout": patience,
             "command_timeout": COMMAND,
             "server_settings": {"search_path": schema, "application_name": "dragoman"},
         }
+        self._patience = patience
+        self._breaker = Breaker("PostgreSQL", patience)
         self._opening = asyncio.Lock()
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
 
+    async def ready(self) -> None:
+        await self._opened()
+        await super().ready()
+
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        pool = await self._opened()
-        with self._errors_as():
-            found: list[Any] = await pool.fetch(statement, *bound(values))
+        async with self._connected() as connection:
+            found: list[Any] = await connection.fetch(statement, *bound(values))
             return found
 
     _write = _read
@@ -229,20 +234,45 @@ class PostgresStore(Store):
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> T:
         result: Any = None
-        pool = await self._opened()
-        with self._errors_as():
-            async with pool.acquire() as connection, connection.transaction():
-                for statement, rows in groupby(inserts, itemgetter(0)):
-                    await connection.executemany(statement, [values for _, values in rows])
-                if steps is not None:
-                    try:
-                        statement, values = next(taken := steps())
-                        while True:
-                            found: Any = await connection.fetch(statement, *bound(values))
-                            statement, values = taken.send(found)
-                    except StopIteration as end:
-                        result = end.value
+        async with self._connected() as connection, connection.transaction():
+            for statement, rows in groupby(inserts, itemgetter(0)):
+                await connection.executemany(statement, [values for _, values in rows])
+            if steps is not None:
+                try:
+                    statement, values = next(taken := steps())
+                    while True:
+                        found: Any = await connection.fetch(statement, *bound(values))
+                        statement, values = taken.send(found)
+                except StopIteration as end:
+                    result = end.value
         return result  # type: ignore[no-any-return]
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        """A connection that is dropped when time is up: to cancel a statement would take an answer
+        of the server. What asyncpg raises is raised as StoreError."""
+        if self._breaker.open:
+            self._breaker.check()
+        began, patience = time.monotonic(), self._patience * slowness.get()
+        try:
+            pool = self._pool or await self._opened()
+        except StoreError as error:
+            raise self._breaker.failed(str(error), time.monotonic() - began) from None
+        timer: asyncio.TimerHandle | None = None
+        try:
+            async with pool.acquire(timeout=patience) as connection:
+                left = max(0.1, patience + began - time.monotonic())
+                timer = asyncio.get_running_loop().call_later(left, connection.terminate)
+                yield connection
+        except ERRORS as error:
+            seconds = time.monotonic() - began
+            problem = failed(self._place, TimeoutError() if seconds >= patience else error)
+            raise self._breaker.failed(str(problem), seconds) from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if self._breaker.open:
+            self._breaker.worked()
 
     async def close(self) -> None:
         await super().close()
@@ -255,6 +285,8 @@ class PostgresStore(Store):
         """The connections, once the tables are there. Raises StoreError, which says what to do."""
         async with self._opening:
             if self._pool is None:
+                if self._breaker.open:  # it is since this waited for its turn
+                    self._breaker.check()
                 with self._errors_as(unopened):
                     connection = await asyncpg.connect(self._address, **self._options)
                     try:
@@ -262,7 +294,7 @@ class PostgresStore(Store):
                     finally:
                         connection.terminate()
                     self._pool = await asyncpg.create_pool(
-                        self._address, min_size=1, max_size=CONNECTIONS, **self._options
+                        self._address, min_size=0, max_size=CONNECTIONS, **self._options
                     )
             return self._pool
 

@@ -9,6 +9,7 @@ it but as parts, which the SQL stores keep once, by their digests.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
@@ -22,7 +23,7 @@ from dragoman.core.item import Annotation, Item
 from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
 
-from .base import Conversation, Record, RunStatus, input_id
+from .base import Conversation, Record, RunStatus, StoreError, input_id
 
 LARGE = 1_024
 """Bytes of a whole record, of its tools, or characters of its instructions: below it nothing is
@@ -36,6 +37,7 @@ DIGEST = 16
 Part = tuple[bytes, bytes]
 """A part's digest and its bytes."""
 
+_log = logging.getLogger("dragoman.stores")
 _MSGPACK, _JSON, _RECORD = b"m", b"j", b"r"
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -92,15 +94,19 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes, type: Any) -> Any:
-    """The value of one of the stored types that was packed. Raises msgspec.ValidationError for
-    bytes of another type.
+    """The value of one of the stored types that was packed. Raises StoreError for bytes that are
+    damaged, or of another type.
 
     >>> unpack(pack((1, "\\ud83d")), tuple)
     (1, '\\ud83d')
     """
-    if data[:1] == _JSON:
-        return msgspec.convert(json.loads(data[1:]), type)
-    return _decoders[type].decode(memoryview(data)[1:])
+    try:
+        if data[:1] == _JSON:
+            return msgspec.convert(json.loads(data[1:]), type)
+        return _decoders[type].decode(memoryview(data)[1:])
+    except (TypeError, ValueError) as error:  # those of msgspec, too
+        _log.warning("A row of the store is damaged: %s.", error)
+        raise StoreError("A row of the store is damaged.") from error
 
 
 def pack_events(events: Iterable[Event]) -> bytes:

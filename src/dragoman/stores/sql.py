@@ -28,6 +28,7 @@ from dragoman.core.response import Response
 
 from .base import (
     RUNNING,
+    ConflictError,
     Conversation,
     LogSegment,
     OutboxMessage,
@@ -380,7 +381,7 @@ class Store(ABC):
             statement = """INSERT INTO conversations (id, tenant, created_at, conversation)
                 VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
             if not (yield statement, row):
-                raise StoreError(f"There is a conversation {made.id} already.")
+                raise ConflictError(f"There is a conversation {made.id} already.")
             yield from _extend(made.id, items)
 
         await self._transact((), steps)
@@ -555,7 +556,7 @@ def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[No
         if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
             continue
         if not (item.id and rename):
-            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
+            raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
         own = replace(item, id=f"{item.id}_{place}")
         yield _EXTEND, (id, place, own.id, pack(own))
 

@@ -8,14 +8,15 @@ rows of each table are inserted together. Other threads read beside it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sqlite3 import Connection, DatabaseError
@@ -23,19 +24,23 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from .base import Retention, StoreError, Subscribers
+from .base import PATIENCE, Breaker, Retention, StoreError, Subscribers
 from .schema import SQLITE
 from .sql import Insert, Row, Steps, Store, Values, bound
 
 T = TypeVar("T")
 
 READERS = 2
-PATIENCE = 30.0
-"""Seconds to wait for another process that is writing."""
+OPENING = 30.0
+"""Seconds that opening waits for another process, which may be migrating the file."""
 GROUP = 512
 """How many writes share a commit at most."""
+LOOK = 1.0
+"""Seconds between two looks whether the writer is stuck, and beyond the time that it has."""
 CLOSED = "The store is closed."
+KIND = "SQLite"
 
+_log = logging.getLogger("dragoman.stores")
 
 ELSE = "or choose with --store: sqlite:PATH is another file, and none keeps nothing."
 _WRITING = "Let this user write to it and to its folder, "
@@ -85,12 +90,13 @@ def migrate(connection: Connection, path: Path) -> None:
 # ---- threads -------------------------------------------------------------------------------
 
 
-def connect(path: Path) -> Connection:
-    """A connection set up as all of ours are; transactions are begun and ended by hand."""
+def connect(path: Path, patience: float = OPENING) -> Connection:
+    """A connection set up as all of ours are, which waits so many seconds for other processes;
+    transactions are begun and ended by hand."""
     connection = sqlite3.connect(
-        path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+        path, timeout=patience, isolation_level=None, check_same_thread=False
     )
-    _write_ahead(connection)
+    _write_ahead(connection, patience)
     # In WAL mode a commit survives a killed process; NORMAL keeps the file whole even when the
     # machine loses power, at the price of the last commits, and OFF would not.
     for setting in ("synchronous = NORMAL", "temp_store = MEMORY", "cache_size = -512"):
@@ -98,10 +104,10 @@ def connect(path: Path) -> Connection:
     return connection
 
 
-def _write_ahead(connection: Connection) -> None:
+def _write_ahead(connection: Connection, patience: float) -> None:
     """Switch the file to WAL mode. Of several processes that open a new file together all but one
     are refused at once, whatever their timeout is, and must try again."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -138,31 +144,37 @@ class Write(Struct, eq=False):
 
 
 class SqliteStore(Store):
-    """Stores everything in one file, which is made where it is missing.
+    """Stores everything in one file, which is made where it is missing, also while it is in use.
 
-    Raises StoreError, which says what to do, when the file cannot be used.
+    What the file does not do within `patience` seconds fails. Raises StoreError, which says what to
+    do, when the file cannot be used.
     """
 
     POLL = 0.05
     CASCADES = False
 
-    def __init__(self, path: Path, retention: Retention | None = None) -> None:
+    def __init__(
+        self, path: Path, retention: Retention | None = None, patience: float = PATIENCE
+    ) -> None:
         super().__init__(retention, Subscribers())
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            with closing(connect(path)) as connection:
-                migrate(connection, path)
-        except (OSError, DatabaseError) as error:
-            raise unopened(path, error) from error
         self._path = path
+        self._patience = patience
         self._closed = False
+        self._opening = threading.Lock()
+        self._opened: list[Connection] = []
+        self._file: tuple[int, int] | None = None  # the device and inode of the file in use
+        self._sides: dict[Path, int] = {}  # the files beside it, and their inodes
+        self._writing = self._open()
+        self._written: tuple[int, int] | None = self._file
+        self._reading = Breaker(KIND, patience)
+        self._breaker = Breaker(KIND, patience)  # of the writer: readers may go on without it
         self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
         self._own = threading.local()
-        self._opened: list[Connection] = []
         self._turns: dict[asyncio.AbstractEventLoop, list[Write]] = {}
         self._queue: SimpleQueue[list[Write] | None] = SimpleQueue()
-        self._writing = connect(path)
+        self._handed: list[list[Write]] = []  # what the writer writes now
+        self._since = 0.0  # when it began that; 0 while it has nothing to do
+        self._watching: asyncio.AbstractEventLoop | None = None
         self._writer = threading.Thread(target=self._work, name="dragoman-store", daemon=True)
         self._writer.start()
 
@@ -173,27 +185,87 @@ class SqliteStore(Store):
             self._hand_over(loop)
         self._queue.put(None)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._writer.join)
-        await loop.run_in_executor(None, self._pool.shutdown)
-        for connection in (self._writing, *self._opened):
+        await loop.run_in_executor(None, self._writer.join, 2 * self._patience + LOOK)
+        stuck = self._writer.is_alive() or self._reading.open
+        await loop.run_in_executor(None, partial(self._pool.shutdown, wait=not stuck))
+        for connection in () if stuck else self._opened:
             connection.close()
+
+    # ---- the file ------------------------------------------------------------------------
+
+    def _open(self) -> Connection:
+        """Make the file where it is missing, bring its tables up to date, and note which it is."""
+        path, known = self._path, len(self._opened)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for side, inode in self._sides.items():  # they belong to the file that was here
+                with suppress(FileNotFoundError):
+                    if side.stat().st_ino == inode:
+                        side.unlink()
+            path.touch(mode=0o600)
+            connection = self._connected(OPENING)
+            migrate(connection, path)
+            connection.execute(f"PRAGMA busy_timeout = {self._patience * 1_000:.0f}")
+            found = path.stat()
+            sides = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+            self._sides = {side: side.stat().st_ino for side in sides if side.exists()}
+        except (OSError, DatabaseError, StoreError) as error:
+            for connection in self._opened[known:]:
+                connection.close()
+            del self._opened[known:]
+            if isinstance(error, StoreError):
+                raise
+            raise unopened(path, error) from error
+        self._file = found.st_dev, found.st_ino
+        return connection
+
+    def _connected(self, patience: float) -> Connection:
+        connection = connect(self._path, patience)
+        self._opened.append(connection)
+        return connection
+
+    def _reopen(self) -> None:
+        """Use the file that is there now, or a new one, instead of one that was deleted or
+        replaced: what is written to that is lost. Raises StoreError."""
+        with self._opening:
+            if _identity(self._path) != self._file:
+                self._open()
+                _log.warning(
+                    "The store %s was deleted or replaced while it was in use: what it held is "
+                    "gone, and what comes is stored in the file that is there now.",
+                    self._path,
+                )
 
     # ---- reading -------------------------------------------------------------------------
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         if self._closed:
-            raise StoreError(CLOSED)
+            raise StoreError(CLOSED, KIND)
+        if self._reading.open:
+            self._reading.check()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._read_here, statement, values)
+        try:
+            async with asyncio.timeout(self._patience + LOOK):
+                return await loop.run_in_executor(self._pool, self._read_here, statement, values)
+        except TimeoutError:
+            raise self._reading.failed(self._stuck(), self._patience) from None
 
     def _read_here(self, statement: str, values: Values) -> list[Row]:
+        began = time.monotonic()
         try:
-            if not hasattr(self._own, "connection"):
-                self._own.connection = connect(self._path)
-                self._opened.append(self._own.connection)
-            return found(self._own.connection, statement, values)
-        except sqlite3.Error as error:
-            raise StoreError(f"The store could not be read: {error}.") from error
+            if _identity(self._path) != self._file:
+                self._reopen()
+            if getattr(self._own, "file", None) != self._file:
+                self._own.connection, self._own.file = self._connected(self._patience), self._file
+            rows = found(self._own.connection, statement, values)
+        except (sqlite3.Error, StoreError) as error:
+            problem = f"The store could not be read: {error}."
+            if isinstance(error, StoreError):
+                problem = str(error)
+            raise self._reading.failed(problem, time.monotonic() - began) from error
+        if self._reading.open:
+            self._reading.worked()
+        return rows
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -202,9 +274,14 @@ class SqliteStore(Store):
     ) -> Awaitable[T]:
         loop = asyncio.get_running_loop()
         write = Write(inserts, steps, loop.create_future())
-        if self._closed:
-            write.future.set_exception(StoreError(CLOSED))
-            return write.future
+        if self._closed or self._breaker.open:
+            try:
+                if self._closed:
+                    raise StoreError(CLOSED, KIND)
+                self._breaker.check()
+            except StoreError as error:
+                write.future.set_exception(error)
+                return write.future
         turn = self._turns.get(loop)
         if turn is None:  # the first of this turn of the loop: hand all of them over at its end
             turn = self._turns[loop] = []
@@ -216,11 +293,41 @@ class SqliteStore(Store):
         turn = self._turns.pop(loop, None)
         if turn is not None:
             self._queue.put(turn)
+            if self._watching is None or self._watching.is_closed():
+                self._watching = loop
+                loop.call_later(LOOK, self._watch, loop)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look whether the writer is stuck in the system, where no timeout of SQLite's helps; then
+        fail what waits for it."""
+        self._watching, since = None, self._since
+        if since and time.monotonic() - since > self._patience + LOOK:
+            error = self._breaker.failed(self._stuck(), self._patience)
+            self._fail(str(error), (*self._handed, *self._waiting()))
+        elif since or not self._queue.empty():
+            self._watching = loop
+            loop.call_later(LOOK, self._watch, loop)
+
+    def _stuck(self) -> str:
+        return (
+            f"The store {self._path} did not answer within {self._patience:g} s: its disk is gone, "
+            "or too busy."
+        )
+
+    def _waiting(self) -> list[list[Write]]:
+        """Take back what was handed over and is not begun."""
+        turns: list[list[Write]] = []
+        with suppress(Empty):
+            while (turn := self._queue.get_nowait()) is not None:
+                turns.append(turn)
+            self._queue.put(None)
+        return turns
 
     def _work(self) -> None:
         """Write what is handed over; in the writer's thread."""
         open = True
         while open:
+            self._since = 0.0
             turns = [self._queue.get()]
             count = 0
             with suppress(Empty):
@@ -228,16 +335,61 @@ class SqliteStore(Store):
                     turns.append(self._queue.get_nowait())
                     count += len(turns[-1] or ())
             open = None not in turns
-            handed = [turn for turn in turns if turn is not None]
-            if handed:
-                commit(self._writing, [write for turn in handed for write in turn])
-                for turn in handed:
-                    with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                        turn[0].future.get_loop().call_soon_threadsafe(settle, turn)
+            handed = self._handed = [turn for turn in turns if turn is not None]
+            if not handed:
+                continue
+            self._since = time.monotonic()
+            try:
+                there = self._path.stat()
+                gone = (there.st_dev, there.st_ino) != self._written
+            except OSError:
+                gone = True
+            problem = self._renew() if gone else ""
+            if not problem:
+                problem = commit(self._writing, [write for turn in handed for write in turn])
+            if problem:
+                self._breaker.failed(problem, time.monotonic() - self._since)
+                # What came while this waited in vain would wait as well.
+                self._fail(problem, self._waiting() if self._breaker.open else [])
+            elif self._breaker.open:
+                self._breaker.worked()
+            for turn in handed:
+                with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                    turn[0].future.get_loop().call_soon_threadsafe(settle, turn)
+
+    def _fail(self, problem: str, turns: Iterable[list[Write]]) -> None:
+        for turn in turns:
+            for write in turn:
+                write.error = StoreError(problem, KIND)
+            with suppress(RuntimeError):
+                turn[0].future.get_loop().call_soon_threadsafe(settle, turn)
+
+    def _renew(self) -> str:
+        """Write to the file that is there now. Where that cannot be, what was handed over fails
+        for this reason."""
+        try:
+            self._reopen()
+            self._writing, self._written = self._connected(self._patience), self._file
+        except (sqlite3.Error, StoreError) as error:
+            for turn in self._handed:
+                for write in turn:
+                    write.error = StoreError(str(error), KIND)
+            return str(error)
+        return ""
 
 
-def commit(connection: Connection, writes: list[Write]) -> None:
-    """Write in one transaction; where one of several is refused, each in its own."""
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file a path leads to: the device and the inode."""
+    try:
+        there = path.stat()
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
+
+
+def commit(connection: Connection, writes: list[Write]) -> str:
+    """Write in one transaction; where one of several is refused, each in its own. Gives what is
+    wrong with the database; nothing where all is well."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         rows: dict[str, list[Values]] = {}  # those of one table together
@@ -251,16 +403,17 @@ def commit(connection: Connection, writes: list[Write]) -> None:
                 write.result = _taken(connection, write.steps())
         connection.execute("COMMIT")
     except Exception as error:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        with suppress(sqlite3.Error):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
         if len(writes) > 1 and not isinstance(error, sqlite3.OperationalError):
-            for write in writes:
-                commit(connection, [write])
-            return
+            return max([commit(connection, [write]) for write in writes])
         known = isinstance(error, sqlite3.Error)
         problem = f"The store could not be written: {error}."
         for write in writes:
-            write.error = StoreError(problem) if known else error
+            write.error = StoreError(problem, KIND) if known else error
+        return problem if known else ""
+    return ""
 
 
 def _taken(connection: Connection, steps: Steps[T]) -> T:

@@ -55,6 +55,7 @@ TABLE: dict[Code, _Row] = {
     "stalled": _Row(408, _INVALID, "stalled"),
     "cancelled": _Row(499, _INVALID, "cancelled"),
     "shutting_down": _Row(503, _SERVER, "shutting_down"),
+    "store_unavailable": _Row(503, _SERVER, "store_unavailable"),
     "internal": _Row(500, _SERVER, "internal_error"),
 }
 """What each fault is over HTTP."""

@@ -200,8 +200,9 @@ def test_a_regex_or_a_choice_in_place_of_the_text(hermes: Any) -> None:
 def test_every_family_has_a_grammar_of_its_own_calls(profile) -> None:
     """A call as the family writes it is what its grammar takes, with text before it or not."""
     writing, end = profile.syntax, profile.ends[0]
-    arguments = "<parameter=n>\n7\n</parameter>\n" if writing.body == "xml" else '{"n": 7}'
-    one = f"{writing.opening}roll{writing.separator}{arguments}{writing.closing}"
+    arguments = writing.template(False).replace("{}", "n", 1).replace("{}", "7") or '{"n": 7}'
+    separator = writing.separator.replace("#", "12")
+    one = f"{writing.opening}roll{separator}{arguments}{writing.closing}"
     several = f"{writing.first}{one}{writing.between}{one}{writing.last}{end}"
     single = f"{writing.first}{one}{writing.last}{end}"
     for controls in (profile.controls, (end,)):

@@ -13,8 +13,9 @@ from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.request import FunctionTool, Request, Tool
 from dragoman.core.turn import Turn
 from dragoman.formats.format import Format
-from dragoman.formats.markup.families import BY_NAME, all_marks
+from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
+from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
 
 WEATHER = FunctionTool(

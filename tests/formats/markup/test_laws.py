@@ -12,8 +12,9 @@ from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.lifecycle import check as check_events
 from dragoman.core.request import Request
 from dragoman.engines.token.engine import raw_ids
-from dragoman.formats.markup.families import BY_NAME, all_marks
+from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
+from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.parsing import FAMILIES, TOOLS, Parsed, deltas, parse, parse_ids, tokens
 from tests.samples import samples
@@ -65,6 +66,69 @@ def test_p5_any_split_of_a_text_gives_the_same_items(mixed, places, offered, rea
         check(split)
 
 
+def written(family: str, thought: str = "hm", text: str = "Ok. ") -> str:
+    """What a model of the family writes, with reasoning, text and two calls."""
+    items = (
+        *([Reasoning((Thought(thought),))] if thought else []),
+        *([Message("assistant", text)] if text else []),
+        FunctionCall("c1", "get_weather", '{"city": "Rome"}'),
+        FunctionCall("c2", "now", "{}"),
+    )
+    format, user = Markup(family), Message("user", "hi")
+    prompt = format.render(Request(model="m", items=(user,))).text
+    whole = format.render(Request(model="m", items=(user, *items))).text
+    return whole[len(prompt) :].partition(BY_NAME[family].ends[0])[0]
+
+
+damages = st.lists(
+    st.tuples(st.integers(0, 2**16), st.integers(0, 9), st.sampled_from(WORDS)), max_size=4
+)
+
+
+@settings(max_examples=samples(300, 20_000))
+@given(st.sampled_from(FAMILIES), damages, cuts, reasons)
+def test_a_damaged_call_is_read_alike_by_bytes_by_characters_and_whole(
+    family, damage, places, reason
+) -> None:
+    text = written(family)
+    for place, size, word in damage:
+        place %= len(text) + 1
+        text = text[:place] + word + text[place + size :]
+    whole = parse(family, text, reason=reason)
+    check(whole)
+    tokenizer = ByteTokenizer()
+    for other in (
+        parse(family, text, 1, reason=reason),
+        parse(family, text, places, reason=reason),
+        parse_ids(family, tokenizer.encode(text), tokenizer, reason=reason),
+        parse_ids(family, tokenizer.encode(text), tokenizer, 7, reason=reason),
+    ):
+        assert (other.said, other.warnings) == (whole.said, whole.warnings)
+        assert (other.statuses, other.reason) == (whole.statuses, whole.reason)
+        check(other)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_f9_an_answer_cut_anywhere_shows_no_markup(family) -> None:
+    thinks = not family.startswith("llama")
+    text = written(family, "hm" if thinks else "", "" if family == "llama" else "Ok. ")
+    ids, tokenizer = tokens(family, text)
+    whole = parse(family, text)
+    assert [name for name, _ in whole.said][-2:] == ["get_weather", "now"]
+    for answer in (
+        *(parse(family, text[:end], reason="length") for end in range(len(text))),
+        *(parse_ids(family, ids[:end], tokenizer, reason="length") for end in range(len(ids))),
+    ):
+        said = dict(answer.said)
+        if BY_NAME[family].bare and "{" in said.get("text", ""):
+            continue  # what may be an answer in JSON is shown
+        for part, expected in (("text", "Ok."), ("thought", "hm")):  # one character is no markup
+            assert expected.startswith(said.get(part, "").rstrip("<[ \n"))
+        assert said.keys() <= {"text", "thought", "get_weather", "now"}
+        assert '{"city": "Rome"}'.startswith(said.get("get_weather", ""))
+        assert said.get("now", "{}") in ("{}", "{", "")
+
+
 @settings(max_examples=samples(250, 20_000))
 @given(any_soup, st.integers(2, 9), tools, reasons)
 def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reason) -> None:
@@ -92,7 +156,7 @@ def test_nothing_is_raised_on_any_tokens(family, seed, offered, reason) -> None:
         outcome = parse_ids(format, ids, tokenizer, 3, tools=offered, reason=reason)
         check(outcome)
         for mark in known:
-            if len(mark) > 1 and mark not in BY_NAME[family].tags:
+            if len(mark) > 1 and mark not in (*BY_NAME[family].tags, *BY_NAME[family].fragments):
                 assert not any(mark in words for kind, words in outcome.said if kind == "text")
 
 
@@ -112,7 +176,7 @@ calls = st.lists(st.tuples(st.sampled_from(["get_weather", "now"]), arguments), 
 @settings(max_examples=samples(100, 5_000))
 @given(st.sampled_from(FAMILIES), safe, safe, calls, st.integers(1, 9))
 def test_rendered_items_are_parsed_to_the_same(family, thought, text, called, size) -> None:
-    if family == "qwen-xml":  # bare text has no types but those of the schema
+    if BY_NAME[family].syntax.argument:  # bare text has no types but those of the schema
         called = [(name, {"city": str(args.get("city", "x"))}) for name, args in called[:2]]
         called = [(name, args) for name, args in called if name == "get_weather"]
     if family == "llama" and called:

@@ -111,7 +111,7 @@ async def test_failed_begin_of_a_background_run_leaves_nothing(store: Store) -> 
             raise StoreError("The disk is full.")
 
         store.begin = fail
-        assert (await server.ask(background=True)).status == 500
+        assert (await server.ask(background=True)).status == 503
         assert not server.memory.runs.live
 
 

@@ -300,8 +300,7 @@ async def test_upkeep_continues_after_an_exception(caplog, monkeypatch) -> None:
     async with asyncio.timeout(10):
         await calm.wait()
     await runs.close()
-    assert "upkeep" in caplog.text
-    assert caplog.text.count("It is full.") == 1
+    assert caplog.text.count("upkeep") == 1  # what fails in a store is logged there
 
 
 async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_path) -> None:

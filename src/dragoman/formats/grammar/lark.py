@@ -53,9 +53,10 @@ class Writer:
     def marker(self, text: str) -> str:
         return self._mark("marker", text)
 
-    def until(self, text: str, without: Iterable[str] = ()) -> str:
-        """Any text up to and with a marker, without it or any of the others inside."""
-        before = self.free((text, *without))
+    def until(self, text: str, without: Iterable[str] = (), lead: str = "") -> str:
+        """Any text up to and with a marker, without it or any of the others inside. It ends with
+        `lead`."""
+        before = self.free((text, *without), _ANY + _slashed(re.escape(lead)) if lead else _ANY)
         return self._mark("until", text, before)
 
     def end(self, texts: Iterable[str]) -> str:
@@ -66,10 +67,6 @@ class Writer:
     def free(self, without: Iterable[str] = (), start: str = _ANY) -> str:
         """Any text that a regular expression matches and none of these stands in."""
         return self.rule("FREE", f"/{start}/{_barred(without)}")
-
-    def tail(self, text: str, without: Iterable[str] = ()) -> str:
-        """Any text up to and with a text that is never a token of its own."""
-        return self.rule("tail", f"{self.free(without)} {self.text(text)}", "[lazy]")
 
     def rule(self, name: str, expression: str, options: str = "") -> str:
         """A named rule; the same one twice is one. Names in capitals are terminals."""

@@ -28,6 +28,9 @@ def typed(text: str, name: str, schema: JSON) -> str:
     kinds = _kinds(properties.get(name) if isinstance(properties, dict) else None, schema)
     literal = _CONSTANTS.get(text.strip(), text.strip())
     if kinds != _STRING:
+        if literal[:1] in ("[", "{") and read_json(literal) is None:  # as some templates show it
+            with suppress(ValueError, RecursionError):
+                literal = _keywords(f"x={literal}")[len('{"x": ') : -1]
         kind = KINDS[type(read_json(literal, ""))]  # a string, if anything
         if kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds)):
             return literal
@@ -73,11 +76,12 @@ _IN_STRING = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[\s,}\]]")
 _BETWEEN_KEYS = re.compile(r"[\s,]*")
 _COLON = re.compile(r"[\s:]*")
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
+_NAME = re.compile(r'"(?:tool_)?name"\s*:\s*"([^"\\]+)"')
 
 _ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")
 _IDS = ("id", "call_id", "tool_call_id")
-_BESIDE = ("type", "function", "name", *_ARGUMENTS, *_IDS)
+_BESIDE = ("type", "function", *_NAMES, *_ARGUMENTS, *_IDS)
 
 
 class Value:
@@ -187,7 +191,7 @@ class CallObject:
         elif self._name and self._arguments is not None:
             emitter.warn(f"the call of {self._name} was not closed")
             self._whole(self._name)
-        else:
+        elif not emitter.cut:
             raw = "".join(self.raw)
             found = _NAME.search(raw)
             if name := self._name or (found and found[1]):
@@ -242,9 +246,10 @@ class CallObject:
         if self._key in _ARGUMENTS:
             self._arguments = value
         elif self._key in _IDS:
-            self._id = _string(value)
-        elif self._key in ("name", "function"):
-            if self._key == "name" or value[0] == '"':
+            id = _string(value)
+            self._id = None if id and id.isdecimal() else id  # a number of its turn alone
+        elif self._key in (*_NAMES, "function"):
+            if self._key in _NAMES or value[0] == '"':
                 self._name = self._name or _string(value)
             else:
                 inner = read_json(value, strict=False)
@@ -521,7 +526,7 @@ class Calls(Segment):
                 emitter.emit_call(name, arguments)
             if found[1].strip():
                 emitter.text(found[1].strip())
-        elif self._python and self._code is not None:
+        elif self._python and self._code is not None and not emitter.cut:
             emitter.emit_call(self._code, json.dumps({"code": raw.strip()}, ensure_ascii=False))
         elif not self._emitted and raw.strip():
             emitter.warn(f"a call could not be read: {raw}")

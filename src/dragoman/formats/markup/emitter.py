@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 
@@ -48,11 +49,13 @@ def schemas(request: Request) -> dict[str, JSON]:
 class Emitter:
     """One answer, written into a turn."""
 
-    def __init__(self, turn: Turn, tools: Schemas) -> None:
+    def __init__(self, turn: Turn, tools: Schemas, name_form: str = "(.*)") -> None:
         self.tools = tools
+        self._name_form = re.compile(name_form, re.DOTALL)
         self.calls = 0
         self.truncated = False  # the open call was not ended by the model
-        self.dropping = False  # the answer was cut in the head of a call: its text is no answer
+        self.cut = False  # the answer ends at a limit: what has not begun is left out
+        self.dropping = False  # and that is in the head of a call: its text is no answer
         self.warnings: list[str] = []
         self.warn = self.warnings.append
         # What is known of a call before it begins, and of arguments that are tags.
@@ -104,6 +107,11 @@ class Emitter:
 
     # ---- calls ---------------------------------------------------------------------------
 
+    def name_in(self, text: str) -> str:
+        """The name in what stands in its place."""
+        found = self._name_form.fullmatch(text.strip())
+        return found[1].strip() if found else ""
+
     @property
     def in_call(self) -> bool:
         return self._name is not None
@@ -128,9 +136,10 @@ class Emitter:
         name, self._name = self._name, None
         arguments = "".join(self._arguments)
         if name:
-            if not isinstance(read_json(arguments or "{}"), dict):
+            value = read_json(arguments or "{}")
+            if not isinstance(value, dict):
                 self.warn(f"the arguments of {name} are not a JSON object")
-            if not self.truncated:
+            if not self.truncated or (arguments and isinstance(value, dict)):
                 missing = "" if arguments.strip() else "{}"
                 self._turn.call(CallFragment(self.calls - 1, arguments=missing, last=True))
         elif name is not None:
@@ -143,7 +152,7 @@ class Emitter:
         if self.parameters and not self.truncated:
             self.add_arguments("}")
         self.close_call()
-        self.next_name, self.parameters = "", 0
+        self.next_name, self.parameter, self.parameters = "", "", 0
 
     def emit_call(self, name: str, arguments: str, id: str | None = None) -> None:
         """A complete call."""

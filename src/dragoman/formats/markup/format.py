@@ -4,6 +4,7 @@ turns whose text contains it."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.item import JSON, Token
@@ -20,8 +21,9 @@ from dragoman.formats.prompt import Marks, Piece, Prompt, Tokenizer, TokenTable
 
 from .calls import bare
 from .emitter import Emitter, schemas
-from .families import BY_NAME, MarkTable, Profile, all_marks, mark_tables
+from .families import BY_NAME
 from .parser import MarkupParser
+from .profile import MarkTable, Profile, all_marks, mark_tables
 
 
 class Markup:
@@ -86,7 +88,8 @@ class Markup:
         tools = schemas(request)
         start = "thought" if self.starts_thinking(request) else "start"
         marks = tables[bool(tools)]
-        return MarkupParser(self.profile, marks, Emitter(turn, tools), token_table, start)
+        emitter = Emitter(turn, tools, self.profile.name_form)
+        return MarkupParser(self.profile, marks, emitter, token_table, start)
 
     def grammar(self, request: Request) -> Grammar | None:
         """The grammar of the answer; None where the request constrains nothing. Raises FaultError,
@@ -153,14 +156,15 @@ class _PromptBuilder:
         self.layout(syntax.first)
         for number, function in enumerate(functions):
             arguments = function["arguments"]
-            if syntax.body == "xml" and isinstance(arguments, dict):
-                tags = (f"{key}>\n{bare(value)}" for key, value in arguments.items())
-                written = "".join(f"<parameter={tag}\n</parameter>\n" for tag in tags)
+            self.layout(syntax.between if number else "")
+            self.fill(f"{syntax.opening}{{}}", function["name"])
+            self.layout(syntax.separator.replace("#", str(number)))
+            if syntax.argument and isinstance(arguments, dict):
+                for key, value in arguments.items():
+                    self.fill(syntax.template(isinstance(value, str)), key, bare(value))
             else:  # as the model wrote it, so that the prompt cache survives
-                written = getattr(arguments, "text", None) or bare(arguments)
-            template = f"{syntax.opening}{{}}{syntax.separator}{{}}{syntax.closing}"
-            gap = syntax.between if number else ""
-            self.fill(gap + template, function["name"], written)
+                self.text(getattr(arguments, "text", None) or bare(arguments))
+            self.layout(syntax.closing)
         self.layout(syntax.last)
 
     def _native(self, function: dict[str, JSON]) -> str | None:
@@ -179,7 +183,6 @@ class _PromptBuilder:
 
 _NO_JSON = r"(?:\s*[^\s\[{](?s:.*))?"
 """Text that no parser takes for a call without marks."""
-_PARAMETER_ENDS = ("</parameter>", "<parameter=", "</tool_call>", "</function>")
 
 
 class _GrammarBuilder:
@@ -190,7 +193,8 @@ class _GrammarBuilder:
         self._profile = profile
         self._thinking = thinking
         self._writer = Writer(SPACED)
-        self._marks = Marks({*all_marks(profile), *profile.controls})
+        broken = {m for m in all_marks(profile) for part in profile.fragments if part in m}
+        self._marks = Marks({*(all_marks(profile) - broken), *profile.controls})
         leads = profile.states["text"].marks.items()
         kinds = {name: state.kind for name, state in profile.states.items()}
         self._call_marks = tuple(m for m, to in leads if kinds[to] not in ("header", "start"))
@@ -211,10 +215,13 @@ class _GrammarBuilder:
     def _reasoning(self) -> str:
         """Reasoning is free text; after it come blank lines."""
         writer, states = self._writer, self._profile.states
-        opening = next((m for m, to in states["start"].marks.items() if to == "thought"), None)
+        reached = {name for name, state in states.items() if "thought" in state.marks.values()}
+        leads = {*(reached - {"start", "text"}), "thought"}  # at once, or by a header (Gemma)
+        opening = next((m for m, to in states["start"].marks.items() if to in leads), None)
         if opening is None:
             return ""
-        closing = next(m for m, to in states["thought"].marks.items() if to == "start")
+        marks = states["thought"].marks.items()
+        closing = next(m for m, to in marks if states[to].kind == "start")
         gap = writer.rule("GAP", r"/\n{0,2}/")
         inside = f"{writer.until(closing, self._call_marks)} {gap}"
         return f"{inside} " if self._thinking else f"({writer.marker(opening)} {inside})? "
@@ -223,22 +230,24 @@ class _GrammarBuilder:
         """One call or several, after any text where text is free."""
         syntax, writer = self._profile.syntax, self._writer
         call = writer.rule("call", writer.any_of(map(self._call, self._asked.tools)))
-        lead = self._fixed(syntax.first + syntax.opening)
-        mark = self._marks.pattern.match(syntax.first + syntax.opening)
-        if mark is not None and isinstance(self._asked.text, Anything):
-            lead[0] = writer.until(mark[0], self._call_marks)
+        head = syntax.first + syntax.opening
+        free = isinstance(self._asked.text, Anything)
+        lead = self._until(head, self._call_marks) if free else self._fixed(head)
         more = self._fixed(syntax.between + syntax.opening)
         several = f"({' '.join((*more, call))})*" if self._asked.several else ""
         return " ".join((*lead, call, several, *self._fixed(syntax.last)))
 
     def _call(self, tool: AllowedTool) -> str:
         """A call, from its name to what closes it."""
-        syntax, body = self._profile.syntax, tool.body
-        if syntax.body == "xml" and isinstance(body, JSONBody):
+        syntax, body, writer = self._profile.syntax, tool.body, self._writer
+        if syntax.argument and isinstance(body, JSONBody):
             inside = self._parameters(body)
         else:
-            inside = self._writer.body(body)
-        name = self._fixed(tool.name + syntax.separator)
+            inside = writer.body(body)
+        before, number, after = syntax.separator.partition("#")
+        name = self._fixed(tool.name + before)
+        if number:
+            name += [writer.rule("NUMBER", "/[0-9]+/"), *self._fixed(after)]
         return " ".join((*name, inside, *self._fixed(syntax.closing)))
 
     def _fixed(self, text: str) -> list[str]:
@@ -249,38 +258,53 @@ class _GrammarBuilder:
             for piece in self._marks.split(text)
         ]
 
+    def _until(self, text: str, without: Iterable[str]) -> list[str]:
+        """Any text up to and with a fixed one, which begins with a mark or with text before one."""
+        found = next((m for m in self._marks.pattern.finditer(text) if m[0].strip()), None)
+        if found is None:
+            return self._fixed(text)
+        before = text[: found.start()]
+        return [self._writer.until(found[0], without, before), *self._fixed(text[found.end() :])]
+
     def _parameters(self, body: JSONBody) -> str:
         """Arguments as tags, in the order of their schema."""
         properties, required = body.schema.get("properties"), body.schema.get("required", ())
         tags = []
         for name, schema in (properties if isinstance(properties, dict) else {}).items():
-            opening = " ".join(self._fixed(f"<parameter={name}>\n"))
-            tag = f"{opening} {self._parameter(schema, body, name)}"
+            tag = self._parameter(schema, body, name)
             tags.append(tag if name in required else f"({tag})?")
         return " ".join(tags)
 
     def _parameter(self, schema: JSON, body: JSONBody, name: str) -> str:
-        """The value of an argument, with its closing tag: a string as bare text, else JSON."""
+        """An argument: a string as bare text, else JSON."""
         writer, param = self._writer, f"{body.param}.properties.{name}"
-        closing = "\n</parameter>"
         kind = schema.get("type") if isinstance(schema, dict) else None
         if not isinstance(schema, dict) or kind is None or isinstance(kind, list):
             raise FaultError(unsupported("must have one type, in this format", param))
+        head, _, closing = self._profile.syntax.template(kind == "string").rpartition("{}")
+        opening = self._fixed(head.replace("{}", name))
+        ends = sorted(
+            mark.strip()
+            for state in map(self._profile.states.__getitem__, ("value", "between"))
+            for mark in (*state.marks, *state.doubtful)
+        )
         if kind != "string":
             shared = [each for each in ("$defs", "definitions") if each in body.schema]
             inner: dict[str, JSON] = {**schema, **{each: body.schema[each] for each in shared}}
-            return f"{writer.body(JSONBody(param, inner))} {writer.text(closing + chr(10))}"
+            value = [writer.body(JSONBody(param, inner)), *self._fixed(closing)]
+            return " ".join((*opening, *value))
         match schema:
             case {"enum": list(texts)} if all(isinstance(text, str) for text in texts):
-                text = writer.any_of(map(writer.text, texts))
+                value = [writer.any_of(map(writer.text, texts)), *self._fixed(closing)]
             case {"pattern": _} | {"format": _} | {"enum": _} | {"const": _}:
                 raise FaultError(unsupported("cannot be enforced in this format", param))
             case {"minLength": _} | {"maxLength": _}:
                 low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-                text = writer.free(_PARAMETER_ENDS, start=f"(?s:.{{{low},{high}}})")
+                text = writer.free(ends, start=f"(?s:.{{{low},{high}}})")
+                value = [text, *self._fixed(closing)]
             case _:
-                return f"{writer.tail(closing, _PARAMETER_ENDS)} {writer.text(chr(10))}"
-        return f"{text} {writer.text(closing + chr(10))}"
+                value = self._until(closing, ends)
+        return " ".join((*opening, *value))
 
 
 # ---- markup in an upstream's text ----------------------------------------------------------

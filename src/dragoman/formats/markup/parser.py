@@ -11,18 +11,25 @@ import json
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from dragoman.core.item import Token
+from dragoman.formats.grammar.schema import read_json
 from dragoman.formats.prompt import Control, TokenTable
 
 from .calls import LEADING, Calls, Value, skip, typed
 from .emitter import Emitter, Segment
-from .families import MarkTable, Profile
+from .profile import MarkTable, Profile
 
 _BLANKS = 64
 """How many blanks before a mark belong to it; more are text, so that no text waits for long."""
+_AHEAD = 128
+"""How many characters after a mark that may be data are read to find out."""
 _LONGEST_NAME = 128
-_BLANK = re.compile(r"\s")
+_SEVERAL_WORDS = re.compile(r"\S\s+\S")
+_CALL_BEGINS = re.compile(r'\s*(?:\[\s*)?\{\s*"\w')
+_CALL_MAY_BEGIN = re.compile(r'\s*(?:\[\s*)?(?:\{\s*"?)?')
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:][^{}\[\],:]*?)\s*:")
 _OPENING = re.compile(r"[{\[]")
 _JUNK = re.compile(r"[\s`]*")
 
@@ -111,12 +118,14 @@ def _use_id(emitter: Emitter, text: str, target: str | None) -> None:
 
 
 def _use_name(emitter: Emitter, text: str, target: str | None) -> None:
-    name = text.strip()
+    name = emitter.name_in(text)
     if target in ("arguments", "typed", "gap", "id", "key") and name:
         emitter.next_name = name
-    elif name:
-        emitter.warn(f"a call could not be read: {name}")
-        emitter.text(name)
+    elif target == "start" and name:
+        emitter.emit_call(name, "{}")
+    elif text.strip():
+        emitter.warn(f"a call could not be read: {text.strip()}")
+        emitter.text(text.strip())
 
 
 def _use_gap(emitter: Emitter, text: str, target: str | None) -> None:
@@ -125,6 +134,8 @@ def _use_gap(emitter: Emitter, text: str, target: str | None) -> None:
     if text:
         emitter.warn(f"not expected there: {text}")
     if target not in ("key", "value") and emitter.in_call:
+        if emitter.parameter:
+            emitter.warn(f"an argument of {emitter.next_name} has no value: {emitter.parameter}")
         emitter.close_parameters()
     if text:
         emitter.text(text)
@@ -132,38 +143,73 @@ def _use_gap(emitter: Emitter, text: str, target: str | None) -> None:
 
 def _use_key(emitter: Emitter, text: str, target: str | None) -> None:
     emitter.parameter = text.strip()
-    if target != "value":
+    if target not in ("value", "gap"):
         emitter.warn(f"an argument of {emitter.next_name} has no value: {emitter.parameter}")
         emitter.close_parameters()
 
 
-def _use_value(emitter: Emitter, text: str, target: str | None) -> None:
-    """One argument as bare text, typed by the schema of its tool."""
-    text = text.removeprefix("\n")
+def _use_value(
+    emitter: Emitter, text: str, target: str | None, *, padded: bool, known: str | None
+) -> None:
+    """One argument as bare text, typed by the schema of its tool where it is not `known` what it
+    is; a `padded` one stands on lines of its own."""
     closed = target in ("gap", "key")
+    if padded:
+        text = text.removeprefix("\n")
     if not closed:
         text = text.rstrip().removesuffix("</function>")
-    text = text.removesuffix("\n")
+    if padded or not closed:
+        text = text.removesuffix("\n")
     name = emitter.next_name
-    value = typed(text, emitter.parameter, emitter.tools.get(name))
+    value = json.dumps(text, ensure_ascii=False)
     if emitter.truncated:
-        value = json.dumps(text, ensure_ascii=False)[:-1]
+        value = value[:-1]
+    elif known == "json" and read_json(text, emitter) is not emitter:
+        value = text
+    elif known != "string":
+        value = typed(text, emitter.parameter, emitter.tools.get(name))
     key = json.dumps(emitter.parameter, ensure_ascii=False)
     emitter.add_arguments(f"{', ' if emitter.parameters else '{'}{key}: {value}")
-    emitter.parameters += 1
+    emitter.parameters, emitter.parameter = emitter.parameters + 1, ""
     if not closed:
         emitter.warn(f"an argument of {name} was not closed")
         emitter.close_parameters()
 
 
-_USES = {"id": _use_id, "gap": _use_gap, "key": _use_key, "value": _use_value}
+def _use_literal(emitter: Emitter, text: str, target: str | None) -> None:
+    """Arguments between two strings, whose keys are bare (Gemma); what has quotes is JSON."""
+    if '"' not in text:
+        text = _BARE_KEY.sub(lambda key: f"{key[1]}{json.dumps(key[2])}:", text)
+    emitter.add_arguments(text + ('"' if target == "string" else ""))
+    if target != "string":
+        emitter.close_call()
+
+
+class StringText(Segment):
+    """A string between two marks (Gemma), emitted as a JSON string as it arrives."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        self._emitter.add_arguments(json.dumps(text[at:end], ensure_ascii=False)[1:-1])
+        return end
+
+    def leave(self, target: str | None) -> None:
+        if target == "literal":
+            self._emitter.add_arguments('"')
+        else:
+            self._emitter.close_call()
+
+
+_USES = {"id": _use_id, "gap": _use_gap, "key": _use_key, "literal": _use_literal}
 
 
 class Name(CollectedText):
     """The name of a call, up to a mark.
 
-    With `braces` a brace may end it: arguments follow, or calls that carry their own names. A `tag`
-    has no blanks in its name: with one it is ordinary text.
+    With `braces` a brace may end it: arguments follow, or calls that carry their own names. What is
+    in a `tag` is one word: several are ordinary text.
     """
 
     def __init__(self, emitter: Emitter, braces: bool, tag: bool) -> None:
@@ -179,10 +225,11 @@ class Name(CollectedText):
         stop = found.start() if found else end
         super().feed(text, at, stop)
         self._size += stop - at
-        blank = self._tag and _BLANK.search(text, at, stop) is not None
-        self.rejected = self._size > _LONGEST_NAME or blank
+        name = "".join(self.pieces) if self._tag or found else ""
+        several = self._tag and _SEVERAL_WORDS.search(name) is not None
+        self.rejected = self._size > _LONGEST_NAME or several
         if found:
-            self._emitter.next_name = "".join(self.pieces).strip()
+            self._emitter.next_name = self._emitter.name_in(name)
         return stop
 
 
@@ -292,7 +339,11 @@ class MarkupParser:
         emitter = self._emitter
         self._flush_partial_character()
         marks = self._marks
+        emitter.cut = cut
         emitter.dropping = cut and marks.kind in _CALL_KINDS and marks.name != "bare"
+        in_text = marks.kind in ("start", "text", "thought")
+        if cut and not self._ambiguous and len(self._held) > in_text:
+            self._held = ""  # of a mark; one character in a text is more often text
         self._release_held()
         if isinstance(self._segment, Calls) and self._segment.unproven and not emitter.dropping:
             self._backtrack(self._segment)
@@ -300,7 +351,7 @@ class MarkupParser:
         emitter.truncated = True
         self._segment.leave(None)
         emitter.close_call()
-        emitter.truncated = emitter.dropping = False
+        emitter.truncated = emitter.dropping = emitter.cut = False
         self._enter("over" if self._marks.kind == "over" else "start")
 
     def close(self, reason: str) -> None:
@@ -313,6 +364,8 @@ class MarkupParser:
         if self._token_table is None:
             raise TypeError("this parser was made without a tokenizer, and parses text only")
         piece = self._token_table[id]
+        if isinstance(piece, Control) and piece.text in self._profile.fragments:
+            piece = piece.text
         if isinstance(piece, Control):
             self._flush_partial_character()
             self._control(piece.text)
@@ -369,7 +422,10 @@ class MarkupParser:
         if start == len(text):
             self._held = text[stop:]
             return len(text)
-        if self._segment.quoted and not self._is_mark(text, end):
+        doubtful = self._segment.quoted or (
+            marks.kind == "value" and text[start:end] not in marks.state.marks
+        )
+        if doubtful and not self._is_mark(text, end):
             if self._ambiguous:
                 self._held = text[start:]
                 return len(text)
@@ -378,20 +434,28 @@ class MarkupParser:
         return end
 
     def _is_mark(self, text: str, at: int) -> bool:
-        """Whether a mark inside a string is a mark after all: only another mark may follow it.
+        """Whether a mark that may be data (it is in a string, or in a value) is one after all: if
+        nothing follows it but other marks, or one with which a call begins.
 
         `_ambiguous` says that it cannot be known yet.
         """
-        rest = text[at:].lstrip()
+        text, complete = text[at : at + _AHEAD], len(text) - at >= _AHEAD
+        marks, at = self._table["start"], 0
         self._ambiguous = False
-        if len(text) - at - len(rest) > _BLANKS:
-            return False
-        target = self._table["start"]
-        start, _ = target.find(rest, 0)
-        if start == 0 and rest:
-            return True
-        self._ambiguous = target.held(rest, 0) == 0
-        return False
+        while True:
+            at = skip(LEADING, text, at)
+            found = marks.pattern.match(text, at)
+            if found is None:
+                self._ambiguous = not complete and marks.held(text, at) == at
+                return False
+            at = found.end()
+            target = marks.leads[found[0]]
+            kind = None if target is None else self._table[target].kind
+            if kind == "name" or (kind == "call" and _CALL_BEGINS.match(text, at)):
+                return True
+            if kind == "call" and _CALL_MAY_BEGIN.fullmatch(text, at):
+                self._ambiguous = not complete
+                return False
 
     def _release_held(self) -> None:
         """No more text belongs to what is held: it is what it is."""
@@ -500,8 +564,14 @@ class MarkupParser:
                 return Name(emitter, marks.state.braces is not None, tag)
             case "typed" | "arguments":
                 return Arguments(emitter, named=marks.kind == "typed")
-            case "id" | "gap" | "key" | "value":
-                if marks.kind == "gap" and emitter.next_name and not emitter.in_call:
+            case "value":
+                padded = "\n{}\n" in self._profile.syntax.argument
+                use = partial(_use_value, padded=padded, known=marks.state.known)
+                return CollectedText(emitter, use)
+            case "string":
+                return StringText(emitter)
+            case "id" | "gap" | "key" | "literal":
+                if marks.kind != "id" and emitter.next_name and not emitter.in_call:
                     emitter.open_call(emitter.next_name)
                 return CollectedText(emitter, _USES[marks.kind])
             case "header":

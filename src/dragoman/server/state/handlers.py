@@ -17,7 +17,7 @@ from dragoman.core.item import Item
 from dragoman.engines.base import new_id, now
 from dragoman.server.exchange import Exchange, Route, nothing_at
 from dragoman.server.settings import DIALECTS
-from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError, named
+from dragoman.stores.base import ConflictError, Conversation, Order, Paging, Record, named
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD, Wire
@@ -230,7 +230,7 @@ class Handlers:
             items = _unique(named(decode_items(data), new_id()))
             try:
                 known = await self._store.add_items(caller.tenant, bare(id), items)
-            except StoreError:
+            except ConflictError:
                 problem = "an item with one of these ids is in the conversation already"
                 raise FaultError(bad_request(problem, "items")) from None
             if not known:

@@ -548,7 +548,7 @@ class Runs:
                     await run.finished()
 
     async def _keep_up(self) -> None:
-        swept, trouble = 0.0, ""
+        swept = 0.0
         while True:
             try:
                 own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
@@ -560,11 +560,8 @@ class Runs:
                 if time.monotonic() - swept > SWEEP:
                     swept = time.monotonic()
                     await self.store.sweep(time.time())
-                trouble = ""
-            except StoreError as error:  # requests get their own errors; this is tried again
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.warning("%s", trouble)
+            except StoreError:  # the store has logged it, and this is tried again
+                pass
             except Exception:
                 _log.exception("The upkeep of runs failed, and goes on.")
             await asyncio.sleep(min(1.0, self.lease / 4))

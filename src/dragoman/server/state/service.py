@@ -261,7 +261,7 @@ def open_memory(
         max_responses=settings.max_responses,
     )
     cipher = open_cipher(settings, environ)
-    store = open_store(settings.store, keeping, environ, settings.pubsub)
+    store = open_store(settings.store, keeping, environ, settings.pubsub, settings.store_time)
     if store is None:
         return None
     return Memory(store, settings, webhooks=receivers, cipher=cipher)

@@ -28,6 +28,8 @@ from dragoman.wire.json import ABSENT, BROKEN
 from .blocks import NAME, decode_citation, to_extra
 from .response import REASONS, STOPPED, decode_usage
 
+MOST_COUNTS = 100
+"""Fields of the usage beyond which no new ones are read."""
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _OF_A_MESSAGE = frozenset({"id", "type", "role", "model", "content", "usage", *STOPPED})
 _OF_AN_END = (_OF_A_MESSAGE | {"delta"}) - STOPPED.keys()
@@ -204,7 +206,11 @@ class Decoder:
 
     def _count(self, usage: JSON) -> None:
         """Counts grow; those at the end complete those at the beginning."""
-        self._usage |= {k: v for k, v in _object(usage).items() if v is not None}
+        counts = {k: v for k, v in _object(usage).items() if v is not None}
+        if len(self._usage) < MOST_COUNTS:  # or each event would cost as much as all before
+            self._usage |= counts
+        else:
+            self._usage |= {k: v for k, v in counts.items() if k in self._usage}
         self._turn.usage = decode_usage(self._usage)
 
     def _stop(self, delta: dict[str, JSON]) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Hashable
+from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -131,7 +135,8 @@ class _PartNumbers:
 class ItemState:
     """An item under the names the upstream has for it: id, call id, place in the output."""
 
-    def __init__(self, turn: Turn, item: Item, place: JSON) -> None:
+    def __init__(self, turn: Turn, item: Item, place: JSON, number: int = 0) -> None:
+        self.number = number  # in the order in which they came
         self.type = type(item)
         self.id = item.id
         self.call_id = getattr(item, "call_id", None)
@@ -191,7 +196,7 @@ class ItemState:
             events, part = item.at(kind, self._numbers[kind == "summary"].find(kind, given))
             self._turn.emit(events)
             written = part.data
-        if not written.getvalue():
+        if not written.tell():
             self.write(kind, data, given, tokens)
 
     def annotate(self, note: Annotation, given: JSON) -> None:
@@ -227,14 +232,6 @@ class ItemState:
         elif self.index is not None:
             self._turn.emit([*unfold_item(self.index, item, closed=False)][1:])
 
-    def matches(self, item: Item, *, by_id: bool) -> bool:
-        """Whether an item of the whole output may be this one."""
-        if not by_id:
-            return self.type is type(item)
-        call_id = getattr(item, "call_id", None)
-        same = item.id is not None and self.id == item.id
-        return self.type is type(item) and (same or (bool(call_id) and self.call_id == call_id))
-
     @property
     def _item(self) -> OpenItem | None:
         return None if self.index is None else self._turn.item(self.index)
@@ -248,11 +245,14 @@ class ItemTracker:
         self._items: list[ItemState] = []
         self.last_delta: LastDelta | None = None  # if that was the last event
         self._last: ItemState | None = None
+        # By id, by place, and the last of all; and those that are not done, by type too.
+        self._latest: dict[tuple[str, JSON], ItemState] = {}
+        self._open: dict[tuple[type[Item], str, JSON], list[ItemState]] = {}
 
     def read(self, name: str, fields: Fields) -> bool:
         """Read an event about items; false if it is none."""
         family, _, verb = name.removeprefix("response.").rpartition(".")
-        item, place = fields.get("item"), fields.get("output_index")
+        item, place = fields.get("item"), _place(fields)
         known = _FAMILIES.get(family)
         if known is not None and verb == "delta":
             delta, logprobs = fields.get("delta"), fields.get("logprobs")
@@ -296,7 +296,7 @@ class ItemTracker:
 
     def _meant(self, fields: Fields, family: _Family) -> ItemState:
         """The item an event is about, made up where it was never announced."""
-        id, place = fields.get("item_id"), fields.get("output_index")
+        id, place = fields.get("item_id"), _place(fields)
         state = self._find(id, place, family.types)
         if state is None:
             state = self.add(replace(family.fresh, id=id if isinstance(id, str) else None), place)
@@ -304,23 +304,35 @@ class ItemTracker:
 
     def add(self, item: Item, place: JSON) -> ItemState:
         """A new item."""
-        self._last = ItemState(self._turn, item, place)
-        self._items.append(self._last)
-        return self._last
+        state = self._last = ItemState(self._turn, item, place, len(self._items))
+        self._items.append(state)
+        for key in (("id", state.id), ("place", place), ("any", None)):
+            self._latest[key] = state
+            self._open.setdefault((state.type, *key), []).append(state)
+        return state
 
     def _find(self, id: JSON, place: JSON, wanted: Types) -> ItemState | None:
         """The item that is meant, among those of the wanted types that are not done."""
         last = self._last
         if last is not None and last.id == id and last.place == place and last.is_open(wanted):
             return last
-        open = [state for state in self._items if state.is_open(wanted)]
-        same = [state for state in open if state.id == id] if id is not None else []
-        if not same and place is not None:
-            same = [state for state in open if state.place == place]
-        elif not same and id is None:
-            same = open
-        self._last = same[-1] if same else last
-        return same[-1] if same else None
+        found = self._last_open("id", id, wanted) if isinstance(id, str) else None
+        if found is None and place is not None:
+            found = self._last_open("place", place, wanted)
+        elif found is None and id is None:
+            found = self._last_open("any", None, wanted)
+        self._last = found or last
+        return found
+
+    def _last_open(self, name: str, value: JSON, wanted: Types) -> ItemState | None:
+        """The last one that is not done, of the wanted types, whose id or place this is."""
+        found: list[ItemState] = []
+        for kind in wanted:
+            states = self._open.get((kind, name, value), [])
+            while states and states[-1].done:
+                states.pop()  # and is not looked at again: there may be many
+            found += states[-1:]
+        return max(found, key=_number, default=None)
 
     def progress(self, name: str, fields: Fields) -> None:
         """Progress of a hosted tool; or an event we do not know, which is carried unchanged.
@@ -329,12 +341,12 @@ class ItemTracker:
         """
         if not _NAME.fullmatch(name):
             return
-        id, place = fields.get("item_id"), fields.get("output_index")
-        state = None
-        for each in reversed(self._items):  # open or done, of whatever type
-            if each.id == id if id is not None else each.place == place is not None:
-                state = each
-                break
+        id, place = fields.get("item_id"), _place(fields)
+        state = None  # open or done, of whatever type
+        if isinstance(id, str):
+            state = self._latest.get(("id", id))
+        elif id is None and place is not None:
+            state = self._latest.get(("place", place))
         index = None if state is None else state.index
         family, _, word = name.removeprefix("response.").rpartition(".")
         if state is not None and state.kind == family and word in _STATES:
@@ -360,13 +372,23 @@ class ItemTracker:
         """By place in the output, the items that were streamed: first those that have the same
         id, then those left over of the same type, in their order."""
         known: dict[int, ItemState] = {}
-        left = list(self._items)
+        left: dict[Hashable, deque[ItemState]] = {}
+        for state in self._items:
+            for key in (*_keys(state.type, state.id, state.call_id), state.type):
+                left.setdefault(key, deque()).append(state)
+        matched: set[ItemState] = set()
         for by_id in (True, False):
             for place, item in enumerate(output):
-                found = next((each for each in left if each.matches(item, by_id=by_id)), None)
-                if place not in known and found is not None:
-                    known[place] = found
-                    left.remove(found)
+                call_id = getattr(item, "call_id", None)
+                found: list[ItemState] = []
+                for key in _keys(type(item), item.id, call_id) if by_id else (type(item),):
+                    states = left.get(key, deque())
+                    while states and states[0] in matched:
+                        states.popleft()
+                    found += islice(states, 1)
+                if place not in known and found:
+                    known[place] = min(found, key=_number)
+                    matched.add(known[place])
         return known
 
     @property
@@ -378,6 +400,21 @@ class ItemTracker:
     def nameless(self) -> bool:
         """Whether a call never got its name."""
         return any(state.index is None for state in self._items)
+
+
+_number = attrgetter("number")
+
+
+def _place(fields: Fields) -> JSON:
+    """The place in the output that an event names, if that can be one."""
+    place = fields.get("output_index")
+    return None if isinstance(place, dict | list) else place
+
+
+def _keys(kind: type[Item], id: str | None, call_id: str | None) -> list[Hashable]:
+    """What tells that two items are one."""
+    names = (("id", id), ("call_id", call_id or None))
+    return [(kind, name, value) for name, value in names if value is not None]
 
 
 _STATES: dict[str, State] = {STATES.get(state, state): state for state in get_args(State)}

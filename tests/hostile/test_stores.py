@@ -1,0 +1,228 @@
+"""A store that fails costs what needs it, and that says so; it comes back without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.stores.base import Breaker
+from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.sql import Store
+from dragoman.stores.sqlite import SqliteStore
+from tests.postgres import Postgres
+from tests.server.state.storing import Server, storing
+from tests.server.stubs import Call, Stub
+
+PATIENCE = 0.3
+"""Seconds that a store has in these tests."""
+BOUND = 20.0
+"""Seconds in which all routes together have answered; nobody waits for each of them."""
+
+
+@dataclass
+class Known:
+    """What was stored while all was well, by id."""
+
+    response: str
+    stream: str
+    background: str
+    conversation: str
+    completion: str
+
+
+async def known(server: Server) -> Known:
+    asked = [
+        await server.ask(),
+        await server.ask(stream=True),
+        await server.ask(background=True),
+        await on(server, "POST", "/v1/conversations", {"items": []}),
+        await on(server, "POST", "/v1/chat/completions", CHAT),
+    ]
+    ids = [
+        json.loads(call.body.split(b"data: ")[-1])["id"] for call in asked if call is not asked[1]
+    ]
+    first = json.loads(asked[1].body.split(b"data: ")[1].split(b"\n")[0])
+    for run in tuple(server.memory.runs.live.values()):
+        await run.finished()
+    return Known(ids[0], first["response"]["id"], *ids[1:])
+
+
+CHAT = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}], "store": True}
+ASKED = {"model": "stub", "input": "Hi" * 200_000}
+ITEM = {"type": "message", "role": "user", "content": "Hi"}
+
+ROUTES: dict[str, tuple[str, str, Any]] = {
+    "get": ("GET", "/v1/responses/{0.response}", None),
+    "replay": ("GET", "/v1/responses/{0.stream}?stream=true", None),
+    "input items": ("GET", "/v1/responses/{0.response}/input_items", None),
+    "cancel": ("POST", "/v1/responses/{0.background}/cancel", None),
+    "delete": ("DELETE", "/v1/responses/{0.response}", None),
+    "chain": ("POST", "/v1/responses", {**ASKED, "previous_response_id": "{0.stream}"}),
+    "background": ("POST", "/v1/responses", {**ASKED, "background": True}),
+    "in a conversation": ("POST", "/v1/responses", {**ASKED, "conversation": "{0.conversation}"}),
+    "list completions": ("GET", "/v1/chat/completions", None),
+    "get completion": ("GET", "/v1/chat/completions/{0.completion}", None),
+    "messages": ("GET", "/v1/chat/completions/{0.completion}/messages", None),
+    "change completion": ("POST", "/v1/chat/completions/{0.completion}", {"metadata": {}}),
+    "delete completion": ("DELETE", "/v1/chat/completions/{0.completion}", None),
+    "new conversation": ("POST", "/v1/conversations", {}),
+    "get conversation": ("GET", "/v1/conversations/{0.conversation}", None),
+    "change conversation": ("POST", "/v1/conversations/{0.conversation}", {"metadata": {}}),
+    "items": ("GET", "/v1/conversations/{0.conversation}/items", None),
+    "add items": ("POST", "/v1/conversations/{0.conversation}/items", {"items": [ITEM]}),
+    "delete conversation": ("DELETE", "/v1/conversations/{0.conversation}", None),
+}
+"""What needs the store. What only may store (an answer that is not stored) says so instead."""
+
+WRITING = ("background", "delete", "change completion", "new conversation", "add items")
+"""Some of what writes and cannot say, as an answer may, that nothing was stored."""
+
+
+async def on(server: Server, method: str, path: str, body: Any = None) -> Call:
+    path, _, query = path.partition("?")
+    call = Call(server.app, path, body, method=method)
+    call._scope["query_string"] = query.encode()
+    return await call()
+
+
+def filled(value: Any, there: Known) -> Any:
+    if isinstance(value, dict):
+        return {name: filled(each, there) for name, each in value.items()}
+    return value.format(there) if isinstance(value, str) else value
+
+
+# ---- faults --------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(store: SqliteStore) -> Iterator[None]:
+    """Another program holds the lock."""
+    other = sqlite3.connect(store._path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        other.close()
+
+
+@contextmanager
+def full(store: SqliteStore) -> Iterator[None]:
+    """The disk is full."""
+    store._writing.execute("PRAGMA max_page_count = 1")
+    try:
+        yield
+    finally:
+        store._writing.execute("PRAGMA max_page_count = 1073741823")
+
+
+@contextmanager
+def garbage(store: SqliteStore) -> Iterator[None]:
+    """What the rows hold is garbage."""
+    with closing(sqlite3.connect(store._path, isolation_level=None)) as other:
+        for table, column in (
+            ("responses", "record"),
+            ("segments", "events"),
+            ("conversations", "conversation"),
+        ):
+            other.execute(f"UPDATE {table} SET {column} = randomblob(1000)")
+    yield
+
+
+@contextmanager
+def deleted(store: SqliteStore) -> Iterator[None]:
+    """The file is gone, and there is no place for another."""
+    folder = store._path.parent
+    away = folder.rename(folder.with_name("away"))
+    folder.write_text("in the way")
+    try:
+        yield
+    finally:
+        folder.unlink()
+        away.rename(folder)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, what fails by it for certain, and the kind of store as clients are told. Damage
+    shows where it is met, and stays."""
+
+    fault: Callable[[Any], AbstractContextManager[None]]
+    fails: Collection[str] = tuple(ROUTES)
+    kind: str = "SQLite"
+    damage: bool = False
+
+
+FAULTS = {
+    "4b.08 locked": Case(locked, WRITING),
+    "4b.02 4b.06 full": Case(full, WRITING[:1]),
+    "4b.11 garbage": Case(garbage, ("get", "replay", "chain", "items", "messages"), damage=True),
+    "4b.10 deleted": Case(deleted),
+    "4c.03 4c.08 stopped": Case(lambda server: server.unreachable(), kind="PostgreSQL"),
+    "4c.10 frozen": Case(lambda server: server.frozen(), kind="PostgreSQL"),
+}
+
+
+@asynccontextmanager
+async def failing(
+    case: Case, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[tuple[Server, Callable[[], AbstractContextManager[None]]]]:
+    """A server, and the fault of its store."""
+    store: Store
+    if case.kind == "SQLite":
+        store = SqliteStore(tmp_path / "folder" / "store.db", patience=PATIENCE)
+        subject: Any = store
+    else:
+        subject = request.getfixturevalue("postgres")
+        assert isinstance(subject, Postgres)
+        # It starts with the patience that a busy machine needs.
+        store = PostgresStore(subject.address, schema=tmp_path.name)
+        await store.ready()
+        store._patience, store._breaker = PATIENCE, Breaker(case.kind, PATIENCE)
+    async with storing(Stub(), store) as server:
+        yield server, lambda: case.fault(subject)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_store_that_fails_is_said_by_every_route_and_comes_back(
+    name, tmp_path, request, caplog
+) -> None:
+    case = FAULTS[name]
+    async with failing(case, tmp_path, request) as (server, fault):
+        there = await known(server)
+        caplog.clear()
+        with fault():
+            async with asyncio.timeout(BOUND):
+                unary, stream = await server.ask(**ASKED), await server.ask(**ASKED, stream=True)
+                answers = {
+                    route: await on(server, method, filled(path, there), filled(body, there))
+                    for route, (method, path, body) in ROUTES.items()
+                }
+        assert unary.status == stream.status == 200
+        if not case.damage:
+            assert unary.headers["x-dragoman-loss"] == "dropped: store"
+            assert b"x-dragoman-loss: dropped: store" in stream.body
+        for route, answer in answers.items():
+            assert answer.status == 503 or route not in case.fails, (route, answer.body)
+            assert answer.status in (200, 503), (route, answer.body)
+            if answer.status == 503:
+                error = answer.json["error"]
+                assert error["code"] == "store_unavailable", route
+                said = "" if case.damage else f" ({case.kind})"
+                assert f"The store of this server{said} cannot" in error["message"], route
+                assert int(answer.headers["retry-after"]) > 0, route
+        assert "Traceback" not in caplog.text
+        if case.damage:  # each row that is damaged is one line
+            return
+        assert len(caplog.records) < 8, caplog.text
+        async with asyncio.timeout(BOUND):
+            while "x-dragoman-loss" in (await server.ask()).headers:
+                await asyncio.sleep(0.1)
+        assert (await server.ask(background=True)).status == 200
