@@ -31,7 +31,10 @@ PACE = 0.03
 """Seconds between two bytes: much less than any silence that is allowed."""
 QUICK = Settings(read_time=0.3, keep_alive=1, stall=0.3)
 PATIENCE = 20.0
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+    b"content-type: application/json\r\n"
+)
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 UPGRADE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
@@ -251,12 +254,9 @@ REQUEST = Request(model="m", items=(Message("user", "Hi"),))
 
 async def ending(remote: Remote, request: Request) -> Event:
     """How an answer ends."""
-    last: Event | None = None
-    async for last in remote.stream(request):
-        pass
-    assert last is not None
+    events = [event async for event in remote.stream(request)]
     await remote.close()
-    return last
+    return events[-1]
 
 
 async def test_a_whole_answer_in_a_drip_is_given_up() -> None:
