@@ -460,7 +460,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket, with limits on the time that a message takes, and the last of an answer."""
+    """uvicorn's WebSocket, with limits on the time of a message and of reading an answer."""
 
     _begun = math.inf  # since when a message is awaited that has begun to come
     _latest = 0.0  # when something of it came
