@@ -26,7 +26,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.server.auth import Keys
+from dragoman.server.auth import tenant_of
 from dragoman.server.state.history import History, answered, asked, exported, name
 from dragoman.stores.base import Record, Retention
 from dragoman.stores.memory import MemoryStore
@@ -166,11 +166,9 @@ def test_store_without_history_is_an_error(word, capsys) -> None:
 
 
 def test_key_selects_its_tenant(tmp_path, monkeypatch, capsys) -> None:
-    tenant = Keys([]).tenant(Secret("sesame")) or Keys([Secret("sesame")]).tenant(Secret("sesame"))
-
     async def keep() -> None:
         store = SqliteStore(tmp_path / "store.db")
-        await store.begin(record(tenant=tenant))
+        await store.begin(record(tenant=tenant_of(Secret("sesame"), store.secret)))
         await store.close()
 
     asyncio.run(keep())

@@ -220,11 +220,11 @@ def test_generated_key_is_printed_and_required() -> None:
 
 
 def test_key_of_a_variable_is_required_and_not_printed(monkeypatch) -> None:
-    monkeypatch.setenv("CLIENT_KEY", "canary")
+    monkeypatch.setenv("CLIENT_KEY", "canary-key")
     statuses: list[int] = []
 
     def visit(base_url: str) -> None:
-        for headers in ({"x-api-key": "canary"}, {}):
+        for headers in ({"x-api-key": "canary-key"}, {}):
             statuses.append(httpx2.get(f"{base_url}/models", headers=headers).status_code)
 
     shown = serve("script", "--port", "0", "--api-key-env", "CLIENT_KEY", then=visit)

@@ -38,7 +38,7 @@ def test_loopback_needs_none(host) -> None:
 
 
 def test_with_a_key_any_address_will_do() -> None:
-    settings = Settings(host="0.0.0.0", port=0, keys=(Secret("key"),))
+    settings = Settings(host="0.0.0.0", port=0, keys=(Secret("long enough"),))
     with bind(settings, exact=True) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"
 
@@ -58,11 +58,11 @@ def test_a_port_that_another_only_bound_is_taken_too() -> None:
 
 
 def test_foreign_address_is_reported() -> None:
-    settings = Settings(host="203.0.113.1", port=0, keys=(Secret("key"),))
+    settings = Settings(host="203.0.113.1", port=0, keys=(Secret("long enough"),))
     with pytest.raises(HostError, match=r"Cannot listen on 203\.0\.113\.1"):
         bind(settings, exact=False)
     with pytest.raises(HostError, match=r"Cannot listen on no-such-host\.invalid"):
-        bind(Settings(host="no-such-host.invalid", port=0, keys=(Secret("k"),)), exact=False)
+        bind(Settings(host="no-such-host.invalid", port=0, keys=(Secret("long key"),)), exact=False)
 
 
 def test_the_address_can_be_pasted() -> None:

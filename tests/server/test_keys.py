@@ -13,7 +13,7 @@ from dragoman.core.interfaces import Caller, Engine, Secret
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.server.app import App
-from dragoman.server.auth import Keys, generate_key
+from dragoman.server.auth import Keys, generate_key, tenant_of
 from dragoman.server.config import with_keys
 from dragoman.server.exchange import Exchange
 from dragoman.server.settings import Settings
@@ -62,7 +62,8 @@ async def test_p46_only_health_is_open(path) -> None:
         {"authorization": f"Bearer {CANARY}"},
         {"authorization": "bearer first"},
         {"x-api-key": CANARY},
-        {"authorization": "Bearer of-another-service", "x-api-key": CANARY},
+        {"authorization": f"Bearer {CANARY}", "x-api-key": CANARY},
+        {"authorization": "Bearer none", "x-api-key": CANARY},
     ],
 )
 async def test_any_of_the_keys_opens_in_either_header(wire: str, headers) -> None:
@@ -80,6 +81,7 @@ async def test_any_of_the_keys_opens_in_either_header(wire: str, headers) -> Non
         {"authorization": f"Bearer {CANARY}x"},
         {"authorization": f"Bearer {CANARY[:-1]}"},
         {"x-api-key": "é"},
+        {"x-api-key": "none"},
         {"x-api-key": ""},
     ],
 )
@@ -104,7 +106,7 @@ def test_made_keys_are_long_and_differ() -> None:
 
 
 def test_keys_are_not_stored_in_plain_text() -> None:
-    keys = Keys((Secret(CANARY),))
+    keys = Keys(GUARDED, lambda: b"")
     assert CANARY not in repr(vars(keys))
 
 
@@ -112,6 +114,8 @@ def test_keys_are_not_stored_in_plain_text() -> None:
 
 BEARER_A, BEARER_B = {"authorization": "Bearer key-a"}, {"authorization": "Bearer key-b"}
 HEADER_A, NO_KEY = {"x-api-key": "key-a"}, dict[str, str]()
+BASIC_A, BASIC_B = {"authorization": "Basic YTph"}, {"authorization": "Basic Yjpi"}
+PLACEHOLDER = {"authorization": "Bearer none"}
 CONFIGURED = Settings(keys=(Secret("key-a"), Secret("key-b")))
 FROM_ENVIRONMENT = with_keys(Settings(api_key_env=("A", "B")), {"A": "key-a", "B": "key-b"})
 UPSTREAM = "http://127.0.0.1:1/v1"
@@ -127,7 +131,13 @@ TENANTS: list[tuple[str, Settings, Engine, dict[str, str], dict[str, str], bool]
     ("pass_client_key, a key and none", Settings(), PASSING, BEARER_A, NO_KEY, False),
     ("pass_client_key, none and a key", Settings(), PASSING, NO_KEY, BEARER_A, False),
     ("pass_client_key, none", Settings(), PASSING, NO_KEY, NO_KEY, True),
-    ("no keys asked for, two sent", Settings(), PLAIN, BEARER_A, BEARER_B, True),
+    ("no keys asked for, two sent", Settings(), PLAIN, BEARER_A, BEARER_B, False),
+    ("no keys asked for, one in either header", Settings(), PLAIN, BEARER_A, HEADER_A, True),
+    ("no keys asked for, a key and none", Settings(), PLAIN, BEARER_A, NO_KEY, False),
+    ("no keys asked for, none and a key", Settings(), PLAIN, NO_KEY, HEADER_A, False),
+    ("no keys asked for, what SDKs send for none", Settings(), PLAIN, PLACEHOLDER, NO_KEY, True),
+    ("no keys asked for, two of a proxy", Settings(), PLAIN, BASIC_A, BASIC_B, False),
+    ("no keys asked for, a proxy's and none", Settings(), PLAIN, BASIC_A, NO_KEY, False),
     ("no keys asked for, none sent", Settings(), PLAIN, NO_KEY, NO_KEY, True),
 ]
 
@@ -176,7 +186,7 @@ async def test_the_tenant_of_a_passed_key_does_not_show_the_key() -> None:
     ((_, caller),) = stub.asked
     assert len(caller.tenant) == 24
     assert CANARY not in caller.tenant
-    assert caller.tenant == Keys([Secret(CANARY)]).tenant(Secret(CANARY))
+    assert caller.tenant != tenant_of(Secret(CANARY), b"another store's")
 
 
 # ---- P45 -----------------------------------------------------------------------------------
@@ -234,10 +244,11 @@ def test_every_key_is_compared_in_constant_time(monkeypatch) -> None:
         return compare(given, known)
 
     monkeypatch.setattr(hmac, "compare_digest", noting)
-    keys = Keys([Secret("first"), Secret("second"), Secret("third")])
+    three = Settings(keys=(Secret("first"), Secret("second"), Secret("third")))
+    keys = Keys(three, lambda: b"")
     headers = [(b"authorization", b"Bearer first")]
     exchange = Exchange("GET", "/", b"", headers)
-    assert keys.check(exchange) is not None
+    assert keys.check(exchange)[1] is not None
     assert len(compared) == 3
     assert len({known for _, known in compared}) == 3
     assert all(len(given) == len(known) == 32 for given, known in compared)

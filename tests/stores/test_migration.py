@@ -21,6 +21,7 @@ from dragoman.stores.base import (
     Record,
     StoredAnswer,
     call_digest,
+    tenant_name,
 )
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.schema import POSTGRES, SQLITE
@@ -42,8 +43,13 @@ EVENTS: tuple[Event, ...] = (
 
 def record(id: str, created_at: int, **fields: object) -> Record:
     items = (Message("user", f"ask {id}", id=f"msg_{id}_in0"),)
-    given = {"wire": "responses", "request": Request(model="m", items=items), "owner": "me"}
-    return Record(id=id, tenant="t", created_at=created_at, lease=90.0, **(given | fields))
+    given = {
+        "tenant": "t",
+        "wire": "responses",
+        "request": Request(model="m", items=items),
+        "owner": "me",
+    }
+    return Record(id=id, created_at=created_at, lease=90.0, **(given | fields))
 
 
 def answer(id: str, *items: Item) -> Response:
@@ -142,44 +148,53 @@ async def store(request, tmp_path) -> AsyncIterator[Store]:
         address = await server.database()
         await _earlier_database(address)
         opened = PostgresStore(address)
+    await opened.ready()
     yield opened
     await opened.close()
 
 
-def read(record: Record) -> Record:
+def name(store: Store) -> str:
+    """The tenant of the rows, as the store calls it now."""
+    return tenant_name(store.secret, "t")
+
+
+def read(record: Record, store: Store) -> Record:
     """A record as it is read now: with the items of its request as they were given."""
     items = tuple(replace(item, id=None) for item in record.request.items)
-    return replace(record, request=replace(record.request, items=items))
+    asked = replace(record.request, items=items)
+    return replace(record, request=asked, tenant=name(store))
 
 
-def ended(record: Record) -> Record:
-    return replace(read(record), owner="", lease=0.0)
+def ended(record: Record, store: Store) -> Record:
+    return replace(read(record, store), owner="", lease=0.0)
 
 
 async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Store) -> None:
-    assert await store.get("t", "f0") == ended(FIRST)
-    assert await store.get("t", "c2") == read(LIVE)
-    assert await store.chain("t", "a1") == (ended(FIRST), ended(SECOND))
-    assert await store.find_item("t", "msg_f0_in0") == FIRST.request.items[0]
-    assert await store.find_item("t", "rs_1") == Reasoning(id="rs_1")
-    (found,) = await store.find_answers("t", [call_digest(CALL)])
+    assert await store.get(name(store), "f0") == ended(FIRST, store)
+    assert await store.get(name(store), "c2") == read(LIVE, store)
+    assert await store.chain(name(store), "a1") == (ended(FIRST, store), ended(SECOND, store))
+    assert await store.find_item(name(store), "msg_f0_in0") == FIRST.request.items[0]
+    assert await store.find_item(name(store), "rs_1") == Reasoning(id="rs_1")
+    (found,) = await store.find_answers(name(store), [call_digest(CALL)])
     assert isinstance(FIRST.response, Response)
     assert found == StoredAnswer("m", FIRST.response)
     for first in range(len(EVENTS) + 1):
         log = await store.log("f0", first)
         assert tuple(event for segment in log for event in segment.events) == EVENTS[first:]
     assert await store.log("a1") == ()  # it was swept, and is not made up from the response
-    assert await store.get_conversation("t", "v") == TALK
-    assert await store.get_item("t", "v", "msg_said") == SAID
+    assert await store.get_conversation(name(store), "v") == replace(TALK, tenant=name(store))
+    assert await store.get_item(name(store), "v", "msg_said") == SAID
     assert await store.take_due(10.0, 20.0) == (replace(MESSAGE, due=20.0, attempts=1),)
-    await store.put(record("018f", 80, status="completed", response=answer("018f")))
-    page = await store.list_responses("t", None, Paging())
+    await store.put(
+        record("018f", 80, tenant=name(store), status="completed", response=answer("018f"))
+    )
+    page = await store.list_responses(name(store), None, Paging())
     assert [each.id for each in page.items] == ["018f", "c2", "a1", "f0"]
-    assert await store.delete("t", "f0")
+    assert await store.delete(name(store), "f0")
     assert await store.log("f0") == ()
-    assert await store.find_item("t", "rs_1") is None
-    assert await store.find_answers("t", [call_digest(CALL)]) == ()
-    assert await store.chain("t", "a1") == ()
+    assert await store.find_item(name(store), "rs_1") is None
+    assert await store.find_answers(name(store), [call_digest(CALL)]) == ()
+    assert await store.chain(name(store), "a1") == ()
 
 
 async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
@@ -188,9 +203,9 @@ async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
         await store.append("c2", LogSegment(0, EVENTS[1:2]))
     await store.append("c2", LogSegment(1, EVENTS[1:2]))
     (orphan,) = await store.take_orphans("you", 100.0, 130.0)
-    assert orphan == replace(read(LIVE), owner="you", lease=130.0)
+    assert orphan == replace(read(LIVE, store), owner="you", lease=130.0)
     assert await store.finish("c2", answer("c2"), items=[Message("user", "new", id="msg_said")])
-    page = await store.list_items("t", "v")
+    page = await store.list_items(name(store), "v")
     assert [item.id for item in page.items] == ["msg_said", "msg_said_1"]
 
 
@@ -208,16 +223,19 @@ async def test_store_of_the_first_steps_takes_all_that_follow(
         address = await server.database()
         await _earlier_database(address, version)
         store = PostgresStore(address)
-    assert await store.get("t", "c2") == read(LIVE)
-    assert await store.chain("t", "a1") == (ended(FIRST), ended(SECOND))
-    assert await store.find_item("t", "rs_1") == Reasoning(id="rs_1")
-    assert await store.find_answers("t", [call_digest(CALL)]) == ()
+    await store.ready()
+    assert await store.get(name(store), "c2") == read(LIVE, store)
+    assert await store.chain(name(store), "a1") == (ended(FIRST, store), ended(SECOND, store))
+    assert await store.find_item(name(store), "rs_1") == Reasoning(id="rs_1")
+    assert await store.find_answers(name(store), [call_digest(CALL)]) == ()
     assert sum(len(segment.events) for segment in await store.log("f0")) == len(EVENTS)
-    assert await store.get_item("t", "v", "msg_said") == SAID
+    assert await store.get_item(name(store), "v", "msg_said") == SAID
     assert len(await store.take_due(10.0, 20.0)) == version - 1
     await store.append("c2", LogSegment(1, EVENTS[1:2]))
     assert await store.finish("c2", answer("c2", CALL), messages=[MESSAGE] if version < 2 else [])
-    await store.put(record("018f", 80, status="completed", response=answer("018f")))
-    page = await store.list_responses("t", None, Paging())
+    await store.put(
+        record("018f", 80, tenant=name(store), status="completed", response=answer("018f"))
+    )
+    page = await store.list_responses(name(store), None, Paging())
     assert [each.id for each in page.items] == ["018f", "c2", "a1", "f0"]
     await store.close()

@@ -141,7 +141,7 @@ def serve(options: Namespace) -> int:
     key_env = next(iter(settings.api_key_env), None)
     if options.generate_key:
         key, key_env = generate_key(), GENERATED
-        settings = replace(settings, keys=(*settings.keys, key))
+        settings = replace(settings, keys=(key, *settings.keys))
         print(f"export {GENERATED}={key.reveal()}   # what clients must present\n", flush=True)
     check(settings)
     upstreams, targets = _chosen(options, configuration), options.targets

@@ -129,6 +129,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._deadline = math.inf
+        self._by = math.inf  # when all of the body has to be here
 
     def send(
         self,
@@ -266,7 +267,7 @@ class Connection(asyncio.Protocol):
             if state == _BODY:
                 self._deadline = min(now + self._idle, self._by)
             else:
-                self._by = now + self._total  # when all of the body has to be here
+                self._by = now + self._total
                 self._allow(min(self._idle, self._total))
         if self.parts or self._state != state:
             if self.on_readable is not None:  # a call less per read than by `_wake`

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable
+from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
@@ -19,6 +21,7 @@ from dragoman.engines.reasoning import (
     RetryingReasoning,
 )
 from dragoman.engines.router import Prompted
+from dragoman.stores.base import StoreError
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
@@ -47,6 +50,8 @@ def with_middleware(
 
 
 _HOPS = HOPS_HEADER.encode()
+_SECRET = secrets.token_bytes(32)
+"""What tenants are named by where nothing is stored; the workers of a server share it."""
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
@@ -63,9 +68,11 @@ class App:
         self._memory = memory
         self._settings = settings
         self._roster = InFlight()
-        passed = getattr(engine, "passes_client_key", False)
-        self._keys = Keys(settings.keys, passed=passed)
+        self._keys = Keys(
+            settings, (lambda: _SECRET) if memory is None else (lambda: memory.store.secret)
+        )
         self._browsers = Browsers(settings)
+        passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
         budget = Budget(settings.memory, int(settings.memory * share))
@@ -108,6 +115,8 @@ class App:
         caller = ANYONE
         headers, path = exchange.headers, exchange.path
         try:
+            if exchange.repeated:
+                _check_once(exchange)
             if path not in self._router.public:
                 if b"origin" in headers or headers.get(b"host") not in self._browsers.plain:
                     self._browsers.check(exchange)
@@ -164,6 +173,7 @@ class App:
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
     ) -> Awaitable[None]:
         try:
+            _check_once(exchange)
             self._browsers.check(exchange)
             return self._sockets.connect(exchange, self._caller(exchange), receive, send)
         except FaultError as error:
@@ -173,9 +183,9 @@ class App:
         """Who asks. Raises FaultError without a right key, while the server shuts down, and for a
         request that goes round in a ring."""
         headers = exchange.headers
-        key = None
+        tenant, key = "", None
         if self._keys.needed or b"authorization" in headers or b"x-api-key" in headers:
-            key = self._keys.check(exchange)
+            tenant, key = self._keys.check(exchange)
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
         hops = 0
@@ -185,7 +195,6 @@ class App:
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS_HEADER))
-        tenant = "" if key is None else self._keys.tenant(key)
         for name, value in exchange.passed:
             if not value.replace("\t", " ").isprintable():  # not every host sees to that
                 raise FaultError(bad_request("holds characters that no header may have", name))
@@ -204,12 +213,21 @@ class App:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 if self._memory is not None:
+                    with suppress(StoreError):  # the upkeep goes on trying
+                        await self._memory.store.ready()
                     self._memory.begin()
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _check_once(exchange: Exchange) -> None:
+    """Raise FaultError where a header comes twice of which this and another server, a proxy that
+    checks keys, may read different ones."""
+    if exchange.repeated:
+        raise FaultError(bad_request("is sent more than once", exchange.repeated.decode()))
 
 
 async def _finish(rest: Awaitable[None], exchange: Exchange, caller: Caller) -> None:

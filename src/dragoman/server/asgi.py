@@ -9,7 +9,7 @@ from typing import Any
 from dragoman.core.error import FaultError
 
 from .cancellation import GONE, Peer
-from .exchange import MARKS, Exchange, Headers
+from .exchange import MARKS, Exchange, Headers, site
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -29,6 +29,7 @@ class ASGIExchange(Exchange):
         query = scope.get("query_string", b"")
         super().__init__(method, scope["path"], query, scope["headers"])
         self.marks += MARKS
+        self._client = scope.get("client") or ("",)
         self._receive = receive
         self._send = send
         self._stall = stall
@@ -90,6 +91,10 @@ class ASGIExchange(Exchange):
         if self._peer is not None:
             self._peer.drained()
         return complete
+
+    @property
+    def address(self) -> str:
+        return site(self._client[0])
 
     @property
     def full(self) -> bool:

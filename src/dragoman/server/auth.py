@@ -6,12 +6,14 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
-from functools import lru_cache
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import sha256
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import Secret
+from dragoman.stores.base import tenant_name
 
 from .exchange import ID_HEADERS, Exchange, Headers, safe
 from .settings import Settings
@@ -22,59 +24,104 @@ _MISSING = Fault(
     "client",
 )
 _WRONG = Fault("authentication", "This key is not one of this server's.", "client")
+_DIFFER = Fault(
+    "authentication",
+    "Authorization and x-api-key hold different keys, so whose request it is cannot be told. Send "
+    "one of them.",
+    "client",
+)
+_GUESSING = Fault(
+    "rate_limited", "Too many wrong keys came from this address.", "client", retry_after="1"
+)
+NO_KEY = "none"
+"""What our pages have SDKs send that insist on a key: it stands for no key."""
+SHORTEST = 8
+"""Characters of a key, at the least."""
+GUESSES = 20
+"""Wrong keys that an address may send at once; it gets one of them back each second."""
+ADDRESSES = 1024
+"""Addresses whose wrong keys are counted."""
 
 
 class Keys:
     """The keys that clients may present; with none configured, anybody may call.
 
-    `passed` says that clients bring keys of the upstream behind (`pass_client_key`): those are not
-    checked here, but two clients with different ones must not read what the other stored.
+    `secret` gives what tenants are named by, that of the store where there is one.
     """
 
-    def __init__(self, keys: Iterable[Secret], *, passed: bool = False) -> None:
-        self._digests = tuple(_digest(key.reveal()) for key in keys)
+    def __init__(self, settings: Settings, secret: Callable[[], bytes]) -> None:
+        self._digests = tuple(_digest(key.reveal()) for key in settings.keys)
         self.needed = bool(self._digests)
-        self._tells_apart = passed or self.needed
+        self._secret = secret
+        self._guesses: OrderedDict[str, float] = OrderedDict()  # when each has all of them again
 
-    def check(self, exchange: Exchange) -> Secret | None:
-        """The key that was presented. Raises FaultError if it is wrong, or missing and needed."""
-        presented = _presented(exchange)
-        if not self.needed:
-            return Secret(presented[0]) if presented else None
-        if not presented:
-            raise FaultError(_MISSING)
-        for key in presented:
-            given = _digest(key)
-            # Every key is compared, so that the time does not tell which one was right.
-            if sum(hmac.compare_digest(given, digest) for digest in self._digests):
-                return Secret(key)
-        raise FaultError(_WRONG)
+    def check(self, exchange: Exchange) -> tuple[str, Secret | None]:
+        """The tenant of a request, and the credential it presents. Raises FaultError if that is
+        wrong, missing and needed, or not one.
 
-    def tenant(self, key: Secret) -> str:
-        """Whose data a presented key opens. Where keys mean nothing (none is configured and none
-        goes upstream) all clients share one tenant: the SDKs send made-up keys there."""
-        return tenant_of(key) if self._tells_apart else ""
+        A right key is let in whatever came from its address, which may be that of a proxy with
+        everybody behind it; keys are too long to be found at the pace of requests.
+        """
+        credential = presented(exchange)
+        if not credential:
+            if self.needed:
+                raise FaultError(_MISSING)
+            return "", None
+        given = _digest(credential)
+        # Every key is compared, so that the time does not tell which one was right.
+        if self.needed and not sum(hmac.compare_digest(given, known) for known in self._digests):
+            raise FaultError(self._guess(exchange))
+        key = Secret(credential)
+        return tenant_of(key, self._secret()), key
+
+    def _guess(self, exchange: Exchange) -> Fault:
+        """Why a wrong key is refused. One too many ends its connection, too."""
+        address, now, guesses = exchange.address, time.monotonic(), self._guesses
+        restored = max(guesses.pop(address, now), now) + 1
+        guesses[address] = min(restored, now + GUESSES)
+        if len(guesses) > ADDRESSES:
+            guesses.popitem(last=False)
+        if restored <= now + GUESSES:
+            return _WRONG
+        exchange.keep_alive = False
+        return _GUESSING
 
 
-def tenant_of(key: Secret) -> str:
-    """The tenant of a key: a hash, which does not show the key."""
-    return _digest(f"tenant {key.reveal()}").hex()[:24]
+def presented(exchange: Exchange) -> str:
+    """The credential that a request presents, in whatever header; empty where there is none. Raises
+    FaultError for two that differ."""
+    found = []
+    if b"authorization" in exchange.headers:
+        scheme, _, token = exchange.header(b"authorization").strip().partition(" ")
+        # A credential that is no key of ours tells clients apart all the same.
+        found.append(token.strip() if scheme.lower() == "bearer" else f"{scheme} {token}".lstrip())
+    if b"x-api-key" in exchange.headers:
+        found.append(exchange.header(b"x-api-key").strip())
+    found = [each for each in found if each and each.strip().lower() != NO_KEY]
+    if len(found) > 1 and found[0] != found[1]:
+        raise FaultError(_DIFFER)
+    return found[0] if found else ""
+
+
+def tenant_of(key: Secret, secret: bytes) -> str:
+    """The tenant of a credential: whose data it opens, wherever it was presented and whether or not
+    it is a key of ours. The name does not show the key, and is another in each store."""
+    return tenant_name(secret, _digest(f"tenant {key.reveal()}").hex()[:24])
+
+
+def key_names(settings: Settings) -> list[str]:
+    """What the keys of a server are called, which are never shown: by their variables, or numbered.
+
+    >>> key_names(Settings(keys=(Secret("k" * 8), Secret("l" * 8)), api_key_env=("TEAM_KEY",)))
+    ['key 1', 'TEAM_KEY']
+    """
+    unnamed = len(settings.keys) - len(settings.api_key_env)  # those of variables come last
+    return [f"key {number + 1}" for number in range(unnamed)] + [*settings.api_key_env]
 
 
 def generate_key() -> Secret:
     """A new key that nobody can guess."""
     return Secret(f"dragoman-{secrets.token_urlsafe(24)}")
-
-
-def _presented(exchange: Exchange) -> list[str]:
-    keys: list[str] = []
-    if b"authorization" in exchange.headers:
-        scheme, _, token = exchange.header(b"authorization").partition(" ")
-        if scheme.lower() == "bearer" and token.strip():
-            keys.append(token.strip())
-    if b"x-api-key" in exchange.headers and (key := exchange.header(b"x-api-key").strip()):
-        keys.append(key)
-    return keys
 
 
 def _digest(key: str) -> bytes:
@@ -85,6 +132,14 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^:\[\]]*)(?::\d*)?", re.ASCII)
 
 _MOST_HOSTS = 100
 """How many names of ours are remembered."""
+LONGEST_HOST = 300
+"""Characters of a Host header; a name has 253 at the most."""
+_ORIGIN = re.compile(
+    r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(?::(\d{1,5}))?", re.ASCII
+)
+_PORTS = {"http": "80", "https": "443"}
+APPLICATIONS = frozenset(("app", "capacitor", "ionic", "tauri", "vscode-file", "vscode-webview"))
+"""Schemes of programs that are installed here, which no page on the web has as its origin."""
 PREFLIGHT: Headers = [
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
     (b"access-control-max-age", b"600"),
@@ -101,14 +156,15 @@ class Browsers:
     def __init__(self, settings: Settings) -> None:
         self._guarded = not settings.keys
         self._hosts = frozenset(name.lower() for name in (settings.host, *settings.allowed_hosts))
-        self._origins = frozenset(settings.cors_origins)
+        self._any = "*" in settings.cors_origins
+        self._origins = frozenset(map(origin_of, settings.cors_origins))
         # What `Host` may say where no page asks, as `check` has found: it need not look again.
         self.plain: set[bytes | None] = set()
 
     def check(self, exchange: Exchange) -> None:
         """Add CORS headers for a listed origin. Raises FaultError for an uninvited page."""
         origin = exchange.header(b"origin")
-        listed = bool(origin) and ("*" in self._origins or origin in self._origins)
+        listed = bool(origin) and (self._any or origin_of(origin) in self._origins)
         if listed:
             exchange.marks += [(b"access-control-allow-origin", safe(origin)), EXPOSED]
         if self._origins:
@@ -116,6 +172,8 @@ class Browsers:
         if not self._guarded:
             return
         host = exchange.header(b"host")
+        if len(host) > LONGEST_HOST:
+            raise FaultError(bad_request(f"has more than {LONGEST_HOST} characters", "Host"))
         name = host_name(host)
         # Without a Host header there is no name that could have been pointed at us.
         if name and not (is_loopback(name) or name in self._hosts or "*" in self._hosts):
@@ -139,13 +197,28 @@ class Browsers:
 
     def _at_home(self, origin: str, exchange: Exchange) -> bool:
         """A page of this machine or of this very server, or an application that is no page."""
-        scheme, _, rest = origin.partition("://")
-        if scheme not in ("http", "https"):
-            return bool(rest)  # "null" is what a sandboxed page of any site calls itself
-        return is_loopback(host_name(rest)) or rest == exchange.header(b"host")
+        scheme, name, port = origin_of(origin)
+        if scheme not in _PORTS:  # "null" is what a sandboxed page of any site calls itself
+            return scheme in APPLICATIONS
+        own = origin_of(f"{scheme}://{exchange.header(b'host')}")
+        return is_loopback(name.strip("[]").removesuffix(".")) or (scheme, name, port) == own
 
 
-@lru_cache(1024)
+def origin_of(text: str) -> tuple[str, str, str]:
+    """The scheme, host and port of an origin (RFC 6454, 4); what is none has the scheme "".
+
+    >>> origin_of("HTTPS://App.Example/"), origin_of("http://[::1]:8000")
+    (('https', 'app.example', '443'), ('http', '[::1]', '8000'))
+    >>> origin_of("blob:http://evil.example/x")
+    ('', 'blob:http://evil.example/x', '')
+    """
+    found = _ORIGIN.fullmatch(text.lower().removesuffix("/"))
+    if found is None:
+        return "", text, ""
+    scheme, host, port = found.groups()
+    return scheme, host, port or _PORTS.get(scheme, "")
+
+
 def host_name(host: str) -> str:
     """The name in a Host header, without port and brackets; as it is if it makes no sense.
 
@@ -156,7 +229,6 @@ def host_name(host: str) -> str:
     return found["name"].strip("[]").removesuffix(".") if found else host
 
 
-@lru_cache(1024)
 def is_loopback(name: str) -> bool:
     """Whether a name or address always means this machine.
 

@@ -65,7 +65,8 @@ class Endpoints:
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
     async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
-        with Watch(self._service.roster, exchange):
+        with Watch(self._service.roster, exchange) as watch:
+            watch.limit(self._service.settings.deadline)
             return await self._service.engine.models(caller)
 
     async def embed(self, exchange: Exchange, caller: Caller) -> None:

@@ -50,6 +50,7 @@ MARKS: Headers = [
 ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in WIRES.values()}]
 """The headers that name the request: each client looks for the one its wire has."""
 _PASSED = frozenset(name.encode() for wire in WIRES.values() for name in wire.request_headers)
+_ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type")
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
@@ -69,12 +70,19 @@ class Exchange:
     whole: bytes | None = None
     entry: Entry | None = None
     passed: tuple[tuple[str, str], ...] = ()
+    keep_alive = True
+    """Whether another request may follow on the connection, as far as we decide that."""
+    repeated = b""
+    """A header that may be there once only, and is there more often."""
 
     def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.headers: dict[bytes, bytes] = dict(headers)
+        if len(self.headers) != len(headers):
+            names = [name for name, _ in headers]
+            self.repeated = next((name for name in _ONCE if names.count(name) > 1), b"")
         if not _PASSED.isdisjoint(self.headers):
             self.passed = _passed(headers)
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
@@ -83,6 +91,11 @@ class Exchange:
         self.marks: Headers = [(name, id) for name in ID_HEADERS]
 
     # ---- what a host gives ---------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where the client is, or the last proxy before us; of IPv6, the network of its site."""
+        raise NotImplementedError
 
     @property
     def full(self) -> bool:
@@ -191,6 +204,15 @@ def report_headers(losses: tuple[Loss, ...], guarantee: Guarantee | None = None)
     if guarantee:
         headers.append((b"x-dragoman-guarantee", guarantee.encode()))
     return headers
+
+
+def site(address: str) -> str:
+    """An IP address, or where it is IPv6 its first half: a site has all addresses below that.
+
+    >>> site("192.0.2.1"), site("2001:db8:1:2:3::4"), site("::1")
+    ('192.0.2.1', '2001:db8:1:2', '')
+    """
+    return ":".join(address.split("::")[0].split(":")[:4])
 
 
 def safe(text: str) -> bytes:

@@ -19,7 +19,7 @@ from typing import NoReturn
 import uvicorn
 
 from .app import App
-from .auth import is_loopback
+from .auth import SHORTEST, is_loopback, key_names
 from .http import HTTPConfig, HTTPProtocol, SocketProtocol
 from .settings import Settings
 
@@ -137,7 +137,14 @@ FAREWELL = 5
 
 
 def check(settings: Settings) -> None:
-    """Raise HostError where anybody could reach the server and nobody would be asked for a key."""
+    """Raise HostError where anybody could reach the server and nobody would be asked for a key, or
+    for one that is soon guessed."""
+    for name, key in zip(key_names(settings), settings.keys, strict=False):
+        if len(key.reveal()) < SHORTEST:
+            raise HostError(
+                f"{name}: a key for clients of less than {SHORTEST} characters can be guessed. Use "
+                "a longer one, or have one made with --generate-key."
+            )
     if not settings.keys and not is_loopback(_name(settings)):
         raise HostError(
             f"Without a key Dragoman listens on this machine only, and not on {settings.host}: "

@@ -20,7 +20,7 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.wire import error as wire_error
 
 from .cancellation import GONE, Peer
-from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids
+from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
 from .settings import Settings
 
 _BODILESS = (204, 304)
@@ -33,7 +33,6 @@ class HTTPExchange(Exchange):
 
     connection: HTTPProtocol
     body: bytearray
-    keep_alive: bool
     expects = False
     """Whether the client waits for a 100 before it sends the body."""
     more_body = True
@@ -57,6 +56,10 @@ class HTTPExchange(Exchange):
         peer, self.peer = self.peer, None
         if peer is not None:
             peer.disconnected()
+
+    @property
+    def address(self) -> str:
+        return site(self.connection.transport.get_extra_info("peername", ("",))[0])
 
     @property
     def full(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import json
 import logging
 import time
@@ -37,6 +38,12 @@ from dragoman.core.response import Response
 T = TypeVar("T")
 
 DAY = 86_400.0
+
+
+def tenant_name(secret: bytes, digest: str) -> str:
+    """What a store calls the tenant of a credential with this digest: nobody without the store's
+    secret can tell whether a credential is the one. No credential is the tenant without a name."""
+    return hmac.digest(secret, digest.encode(), "sha256").hex()[:24] if digest else ""
 
 
 _log = logging.getLogger("dragoman.stores")

@@ -38,7 +38,7 @@ class MemoryStore(Store):
     def __init__(self, retention: Retention | None = None) -> None:
         super().__init__(retention, Subscribers())
         self._connection = sqlite3.connect(NO_FILE, isolation_level=None, check_same_thread=False)
-        migrate(self._connection, NO_FILE)
+        self._secret = migrate(self._connection, NO_FILE)
 
     def __del__(self) -> None:
         self._connection.close()

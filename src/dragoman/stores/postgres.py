@@ -24,7 +24,7 @@ from asyncpg import Connection
 
 from .base import PATIENCE, Breaker, PubSub, Retention, StoreError, slowness
 from .schema import POSTGRES
-from .sql import Insert, Row, Steps, Store, bound
+from .sql import Insert, Row, Steps, Store, bound, read_secret
 
 T = TypeVar("T")
 
@@ -157,9 +157,9 @@ LOCK = 0x6472_6167_6F6D_616E
 """The advisory lock that is held while steps are taken."""
 
 
-async def migrate(connection: Connection, schema: str, place: str) -> None:
-    """Take the steps that this schema has not taken. Raises StoreError for one of a later
-    version."""
+async def migrate(connection: Connection, schema: str, place: str) -> bytes:
+    """Take the steps that this schema has not taken; its secret. Raises StoreError for one of a
+    later version."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
         await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
@@ -173,6 +173,19 @@ async def migrate(connection: Connection, schema: str, place: str) -> None:
         for number, step in enumerate(POSTGRES[taken:], taken + 1):
             await connection.execute(step, timeout=MIGRATION)
             await connection.execute("INSERT INTO steps VALUES ($1)", number)
+        return await _taken(connection, read_secret(), MIGRATION)
+
+
+async def _taken(connection: Connection, steps: Steps[T], within: float | None = None) -> T:
+    """Take the steps of a transaction; gives their result."""
+    try:
+        statement, values = next(steps)
+        while True:
+            found: Any = await connection.fetch(statement, *bound(values), timeout=within)
+            statement, values = steps.send(found)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 CONNECTIONS = 10
@@ -238,13 +251,7 @@ class PostgresStore(Store):
             for statement, rows in groupby(inserts, itemgetter(0)):
                 await connection.executemany(statement, [values for _, values in rows])
             if steps is not None:
-                try:
-                    statement, values = next(taken := steps())
-                    while True:
-                        found: Any = await connection.fetch(statement, *bound(values))
-                        statement, values = taken.send(found)
-                except StopIteration as end:
-                    result = end.value
+                result = await _taken(connection, steps())
         return result  # type: ignore[no-any-return]
 
     @asynccontextmanager
@@ -290,7 +297,7 @@ class PostgresStore(Store):
                 with self._errors_as(unopened):
                     connection = await asyncpg.connect(self._address, **self._options)
                     try:
-                        await migrate(connection, self.schema, self._place)
+                        self._secret = await migrate(connection, self.schema, self._place)
                     finally:
                         connection.terminate()
                     self._pool = await asyncpg.create_pool(

@@ -140,6 +140,8 @@ _ROWS = """
     DROP TABLE old_calls;
 """
 
+_SECRETS = "CREATE TABLE secrets (tenants BYTEA NOT NULL)"
+
 _WORDS = {
     ' COLLATE "C"': "",
     "BIGINT": "INTEGER",
@@ -202,6 +204,7 @@ SQLITE: tuple[str, ...] = (
     """
     + _ROWS
     + "DROP TABLE old_responses",
+    _sqlite(_SECRETS),
 )
 
 # The old rows of `responses` stay where they are; what they held of their runs moves.
@@ -237,4 +240,5 @@ POSTGRES: tuple[str, ...] = (
         DROP COLUMN response, DROP COLUMN model;
     ALTER TABLE responses ADD COLUMN response BYTEA, ADD COLUMN parts BYTEA
     """,
+    _SECRETS,
 )

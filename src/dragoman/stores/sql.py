@@ -18,6 +18,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from secrets import token_bytes
 from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
@@ -40,6 +41,7 @@ from .base import (
     StoreError,
     Subscribers,
     call_digests,
+    tenant_name,
 )
 from .serialize import (
     Parts,
@@ -104,6 +106,24 @@ _LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
 of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
 
 
+_TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"
+
+
+def read_secret(new: bytes | None = None) -> Steps[bytes]:
+    """The secret of a store. Where there is none it becomes `new`, or is made; the tenants of an
+    earlier version, which were digests without a key, then get their names."""
+    rows = yield "SELECT tenants FROM secrets", ()
+    if rows:
+        return bytes(rows[0][0])
+    secret = new or token_bytes(32)
+    yield "INSERT INTO secrets (tenants) VALUES ($1)", (secret,)
+    for (digest,) in (yield _TENANTS, ()):
+        for table in ("responses", "conversations", "item_index", "calls"):
+            statement = f"UPDATE {table} SET tenant = $1 WHERE tenant = $2"
+            yield statement, (tenant_name(secret, digest), digest)
+    return secret
+
+
 class Store(ABC):
     """All that a server stores, in a database.
 
@@ -118,9 +138,21 @@ class Store(ABC):
     CASCADES: ClassVar[bool]
     """Whether the database deletes with a response all that belongs to it."""
 
+    _secret: bytes | None = None  # until the store was opened
+
     def __init__(self, retention: Retention | None, pubsub: Subscribers) -> None:
         self._retention = retention or Retention()
         self._pubsub = pubsub
+
+    @property
+    def secret(self) -> bytes:
+        """What the tenants of this store are named by (`tenant_name`): made with the store, kept in
+        it, and so the same for all its servers. Raises StoreError before `ready`."""
+        if self._secret is None:
+            raise StoreError(
+                "The store could not be opened yet, so whose data is whose is unknown."
+            )
+        return self._secret
 
     @abstractmethod
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
@@ -390,7 +422,8 @@ class Store(ABC):
         """A conversation."""
         statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
         rows = await self._read(statement, id, tenant)
-        return unpack(rows[0][0], Conversation) if rows else None
+        found = unpack(rows[0][0], Conversation) if rows else None
+        return found and replace(found, tenant=tenant)  # it may be known by an earlier name
 
     async def set_conversation_metadata(
         self, tenant: str, id: str, metadata: dict[str, JSON]

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from .base import PATIENCE, Breaker, Retention, StoreError, Subscribers
 from .schema import SQLITE
-from .sql import Insert, Row, Steps, Store, Values, bound
+from .sql import Insert, Row, Steps, Store, Values, bound, read_secret
 
 T = TypeVar("T")
 
@@ -70,8 +70,9 @@ def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
 # ---- tables --------------------------------------------------------------------------------
 
 
-def migrate(connection: Connection, path: Path) -> None:
-    """Take the steps a file has not taken. Raises StoreError for a file of a later version."""
+def migrate(connection: Connection, path: Path, secret: bytes | None = None) -> bytes:
+    """Take the steps a file has not taken; gives its secret, which is this one if it has none yet.
+    Raises StoreError for a file of a later version."""
     connection.execute("BEGIN IMMEDIATE")
     (taken,) = connection.execute("PRAGMA user_version").fetchone()
     if taken > len(SQLITE):
@@ -84,7 +85,9 @@ def migrate(connection: Connection, path: Path) -> None:
         for statement in step.split(";"):
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {len(SQLITE)}")
+    secret = _taken(connection, read_secret(secret))
     connection.execute("COMMIT")
+    return secret
 
 
 # ---- threads -------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ class SqliteStore(Store):
                         side.unlink()
             path.touch(mode=0o600)
             connection = self._connected(OPENING)
-            migrate(connection, path)
+            self._secret = migrate(connection, path, self._secret)
             connection.execute(f"PRAGMA busy_timeout = {self._patience * 1_000:.0f}")
             found = path.stat()
             sides = (path.with_name(path.name + end) for end in ("-wal", "-shm"))

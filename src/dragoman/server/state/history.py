@@ -82,7 +82,8 @@ async def open_history(
         problem = f"The store {address!r} has nothing that could be read from here; see --store."
         raise ConfigurationError(problem)
     try:
-        yield History(store, "" if key is None else tenant_of(key))
+        await store.ready()
+        yield History(store, "" if key is None else tenant_of(key, store.secret))
     finally:
         await store.close()
 
