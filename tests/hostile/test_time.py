@@ -32,8 +32,7 @@ PACE = 0.03
 QUICK = Settings(read_time=0.3, keep_alive=1, stall=0.3)
 PATIENCE = 20.0
 HEAD = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-    b"content-type: application/json\r\n"
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 )
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 UPGRADE = (
