@@ -47,7 +47,7 @@ LOSSES = Losses(
 )
 
 
-def decode_request(data):
+def decode_request(data, limits=None):
     body = json.loads(data)
     if "say" not in body:
         raise FaultError(bad_request("is missing", "say"))

@@ -60,7 +60,8 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     and may be continued: then we carry what the caller does not, whatever its wire. `response` is
     the id it is stored under: an engine that names its answer and the items so saves the store an
     index of them. `headers` are those of its request that may travel on, where an upstream is
-    spoken to over the caller's wire.
+    spoken to over the caller's wire. `size` is that of the request's body in bytes, where it is so
+    large that it is worked on in a thread.
     """
 
     tenant: str = ""
@@ -72,6 +73,7 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     stored: bool = False
     response: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    size: int = 0
 
 
 ANYONE = Caller()

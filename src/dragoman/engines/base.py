@@ -53,10 +53,13 @@ def new_id() -> str:
     Ids grow with time, so that a database adds new rows at the end of its indexes; 80 bits are too
     many to guess. Wires add their prefixes.
     """
-    if not _pool:
-        random = os.urandom(_RANDOM * 64).hex()
-        _pool.extend(random[at : at + 2 * _RANDOM] for at in range(0, len(random), 2 * _RANDOM))
-    return f"{time.time_ns() // 1_000_000:012x}{_pool.pop()}"
+    try:
+        random = _pool.pop()
+    except IndexError:  # asked for, and not looked for: another thread may take the last one
+        more, size = os.urandom(_RANDOM * 64).hex(), 2 * _RANDOM
+        _pool.extend(more[at : at + size] for at in range(size, len(more), size))
+        random = more[:size]
+    return f"{time.time_ns() // 1_000_000:012x}{random}"
 
 
 def now() -> int:

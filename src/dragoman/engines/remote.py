@@ -418,10 +418,15 @@ class Remote:
     # ---- the engine ----------------------------------------------------------------------
 
     def start(
-        self, request: Request, caller: Caller, sink: Sink, room: Room | None = None
+        self,
+        request: Request,
+        caller: Caller,
+        sink: Sink,
+        room: Room | None = None,
+        asked: UpstreamRequest | None = None,
     ) -> Handle:
         """Ask the server once, or once for each choice where it gives one at a time; all of them
-        have one `room`."""
+        have one `room`. What is large is made ready in a thread, and then `asked`."""
         if not self.upstream.wires:
             return Deferred(
                 self.upstream.find_out(caller),
@@ -435,7 +440,12 @@ class Remote:
             begin = partial(self.start, room=room)
             ask = partial(stream_of, begin, caller=caller)
             return Driver(fan_out(ask, request), caller, sink)
-        asked = self._prepare(request, caller)
+        if asked is None:
+            if caller.size:
+                ready = asyncio.to_thread(self._prepare, request, caller)
+                begin = partial(self.start, request, caller, sink, room)
+                return Deferred(ready, begin, caller, sink)
+            asked = self._prepare(request, caller)
         exchange = asked.exchange
         answer = UpstreamAnswer(self, asked, sink, exchange, room)
         if exchange.idle:

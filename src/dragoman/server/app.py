@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable
 from contextlib import suppress
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -30,7 +29,7 @@ from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Entry, Exchange, MethodNotAllowedError, Route, Router, fault_of
-from .limits import Budget, Gate, read_body
+from .limits import Budget, Gate
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import Handlers
@@ -78,7 +77,8 @@ class App:
         budget = Budget(settings.memory, int(settings.memory * share))
         if memory is not None:
             memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
-        service = Service(engine, settings, self._roster, gate, budget, memory)
+        lane = Gate(1, settings.queue, settings.queue_time, share)
+        service = Service(engine, settings, self._roster, gate, lane, budget, memory)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
@@ -92,8 +92,7 @@ class App:
             handler = (answers if wire.conversation else prompts).over(wire)
             routes.append(Route("POST", BASE + wire.path, handler))
         if memory is not None:
-            read = partial(read_body, settings=settings, roster=self._roster)
-            routes += Handlers(memory, read, answers.replay).routes()
+            routes += Handlers(memory, service.read, answers.replay).routes()
         self._router = Router(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -235,6 +234,9 @@ async def _finish(rest: Awaitable[None], exchange: Exchange, caller: Caller) -> 
         await rest
     except Exception as error:
         _refuse(error, exchange, caller)
+    finally:
+        if exchange.hold is not None:
+            exchange.hold.close()
 
 
 def _refuse(error: Exception, exchange: Exchange, caller: Caller) -> None:

@@ -13,14 +13,12 @@ from dragoman.engines.base import new_id, now
 from dragoman.engines.compaction import count, encode_summary, summarise
 from dragoman.engines.router import embed
 from dragoman.wire import embeddings, json
-from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import BASE, WIRES
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
 from .cancellation import Watch
 from .exchange import Exchange, Route, report_headers
-from .limits import read_body
 from .responder import Service
 from .state.resolve import understand, without_store
 
@@ -72,7 +70,7 @@ class Endpoints:
     async def embed(self, exchange: Exchange, caller: Caller) -> None:
         """Vectors; cancelled when the client disconnects or time is up."""
         service = self._service
-        request = embeddings.decode_request(await self._body(exchange))
+        request = await service.read(exchange, caller, embeddings.decode_request)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             async with service.gate.place(caller.tenant):
@@ -81,10 +79,11 @@ class Endpoints:
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
         """Count the tokens of a request and all that it builds on."""
-        wire, body, service = exchange.wire, await self._body(exchange), self._service
+        wire, service = exchange.wire, self._service
+        asked = await service.read(exchange, caller, wire.decode_request)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            request = await self._whole(wire, body, caller)
+            request = await self._whole(asked, caller)
             async with service.gate.place(caller.tenant):
                 tokens, exact = await count(service.engine, request)
         losses = () if exact else (ESTIMATED,)
@@ -92,22 +91,20 @@ class Endpoints:
 
     async def compact(self, exchange: Exchange, caller: Caller) -> None:
         """Summarise what a request holds and all that it builds on."""
-        service, body = self._service, await self._body(exchange)
+        service = self._service
+        asked = await service.read(exchange, caller, RESPONSES.decode_request)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            request = await self._whole(RESPONSES, body, caller)
+            request = await self._whole(asked, caller)
             async with service.gate.place(caller.tenant):
                 summary, usage = await summarise(service.engine, request, caller)
         id = new_id()
         item = Compaction(encode_summary(summary), f"cmp_{id}")
         exchange.reply(200, encode_compaction(id, now(), item, usage))
 
-    async def _body(self, exchange: Exchange) -> bytes:
-        return await read_body(exchange, self._service.settings, self._service.roster)
-
-    async def _whole(self, wire: Wire, body: bytes, caller: Caller) -> Request:
+    async def _whole(self, request: Request, caller: Caller) -> Request:
         """The request with all that it builds on. Raises FaultError when something is not there."""
-        request, memory = wire.decode_request(body), self._service.memory
+        memory = self._service.memory
         if memory is None:
             return without_store(request)[0]
         return (await understand(request, memory.store, caller.tenant)).whole

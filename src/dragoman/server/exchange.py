@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from itertools import count, repeat
+from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -27,6 +28,16 @@ from .cancellation import Peer
 _log = logging.getLogger("dragoman.server")
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class Held(Protocol):
+    """Bytes that are counted as long as something holds them."""
+
+    size: int
+
+    def close(self) -> None:
+        """They are not held any more."""
+        ...
 
 
 def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
@@ -62,12 +73,14 @@ class Exchange:
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
     the answer, 0 until it is sent. `marks` are headers of the answer, beside `MARKS`. `whole` is
     the body of the request where all of it came before the handler was called, until it is taken;
-    else it is to be read. `entry` is its line in the request log, if there is one. `passed` are
-    headers of the request that may travel to an upstream.
+    else it is to be read. `hold` is what that holds of the memory, until the answer has it. `entry`
+    is its line in the request log, if there is one. `passed` are headers of the request that may
+    travel to an upstream.
     """
 
     status = 0
     whole: bytes | None = None
+    hold: Held | None = None
     entry: Entry | None = None
     passed: tuple[tuple[str, str], ...] = ()
     keep_alive = True

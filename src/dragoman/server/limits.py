@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dragoman.core.error import Code, Fault, FaultError
+from dragoman.wire.json import LARGE, marks
 
 from .cancellation import InFlight, Watch
 from .exchange import Exchange
@@ -197,18 +198,35 @@ class Hold:
         self.resize(0)
 
 
-async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) -> bytes:
-    """The body of a JSON request.
+SMALL = 64 * 1024
+"""Bytes of a body that is decoded at once, whatever is in it."""
+_WORK = 15_000
+"""Marks and quarters of a kilobyte in a body beyond which it is decoded in a thread: those take
+others about as much time as they may be kept waiting."""
+
+
+def is_heavy(body: bytes) -> bool:
+    """Whether others would have to wait for long while this body is decoded."""
+    size = len(body)
+    return size > SMALL and (size > LARGE or marks(body) + (size >> 8) > _WORK)
+
+
+async def read_body(exchange: Exchange, settings: Settings, roster: InFlight, hold: Hold) -> bytes:
+    """The body of a JSON request, which is held for it from now on.
 
     Raises FaultError when its head says that it is not JSON, when it is larger than `body_limit`,
-    when the client disconnects, and when nothing comes for `read_time` seconds, or too little.
+    when there is no room for it, when the client disconnects, and when nothing comes for
+    `read_time` seconds, or too little.
     """
-    check_head(exchange, settings.body_limit)
+    length = check_head(exchange, settings.body_limit)
+    exchange.hold = hold
     if (body := exchange.whole) is not None:
         exchange.whole = None
         if len(body) > settings.body_limit:
             raise FaultError(too_large(settings.body_limit))
+        hold.resize(len(body))
         return body
+    hold.resize(length)
     pieces: list[bytes] = []
     size = 0
     more = True
@@ -223,11 +241,14 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) ->
             size += len(piece)
             if size > settings.body_limit:
                 raise FaultError(too_large(settings.body_limit))
+            if size > hold.size:  # without a length
+                hold.resize(size)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def check_head(exchange: Exchange, limit: int) -> None:
-    """Raise FaultError where what the headers say of the body is enough to refuse it."""
+def check_head(exchange: Exchange, limit: int) -> int:
+    """The length that the headers say the body has, or 0. Raises FaultError where what they say is
+    enough to refuse it."""
     headers = exchange.headers
     media_type = _JSON
     if headers.get(b"content-type") != b"application/json":  # which it is, as a rule
@@ -244,8 +265,11 @@ def check_head(exchange: Exchange, limit: int) -> None:
         problem = f"The body is encoded with {coding!r}; send it as it is."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and (len(length) > 18 or int(length) > limit):
+    if not length.isdigit():
+        return 0
+    if len(length) > 18 or int(length) > limit:
         raise FaultError(too_large(limit))
+    return int(length)
 
 
 def too_large(limit: int) -> Fault:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
@@ -25,13 +26,14 @@ from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
+from dragoman.wire.json import Limits, check_size
 from dragoman.wire.losses import header, judge
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.responses import RESPONSES
 
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
-from .exchange import JSON_TYPE, Exchange, Handler, Headers, fault_of, report_headers
-from .limits import Budget, Gate, check_head, read_body, too_large
+from .exchange import JSON_TYPE, Exchange, Handler, Headers, Held, fault_of, report_headers
+from .limits import SMALL, Budget, Gate, check_head, is_heavy, read_body
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
 from .state.run import Run, unstarted
@@ -51,6 +53,9 @@ SSE_HEADERS: Headers = [
 """What keeps proxies from buffering, changing or compressing a stream."""
 
 
+T = TypeVar("T")
+
+
 class Service(Struct, frozen=True):
     """What every handler of one server works with."""
 
@@ -58,8 +63,35 @@ class Service(Struct, frozen=True):
     settings: Settings
     roster: InFlight
     gate: Gate
+    lane: Gate
     budget: Budget
     memory: Memory | None = None
+
+    async def read(
+        self, exchange: Exchange, caller: Caller, decode: Callable[[bytes, Limits], T]
+    ) -> T:
+        """What the body of a request asks for; a client that disconnects meanwhile ends that.
+        Raises FaultError."""
+        hold = self.budget.hold(caller.tenant)
+        body = await read_body(exchange, self.settings, self.roster, hold)
+        with Watch(self.roster, exchange):
+            return await self.decoded(body, caller, decode)
+
+    async def decoded(self, body: bytes, caller: Caller, decode: Callable[[bytes, Limits], T]) -> T:
+        """What a body asks for. A heavy one is checked and decoded in a thread, one at a time: they
+        would only take it from each other."""
+        if not is_heavy(body):
+            return decode(body, self.settings)
+        tenant = caller.tenant
+        await self.lane.enter(tenant)
+        work = asyncio.get_running_loop().run_in_executor(
+            None, _decoded, body, self.settings, decode
+        )
+        work.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
+        try:
+            return await asyncio.shield(work)
+        finally:
+            del work, body  # an error in it knows this frame, and would be known by it
 
     async def admit(
         self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
@@ -75,6 +107,11 @@ class Service(Struct, frozen=True):
         return plan
 
 
+def _decoded(body: bytes, limits: Limits, decode: Callable[[bytes, Limits], T]) -> T:
+    check_size(body, limits)
+    return decode(body, limits)
+
+
 class Responder(ABC):
     """One answer on its way from an engine to a client.
 
@@ -87,6 +124,7 @@ class Responder(ABC):
 
     _handle: Handle | None = None  # None once it is over
     _gated = False  # it holds a place at the gate
+    _hold: Held | None = None  # of what was asked
     _paused = False
     _stopping: Fault | None = None
     _deadline = math.inf
@@ -115,6 +153,7 @@ class Responder(ABC):
                 raise
             self._gated = True
         self._handle = handle
+        self._hold, self.exchange.hold = self.exchange.hold, None
         self.service.roster.works.add(self)
         if self.listens:
             self.exchange.listen(self)
@@ -180,6 +219,9 @@ class Responder(ABC):
         """The answer is over."""
         self._handle = None
         self.service.roster.discard(self)
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
         if self._gated:
             self._gated = False
             self.service.gate.leave(self.caller.tenant)
@@ -405,6 +447,7 @@ class Answers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._small = min(SMALL, service.settings.body_limit)
         if service.memory is not None:
             service.memory.runs.launch = self._launch
 
@@ -421,26 +464,26 @@ class Answers:
         responder.start(handle=self._service.memory.runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
-        body = await read_body(exchange, self._service.settings, self._service.roster)
-        rest = self._answer(wire, exchange, caller, body)
+        request = await self._service.read(exchange, caller, wire.decode_request)
+        if exchange.hold is not None and exchange.hold.size > SMALL:
+            caller = replace(caller, size=exchange.hold.size)
+        rest = self._answer(wire, exchange, caller, request)
         if rest is not None:
             await rest
 
     def _answer(
-        self, wire: Wire, exchange: Exchange, caller: Caller, body: bytes | None = None
+        self, wire: Wire, exchange: Exchange, caller: Caller, request: Request | None = None
     ) -> Awaitable[None] | None:
         """Find what the request builds on, and answer. What has to be read or looked up, or to wait
         for its turn, is left to be awaited."""
-        limit, headers = self._service.settings.body_limit, exchange.headers
-        if body is None:
+        if request is None:
+            headers, settings, body = exchange.headers, self._service.settings, exchange.whole
             if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
-                check_head(exchange, limit)  # most heads need no closer look
-            if exchange.whole is None:
+                check_head(exchange, settings.body_limit)  # most heads need no closer look
+            if body is None or len(body) > self._small:
                 return self._when_read(wire, exchange, caller)
-            body, exchange.whole = exchange.whole, None
-        if len(body) > limit:
-            raise FaultError(too_large(limit))
-        request = wire.decode_request(body)
+            exchange.whole = None
+            request = wire.decode_request(body, settings)
         if exchange.entry is not None:
             exchange.entry.model, exchange.entry.end = request.model, "cancelled"
         memory = self._service.memory

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from dragoman.core.interfaces import Secret
+from dragoman.wire.json import Limits
 from dragoman.wire.protocol import Dialect
 
 DIALECTS = {
@@ -24,7 +25,7 @@ def about(text: str, *, ge: float | None = None, le: float | None = None) -> Met
     return Meta(description=text, ge=ge, le=le)
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(Limits, frozen=True, kw_only=True):
     """Settings of the server. Each field's description is its documentation.
 
     >>> Settings(heartbeat=5).heartbeat

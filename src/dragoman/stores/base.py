@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -152,7 +153,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     there once the run has ended. `owner` is the server that runs it and `lease` the time until
     which that server has promised to. `dialect` and `version` name the encoder that sent it: the
     same encoder over the same log gives the same bytes. `cancelling` is true once somebody asked
-    for the run's end.
+    for the run's end. `size` is in bytes, where the request is so large that it is packed in a
+    thread; it is not stored.
     """
 
     id: str
@@ -171,6 +173,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dialect: str = ""
     version: int = 1
     metadata: dict[str, JSON] | None = None
+    size: int = 0
 
     @property
     def running(self) -> bool:
@@ -391,3 +394,16 @@ class PubSub(Subscribers, ABC):
             while self._unpublished:
                 names, self._unpublished = list(self._unpublished), set()
                 await self.publish(names)
+
+
+def index_key(item: str) -> str:
+    """What an item is found by: the part of its id that all items of one turn share, or its id.
+
+    >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
+    ('018f', '018f', 'item_of_a_client')
+    """
+    ours = _ITEM_ID.fullmatch(item)
+    return item if ours is None else ours[1]
+
+
+_ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")

@@ -14,7 +14,6 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -41,6 +40,7 @@ from .base import (
     StoreError,
     Subscribers,
     call_digests,
+    index_key,
     tenant_name,
 )
 from .serialize import (
@@ -187,7 +187,16 @@ class Store(ABC):
     def begin(self, record: Record) -> Awaitable[None]:
         """Store a run that is about to start."""
         run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
+        if record.size:
+            return self._transact_large(record, [run], None)
         return self._transact([*_inserts(record), run])
+
+    async def _transact_large(
+        self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
+    ) -> None:
+        """Insert a record that is packed in a thread."""
+        inserts = await asyncio.to_thread(_inserts, record)
+        await self._transact(inserts + more, steps)
 
     def put(
         self,
@@ -202,6 +211,8 @@ class Store(ABC):
         steps = None
         if items or messages:
             steps = partial(_add_to, record.tenant, record.conversation, items, messages)
+        if record.size:
+            return self._transact_large(record, [], steps)
         return self._transact(_inserts(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
@@ -654,19 +665,6 @@ def chunks(values: Iterable[T], size: int = LISTED) -> Iterator[list[T]]:
     found = list(values)
     for start in range(0, len(found), size):
         yield found[start : start + size]
-
-
-def index_key(item: str) -> str:
-    """What an item is found by: the part of its id that all items of one turn share, or its id.
-
-    >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
-    ('018f', '018f', 'item_of_a_client')
-    """
-    ours = _ITEM_ID.fullmatch(item)
-    return item if ours is None else ours[1]
-
-
-_ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")
 
 
 def _index_keys(items: Iterable[str]) -> list[str]:

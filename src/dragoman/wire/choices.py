@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.event import Event, Finished, Progress, Started
 from dragoman.core.item import JSON, Token
 from dragoman.core.loss import Loss
@@ -21,7 +21,7 @@ from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json, sse
-from .json import ABSENT, BROKEN, Reader, decode_string, decode_strings, merge, string
+from .json import ABSENT, BROKEN, Limits, Reader, decode_string, decode_strings, merge, string
 from .losses import Note, listed
 from .protocol import Dialect
 from .usage import decode_usage, encode_usage
@@ -105,12 +105,21 @@ def decode_sampling(
     logprobs: bool | None,
     top_logprobs: int | None,
     unknown: dict[str, JSON],
+    limits: Limits,
 ) -> Sampling:
-    """The sampling values; what is given under two names is added to the unknown fields."""
+    """The sampling values; what is given under two names is added to the unknown fields. Raises
+    FaultError for more of them than there may be."""
     penalty, other = body.repetition_penalty, body.repeat_penalty
     if None not in (penalty, other) and penalty != other:
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
+    if stop is not None and not isinstance(stop, str) and len(stop) > limits.max_stop:
+        raise json.too_many("stop", limits.max_stop, "max_stop")
+    if bias is not None and len(bias) > limits.max_logit_bias:
+        raise json.too_many("logit_bias", limits.max_logit_bias, "max_logit_bias")
+    if body.n is not None and body.n > limits.max_choices:
+        problem = f"is {body.n}, and may be {limits.max_choices} at the most (max_choices)"
+        raise FaultError(bad_request(problem, "n"))
     return Sampling(
         repetition_penalty=other if penalty is None else penalty,
         stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,

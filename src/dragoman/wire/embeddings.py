@@ -14,7 +14,7 @@ from . import error, json
 PATH = "/embeddings"
 
 
-def decode_request(data: bytes) -> dict[str, JSON]:
+def decode_request(data: bytes, limits: json.Limits = json.LIMITS) -> dict[str, JSON]:
     """The request in a body, nulls left out. Raises FaultError naming the field that is wrong.
 
     >>> decode_request(b'{"model": "m", "input": ["a", "b"], "user": null}')
@@ -23,14 +23,14 @@ def decode_request(data: bytes) -> dict[str, JSON]:
     fields = json.parse(data)
     said = fields.rest()
     fields.need("model")
-    _check_input(fields, fields.any("input"))
+    _check_input(fields, fields.any("input"), limits)
     fields.integer("dimensions", 1)
     fields.one_of("encoding_format", ("float", "base64"))
     fields.string("user")
     return said
 
 
-def _check_input(fields: json.Fields, given: JSON) -> None:
+def _check_input(fields: json.Fields, given: JSON, limits: json.Limits) -> None:
     """Text, token ids, or a list of either."""
     match given:
         case None:
@@ -40,6 +40,8 @@ def _check_input(fields: json.Fields, given: JSON) -> None:
         case str() | [int(), *_] if _is_one(given):
             return
         case [str(), *_] | [[*_], *_]:
+            if len(given) > limits.max_inputs:
+                raise json.too_many("input", limits.max_inputs, "max_inputs")
             for number, each in enumerate(given):
                 if not each or not _is_one(each):
                     raise fields.wrong(f"input[{number}]", "must be text or token ids, and some")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import suppress
 from itertools import compress, repeat
 from operator import is_not
-from typing import Any, Generic, TypeVar, Union, cast
+from typing import Annotated, Any, Generic, TypeVar, Union, cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import fields as struct_fields
 
 from dragoman.core.error import FaultError, bad_request
@@ -40,7 +40,100 @@ ABSENT = Raw()
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 """Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
+LARGE = 1 << 20
+"""Bytes of JSON beyond which no decoder may hold up other threads for long."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How much there may be in the body of a request. What is over a limit is refused before
+    anything is made of it."""
+
+    max_json_values: Annotated[
+        int, Meta(description="Maximum number of JSON values and names in a request body.", ge=1)
+    ] = 300_000
+    max_items: Annotated[
+        int, Meta(description="Maximum number of messages or input items in a request.", ge=1)
+    ] = 10_000
+    max_parts: Annotated[
+        int, Meta(description="Maximum number of content parts of one message or item.", ge=1)
+    ] = 4_096
+    max_tools: Annotated[int, Meta(description="Maximum number of tools in a request.", ge=1)] = (
+        1_024
+    )
+    max_stop: Annotated[
+        int, Meta(description="Maximum number of stop strings in a request.", ge=1)
+    ] = 128
+    max_logit_bias: Annotated[
+        int, Meta(description="Maximum number of tokens in logit_bias.", ge=1)
+    ] = 300_000
+    max_choices: Annotated[
+        int, Meta(description="Maximum number of choices that n may ask for.", ge=1, le=128)
+    ] = 128
+    max_inputs: Annotated[
+        int,
+        Meta(
+            description="Maximum number of inputs of an embeddings request, or prompts of a "
+            "completion.",
+            ge=1,
+        ),
+    ] = 2_048
+    max_metadata: Annotated[
+        int, Meta(description="Maximum number of metadata entries of a request.", ge=1)
+    ] = 64
+
+
+LIMITS = Limits()
+
+
+def too_many(path: str, most: int, setting: str) -> FaultError:
+    """The error for a field with more members than a setting allows."""
+    return FaultError(bad_request(f"has more than {most} members ({setting})", path))
+
+
+def marks(data: bytes) -> int:
+    """How many values and names there are in JSON at the most: commas, colons and brackets, which
+    texts may have too."""
+    return data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
+
+
+MAX_ESCAPES = 4_000_000
+"""Backslashes in a body: each takes as long as many letters."""
+_SLICE = 1 << 18
+
+
+def check_size(data: bytes, limits: Limits) -> None:
+    """Raise FaultError, which names the field, where there are more values than there may be.
+
+    Nothing is built for it. It looks closer only where texts may have misled `marks`, and slice by
+    slice: other threads go on meanwhile.
+    """
+    most = limits.max_json_values
+    if data.count(b"\\") > MAX_ESCAPES:
+        raise FaultError(bad_request(f"The body has more than {MAX_ESCAPES} backslashes."))
+    if marks(data) <= most:
+        return
+    found = depth = within = 0  # `within` is 1 in a string
+    name = last = rest = b""
+    for start in range(0, len(data), _SLICE):
+        piece = rest + data[start : start + _SLICE]
+        half = len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2  # of an escape, at its end
+        piece, rest = piece[:half], piece[half:]
+        texts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        for place, text in enumerate(texts, within):
+            if place % 2:
+                last = text
+                continue
+            if depth == 1 and text.lstrip()[:1] == b":":
+                name = last
+            opened = text.count(b"[") + text.count(b"{")
+            depth += opened - text.count(b"]") - text.count(b"}")
+            found += opened + text.count(b",") + text.count(b":")
+            if found > most:
+                param = name[:64].decode(errors="replace") or None
+                problem = f"has more than {most} JSON values and names (max_json_values)"
+                raise FaultError(bad_request(problem if param else f"The body {problem}", param))
+        within = (within + len(texts) - 1) % 2
 
 
 def load(body: bytes | str) -> JSON:
@@ -61,8 +154,13 @@ def load(body: bytes | str) -> JSON:
 
 
 def _load_slowly(data: bytes, problem: str) -> JSON:
-    """The stdlib decoder takes lone surrogates, which some servers stream; nothing else."""
+    """The stdlib decoder takes lone surrogates, which some servers stream; nothing else. It is slow
+    in one step: of what is large, they are replaced."""
     try:
+        if len(data) > LARGE:
+            with suppress(*BROKEN):
+                return _decode(_ESCAPE.sub(_mended, data))
+            raise ValueError(problem)
         return json.loads(data.decode("utf-8", "strict"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (byte {error.start})") from None
@@ -71,6 +169,17 @@ def _load_slowly(data: bytes, problem: str) -> JSON:
         raise ValueError(f"is not valid JSON: {problem}") from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+
+
+_ESCAPE = re.compile(
+    rb"\\\\u[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\u[dD][89a-fA-F]..|\\\\.",
+    re.DOTALL,
+)
+
+
+def _mended(escape: re.Match[bytes]) -> bytes:
+    """An escape, or U+FFFD for half of a surrogate pair."""
+    return rb"\ufffd" if len(escape[0]) == 6 else escape[0]
 
 
 def _refuse_constant(name: str) -> JSON:

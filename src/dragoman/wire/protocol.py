@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -86,10 +86,18 @@ def _model(model: Model) -> dict[str, JSON]:
     }
 
 
+class DecodeRequest(Protocol):
+    """Decodes the body of a request, which may have as much in it as the limits say."""
+
+    def __call__(self, data: bytes, limits: json.Limits = json.LIMITS, /) -> Request:
+        """Raises FaultError when the body is not a request, or has more than it may."""
+        ...
+
+
 class Wire(Struct, frozen=True, kw_only=True):
     """One protocol. `name` is its key in every `extra`; the paths follow the base URL.
 
-    - `decode_request(body)` raises FaultError when the body is not a request.
+    - `decode_request(body, limits)` raises FaultError when the body is not a request.
     - `encode_request(request, dialect)` gives the body and what it could not carry as it stood,
       fields named as in the core; it raises FaultError where a loss would change the answer.
     - `encoder(request, dialect)` encodes an answer as a stream, `encode_response` as a whole.
@@ -114,7 +122,7 @@ class Wire(Struct, frozen=True, kw_only=True):
 
     name: str
     path: str
-    decode_request: Callable[[bytes], Request]
+    decode_request: DecodeRequest
     encode_request: Callable[[Request, Dialect], tuple[bytes, tuple[Loss, ...]]]
     encoder: Callable[[Request, Dialect], Encoder]
     encode_response: Callable[[Response, Request, Dialect], bytes]

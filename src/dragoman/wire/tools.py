@@ -26,7 +26,7 @@ from dragoman.core.request import (
 )
 
 from . import json
-from .json import Cache, Fields, dense
+from .json import LIMITS, Cache, Fields, Limits, dense
 
 _CACHE_LIMIT = 4 * 1024 * 1024
 
@@ -53,12 +53,15 @@ class ToolCodec:
 
     # ---- decoding ------------------------------------------------------------------------
 
-    def decode_all(self, raw: Raw) -> tuple[Tool, ...]:
+    def decode_all(self, raw: Raw, limits: Limits = LIMITS) -> tuple[Tool, ...]:
         """The tools in an array. Raises FaultError naming the tool and the field that is wrong."""
         data = bytes(raw)
         tools = self._decoded.get(data)
         if tools is None:
-            fields = Fields({"tools": json.load(data)})
+            given = json.load(data)
+            fields = Fields({"tools": given})
+            if isinstance(given, list) and len(given) > limits.max_tools:
+                raise json.too_many("tools", limits.max_tools, "max_tools")
             tools = tuple([self.decode(tool) for tool in fields.objects("tools")])
             self._decoded.put(data, tools, len(data))
         return tools

@@ -37,6 +37,7 @@ class Client:
                 replace(Settings(), **settings),
                 InFlight(),
                 Gate(8, 8, 1.0),
+                Gate(1, 8, 1.0),
                 Budget(1 << 28),
                 self.memory,
             ),

@@ -13,6 +13,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.request import Request, UnknownTool
 from dragoman.wire import error
+from dragoman.wire.json import Limits
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.protocol import STANDARD, Dialect
 from tests.cases import cases
@@ -133,7 +134,8 @@ def test_choice_without_tools_leaves_nothing_behind() -> None:
 def test_long_conversations_cost_no_square() -> None:
     system, call = {"role": "system", "content": "a"}, FunctionCall("c", "f", "{}")
     begun = time.thread_time()
-    request = decode({"model": "m", "messages": [system] * 50_000 + SAID["messages"]})
+    body = {"model": "m", "messages": [system] * 50_000 + SAID["messages"]}
+    request = MESSAGES.decode_request(json.dumps(body).encode(), Limits(max_items=60_000))
     assert len(request.items[0].parts) == 50_000
     MESSAGES.encode_request(request, STANDARD)
     texts = (Message("system", "a"),) * 50_000

@@ -20,6 +20,7 @@ from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import ConflictError, Conversation, Order, Paging, Record, named
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
+from dragoman.wire.json import Limits
 from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import shown
@@ -38,8 +39,8 @@ from .resolve import bare, no_conversation, understand
 from .run import unstarted
 from .service import ENCODER_VERSION, Memory
 
-Read = Callable[[Exchange], Awaitable[bytes]]
-"""Reads the body of a request."""
+Read = Callable[[Exchange, Caller, Callable[[bytes, Limits], Any]], Awaitable[Any]]
+"""Reads and decodes the body of a request."""
 Replay = Callable[[Record, int, Exchange, Caller], None]
 """Sends the events of a record from the frame with this number on."""
 
@@ -188,7 +189,7 @@ class Handlers:
 
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Make a conversation."""
-        items, metadata = decode_opening(await self._read(exchange))
+        items, metadata = await self._read(exchange, caller, decode_opening)
         id, moment = new_id(), now()
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=moment, metadata=metadata or None
@@ -220,14 +221,13 @@ class Handlers:
     async def change_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Change a conversation's metadata, or add items."""
         id, rest = _place(exchange)
-        data = await self._read(exchange)
         if not rest:
-            metadata = decode_metadata(data)
+            metadata = await self._read(exchange, caller, decode_metadata)
             if not await self._store.set_conversation_metadata(caller.tenant, bare(id), metadata):
                 raise FaultError(no_conversation(id))
             await self._show(exchange, caller, id)
         elif rest == ["items"]:
-            items = _unique(named(decode_items(data), new_id()))
+            items = _unique(named(await self._read(exchange, caller, decode_items), new_id()))
             try:
                 known = await self._store.add_items(caller.tenant, bare(id), items)
             except ConflictError:
@@ -299,7 +299,7 @@ class Handlers:
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
         record, _ = await self._find(CHAT, exchange, caller, "")
-        metadata = decode_metadata(await self._read(exchange))
+        metadata = await self._read(exchange, caller, decode_metadata)
         await self._store.set_metadata(caller.tenant, record.id, metadata)
         exchange.reply(200, json.dump(_completion(replace(record, metadata=metadata))))
 

@@ -166,6 +166,7 @@ class Memory:
             dialect=self._dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
+            size=caller.size,
         )
         turn = () if conversation is None else named(own.items, record.id)
         followed = background or own.stream  # or at its end one write stores it

@@ -36,7 +36,7 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.wire import json
-from dragoman.wire.json import ABSENT, Reader, merge
+from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, merge
 from dragoman.wire.losses import Note
 from dragoman.wire.protocol import Dialect
 
@@ -221,7 +221,7 @@ message_reader = Reader[_Message | _Tool | _Function](
 # ---- decoding ----------------------------------------------------------------------------
 
 
-def decode_messages(data: Raw | list[Any]) -> tuple[Item, ...]:
+def decode_messages(data: Raw | list[Any], limits: Limits = LIMITS) -> tuple[Item, ...]:
     """The items of a conversation, by `message_reader`. Raises FaultError naming the message that
     is wrong."""
     items: list[Item] = []
@@ -231,11 +231,15 @@ def decode_messages(data: Raw | list[Any]) -> tuple[Item, ...]:
     unknown: dict[int, dict[str, JSON]] = {}
     if not isinstance(data, list):
         data, unknown = message_reader.read_all(data, "messages")
+    if len(data) > limits.max_items:
+        raise json.too_many("messages", limits.max_items, "max_items")
     for number, message in enumerate(data):
         rest = unknown.get(number, {})
         content: Content | None = message.content
         if isinstance(message.content, list):
             path = f"messages[{number}].content"
+            if len(message.content) > limits.max_parts:
+                raise json.too_many(path, limits.max_parts, "max_parts")
             content = tuple(
                 [
                     Text(part.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Annotated
 
@@ -35,7 +36,7 @@ from dragoman.wire.choices import (
     encode_stream,
     stream_options,
 )
-from dragoman.wire.json import ABSENT, Fields, Reader
+from dragoman.wire.json import ABSENT, LIMITS, Fields, Limits, Reader
 from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.tools import ToolCodec
@@ -107,22 +108,24 @@ _INTEGERS = ("max_completion_tokens", "max_tokens", "n", "seed", "top_k", "top_l
 # ---- decoding ----------------------------------------------------------------------------
 
 
-def decode_request(data: bytes) -> Request:
+def decode_request(data: bytes, limits: Limits = LIMITS) -> Request:
     """The request in a body. Raises FaultError naming the field that is wrong."""
     try:
-        return _decode(data)
+        return _decode(data, limits)
     except (FaultError, *json.BROKEN, ValueError) as error:
-        return _decode(json.mended(data, error, _INTEGERS))
+        return _decode(json.mended(data, error, _INTEGERS), limits)
 
 
-def _decode(data: bytes) -> Request:
+def _decode(data: bytes, limits: Limits) -> Request:
     unknown: dict[str, JSON] = {}
     try:
         body = _body.decode(data)
     except msgspec.ValidationError:
         body, unknown = _body.read_loosely(data)
-    items = decode_messages(body.messages)
-    offered = () if body.tools is ABSENT else TOOLS.decode_all(body.tools)
+    items = decode_messages(body.messages, limits)
+    offered = () if body.tools is ABSENT else TOOLS.decode_all(body.tools, limits)
+    if body.metadata is not None and len(body.metadata) > limits.max_metadata:
+        raise json.too_many("metadata", limits.max_metadata, "max_metadata")
     reasoning = ReasoningOptions(body.reasoning_effort) if body.reasoning_effort else None
     nested = _nested(body)
     functions: tuple[FunctionTool, ...] = ()
@@ -131,6 +134,8 @@ def _decode(data: bytes) -> Request:
         json.check_depth(nested)
         given = Fields({"functions": body.functions}).objects("functions")
         functions = tuple([TOOLS.function(each) for each in given])
+        if len(functions) > limits.max_tools:
+            raise json.too_many("functions", limits.max_tools, "max_tools")
         if body.tool_choice is None:
             choice = _decode_function_call(body.function_call, offered + functions)
         else:
@@ -139,7 +144,7 @@ def _decode(data: bytes) -> Request:
             unknown |= json.dense({"function_call": body.function_call})
         if body.reasoning is not None:
             reasoning = _decode_reasoning(reasoning, body.reasoning, unknown)
-    sampling = decode_sampling(body, body.logprobs, body.top_logprobs, unknown)
+    sampling = decode_sampling(body, body.logprobs, body.top_logprobs, unknown, limits)
     limit, old = body.max_completion_tokens, body.max_tokens
     if limit is None:
         limit = old
@@ -184,7 +189,7 @@ def _decode_function_call(value: JSON, tools: tuple[Tool, ...]) -> ToolChoice | 
         case {"name": str(name)}:
             rest = {field: said for field, said in value.items() if field != "name"}
             choice = NamedTool(name, extra=to_extra({}, function=rest))
-            _check_offered("function_call", choice, tools)
+            _check_offered("function_call", choice, frozenset(_keys(tools)))
             return choice
         case _:
             problem = "must be none, auto or an object with a name"
@@ -200,35 +205,43 @@ def _check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
             path = "tool_choice.allowed_tools.tools"
             if not several:
                 raise FaultError(bad_request("is missing or empty", path))
+            offered = frozenset(_keys(tools))
             for number, each in enumerate(several):
                 field = each.kind if isinstance(each, NamedTool) else "type"
-                _check_offered(f"{path}[{number}].{field}", each, tools)
+                _check_offered(f"{path}[{number}].{field}", each, offered)
         case NamedTool():
-            _check_offered(f"tool_choice.{choice.kind}", choice, tools)
+            _check_offered(f"tool_choice.{choice.kind}", choice, frozenset(_keys(tools)))
         case UnknownTool():
-            _check_offered("tool_choice.type", choice, tools)
+            _check_offered("tool_choice.type", choice, frozenset(_keys(tools)))
 
 
-def _check_offered(path: str, choice: NamedTool | UnknownTool, tools: tuple[Tool, ...]) -> None:
-    if not any(_is(tool, choice) for tool in tools):
+def _check_offered(
+    path: str, choice: NamedTool | UnknownTool, offered: frozenset[tuple[str | None, ...]]
+) -> None:
+    if _key(choice) not in offered:
         name = choice.name if isinstance(choice, NamedTool) else choice.kind
         problem = f"chooses {name!r}, which is not among the tools"
         raise FaultError(bad_request(problem, path))
 
 
-def _is(tool: Tool, choice: NamedTool | UnknownTool) -> bool:
-    match tool, choice:
-        case Namespace(), NamedTool(namespace=str(space)):
-            inner = NamedTool(choice.name, choice.kind)
-            return tool.name == space and any(_is(each, inner) for each in tool.tools)
-        case FunctionTool(), NamedTool(namespace=None, kind="function"):
-            return tool.name == choice.name
-        case CustomTool(), NamedTool(namespace=None, kind="custom"):
-            return tool.name == choice.name
-        case UnknownTool(), UnknownTool():
-            return tool.kind == choice.kind
-        case _:
-            return False
+def _key(choice: NamedTool | UnknownTool) -> tuple[str | None, ...]:
+    if isinstance(choice, NamedTool):
+        return choice.kind, choice.name, choice.namespace
+    return (choice.kind,)
+
+
+def _keys(tools: tuple[Tool, ...], space: str | None = None) -> Iterator[tuple[str | None, ...]]:
+    """What tools are chosen by: kind, name and namespace, or the kind alone."""
+    for tool in tools:
+        match tool:
+            case Namespace():
+                yield from _keys(tool.tools, tool.name)
+            case FunctionTool():
+                yield "function", tool.name, space
+            case CustomTool():
+                yield "custom", tool.name, space
+            case _:
+                yield (tool.kind,)
 
 
 def _decode_reasoning(

@@ -20,7 +20,7 @@ from dragoman.wire.choices import (
     encode_stream,
     stream_options,
 )
-from dragoman.wire.json import ABSENT, Reader
+from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader
 from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 
@@ -50,17 +50,17 @@ _body = Reader(_Body, stream_options=stream_options.strict | None)
 _INTEGERS = ("max_tokens", "best_of", "logprobs", "n", "seed", "top_k")
 
 
-def decode_request(data: bytes) -> Completion:
+def decode_request(data: bytes, limits: Limits = LIMITS) -> Completion:
     """The prompts and the request in a body. Raises FaultError naming the field that is wrong."""
     try:
-        return _decode(data)
+        return _decode(data, limits)
     except (FaultError, *json.BROKEN, ValueError) as error:
-        return _decode(json.mended(data, error, _INTEGERS))
+        return _decode(json.mended(data, error, _INTEGERS), limits)
 
 
-def _decode(data: bytes) -> Completion:
+def _decode(data: bytes, limits: Limits) -> Completion:
     body, unknown = _body.read(data)
-    prompts, n, top = _prompts(body.prompt), body.n or 1, body.logprobs
+    prompts, n, top = _prompts(body.prompt, limits), body.n or 1, body.logprobs
     if body.suffix:
         problem = "cannot be carried: models here continue a prompt, and do not fill in a gap"
         raise FaultError(unsupported(problem, "suffix"))
@@ -75,7 +75,7 @@ def _decode(data: bytes) -> Completion:
         raise FaultError(bad_request(f"{problem} at the most", "prompt"))
     if body.max_tokens == 0 and not body.echo:
         raise FaultError(bad_request("must be at least 1 without echo", "max_tokens"))
-    sampling = decode_sampling(body, None if top is None else True, top, unknown)
+    sampling = decode_sampling(body, None if top is None else True, top, unknown, limits)
     return Completion(
         model=body.model,
         prompts=prompts,
@@ -89,13 +89,15 @@ def _decode(data: bytes) -> Completion:
     )
 
 
-def _prompts(given: JSON) -> tuple[Prompt, ...]:
+def _prompts(given: JSON, limits: Limits) -> tuple[Prompt, ...]:
     """Text, ids, or a list of either."""
     match given:
         case None | []:
             problem = "is missing" if given is None else "is empty"
             raise FaultError(bad_request(problem, "prompt"))
         case list() if type(given[0]) is not int:
+            if len(given) > limits.max_inputs:
+                raise json.too_many("prompt", limits.max_inputs, "max_inputs")
             return tuple([_prompt(f"prompt[{n}]", each) for n, each in enumerate(given)])
         case _:
             return (_prompt("prompt", given),)

@@ -34,7 +34,7 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.wire import json
-from dragoman.wire.json import Reader, merge
+from dragoman.wire.json import LIMITS, Limits, Reader, merge
 
 NAME = "messages"
 """The key of this wire in every `extra`."""
@@ -117,7 +117,9 @@ system_reader = Reader[Any](_Text)
 # ---- decoding ----------------------------------------------------------------------------
 
 
-def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tuple[Item, ...]:
+def decode_messages(
+    data: Raw | list[Any], system: str | list[Raw] | None, limits: Limits = LIMITS
+) -> tuple[Item, ...]:
     """The items of a conversation, by `message_reader`; what stands in `system` is a message before
     all others, together with system messages right behind it. Raises FaultError naming the block
     that is wrong."""
@@ -130,8 +132,12 @@ def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tu
         items.append(Message("system", _texts(system, "system")))
     if not isinstance(data, list):
         data, unknown = message_reader.read_all(data, "messages")
+    if len(data) > limits.max_items:
+        raise json.too_many("messages", limits.max_items, "max_items")
     for number, message in enumerate(data):
         path, content = f"messages[{number}].content", message.content
+        if not isinstance(content, str) and len(content) > limits.max_parts:
+            raise json.too_many(path, limits.max_parts, "max_parts")
         if message.role == "assistant":
             added = _assistant_items(content, path)
             calls |= {item.call_id for item in added if isinstance(item, FunctionCall)}

@@ -27,7 +27,7 @@ from dragoman.core.request import (
 )
 from dragoman.wire import json
 from dragoman.wire.choices import Probability
-from dragoman.wire.json import ABSENT, Cache, Reader, merge
+from dragoman.wire.json import ABSENT, LIMITS, Cache, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect
 
@@ -92,22 +92,26 @@ _INTEGERS = ("max_tokens", "top_k")
 # ---- decoding ----------------------------------------------------------------------------
 
 
-def decode_request(data: bytes) -> Request:
+def decode_request(data: bytes, limits: Limits = LIMITS) -> Request:
     """The request in a body. Raises FaultError naming the field that is wrong."""
     try:
-        return _decode(data)
+        return _decode(data, limits)
     except (FaultError, *json.BROKEN, ValueError) as error:
-        return _decode(json.mended(data, error, _INTEGERS))
+        return _decode(json.mended(data, error, _INTEGERS), limits)
 
 
-def _decode(data: bytes) -> Request:
+def _decode(data: bytes, limits: Limits) -> Request:
     unknown: dict[str, JSON] = {}
     try:
         body = _body.decode(data)
     except msgspec.ValidationError:
         body, unknown = _body.read_loosely(data)
-    items = decode_messages(body.messages, body.system)
-    offered = decode_tools(body.tools)
+    items = decode_messages(body.messages, body.system, limits)
+    offered = decode_tools(body.tools, limits)
+    if body.stop_sequences is not None and len(body.stop_sequences) > limits.max_stop:
+        raise json.too_many("stop_sequences", limits.max_stop, "max_stop")
+    if body.metadata is not None and len(body.metadata) > limits.max_metadata:
+        raise json.too_many("metadata", limits.max_metadata, "max_metadata")
     json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
     choice, parallel = decode_choice(body.tool_choice, offered)
     if beside := {k: v for k, v in (body.tool_choice or {}).items() if k not in _OF_A_CHOICE}:
@@ -226,7 +230,7 @@ def _add_reasoning(
 # ---- tools -------------------------------------------------------------------------------
 
 
-def decode_tools(raw: Raw) -> tuple[Tool, ...]:
+def decode_tools(raw: Raw, limits: Limits = LIMITS) -> tuple[Tool, ...]:
     """The tools on offer."""
     data = bytes(raw)
     tools = _decoded.get(data)
@@ -236,6 +240,8 @@ def decode_tools(raw: Raw) -> tuple[Tool, ...]:
         if not isinstance(given, list):
             problem = f"is {json.kind(given)}, and must be an array"
             raise FaultError(bad_request(problem, "tools"))
+        if len(given) > limits.max_tools:
+            raise json.too_many("tools", limits.max_tools, "max_tools")
         tools = tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(given)])
         _decoded.put(data, tools, len(data))
     return tools

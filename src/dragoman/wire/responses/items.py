@@ -38,7 +38,7 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.wire import json
-from dragoman.wire.json import ABSENT, Reader, dense, kind
+from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, dense, kind
 
 WIRE: Final = "responses"
 """The key of this wire in every `extra`."""
@@ -222,13 +222,18 @@ _read_array = msgspec.json.Decoder(list[Raw]).decode
 # ---- decoding ----------------------------------------------------------------------------
 
 
-def decode_items(data: bytes | Raw, path: str) -> tuple[Item, ...]:
+def decode_items(data: bytes | Raw, path: str, limits: Limits = LIMITS) -> tuple[Item, ...]:
     """The items of an array, in one step where all are of a usual shape. Raises FaultError naming
     the item and the field that is wrong."""
+    usual = True
     try:
         values = _read_items(data)
     except msgspec.ValidationError:
-        return tuple([_read_item(raw, f"{path}[{n}]") for n, raw in enumerate(_read_array(data))])
+        usual, values = False, _read_array(data)
+    if len(values) > limits.max_items:
+        raise json.too_many(path, limits.max_items, "max_items")
+    if not usual:
+        return tuple([_read_item(raw, f"{path}[{n}]") for n, raw in enumerate(values)])
     return tuple([_item(value, {}, f"{path}[{n}]") for n, value in enumerate(values)])
 
 

@@ -39,7 +39,7 @@ from dragoman.core.request import (
 )
 from dragoman.wire import json
 from dragoman.wire.choices import LABELS, ConversationFields, decode_sampling
-from dragoman.wire.json import ABSENT, Fields, Reader, dense
+from dragoman.wire.json import ABSENT, LIMITS, Fields, Limits, Reader, dense
 from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.tools import ToolCodec
@@ -51,7 +51,7 @@ _BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
 """Kinds of items that offer tools themselves."""
 
 
-def check(request: Request) -> None:
+def check(request: Request, limits: Limits = LIMITS) -> None:
     """Raises FaultError for the first rule that is broken.
 
     An unknown kind of content is a mistake, not an extension. A call's output follows its call,
@@ -80,6 +80,8 @@ def check(request: Request) -> None:
                 whole = False
             case Unknown(value={"call_id": str(call_id)}):
                 calls.add(call_id)
+        if not isinstance(parts, str) and len(parts) > limits.max_parts:
+            raise json.too_many(f"input[{number}].{name}", limits.max_parts, "max_parts")
         for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
             if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
                 problem = f"is {part.value['type']!r}, which is no kind of content"
@@ -189,22 +191,24 @@ _USUAL = {WIRE: {"store": None}}
 """The extra of most requests: one for all."""
 
 
-def decode(data: bytes) -> Request:
+def decode(data: bytes, limits: Limits = LIMITS) -> Request:
     """The request in a body. Raises FaultError naming the field that is wrong.
 
     >>> decode(b'{"model": "m", "input": "hello"}').items[0].text
     'hello'
     """
     try:
-        request = _decode(data)
+        request = _decode(data, limits)
     except (FaultError, ValueError, *json.BROKEN) as error:
-        request = _decode(json.mended(data, error, _INTEGERS))
-    check(request)
+        request = _decode(json.mended(data, error, _INTEGERS), limits)
+    check(request, limits)
     return request
 
 
-def _decode(data: bytes) -> Request:
+def _decode(data: bytes, limits: Limits) -> Request:
     body, rest = _body.read(data)
+    if body.metadata is not None and len(body.metadata) > limits.max_metadata:
+        raise json.too_many("metadata", limits.max_metadata, "max_metadata")
     plain: dict[str, Any] = dict(zip(_PLAIN, _plain(body), strict=True))
     instructions, choice = body.instructions, body.tool_choice
     loose = [instructions, choice, *plain.values()]
@@ -216,7 +220,7 @@ def _decode(data: bytes) -> Request:
         case _:
             raise _wrong("must be a conversation's id, or an object with it", "conversation")
     if isinstance(instructions, list):
-        plain["instructions"] = decode_items(json.dump(instructions), "instructions")
+        plain["instructions"] = decode_items(json.dump(instructions), "instructions", limits)
     else:
         plain["instructions"] = instructions
     if body.reasoning is not ABSENT and (
@@ -251,10 +255,10 @@ def _decode(data: bytes) -> Request:
         extra[_VENDOR] = vendor
     return Request(
         model=body.model,
-        items=_input(body.input),
-        tools=() if body.tools is ABSENT else TOOLS.decode_all(body.tools),
+        items=_input(body.input, limits),
+        tools=() if body.tools is ABSENT else TOOLS.decode_all(body.tools, limits),
         tool_choice=None if choice is None else TOOLS.decode_choice(choice),
-        sampling=decode_sampling(body, probabilities, body.top_logprobs, rest),
+        sampling=decode_sampling(body, probabilities, body.top_logprobs, rest, limits),
         stream=body.stream or False,
         store=body.store,
         include=include,
@@ -274,12 +278,12 @@ def _options(reader: Reader[Any], data: Raw, path: str) -> tuple[Any, dict[str, 
     return None if bytes(data) == b"null" else reader.read(data, path)
 
 
-def _input(data: Raw) -> tuple[Item, ...]:
+def _input(data: Raw, limits: Limits) -> tuple[Item, ...]:
     if data is ABSENT:
         return ()
     match bytes(memoryview(data)[:1]):
         case b"[":
-            return decode_items(data, "input")
+            return decode_items(data, "input", limits)
         case b'"':
             return (Message("user", json.decode_string(data)),)
         case b"n":

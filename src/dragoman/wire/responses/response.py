@@ -22,7 +22,7 @@ from dragoman.core.item import (
 from dragoman.core.request import FunctionTool, JSONSchema, Request, Tool
 from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
-from dragoman.wire.json import Cache, Fields, dense
+from dragoman.wire.json import LIMITS, Cache, Fields, Limits, dense
 from dragoman.wire.usage import decode_usage
 
 from . import items
@@ -284,18 +284,20 @@ KEYS = 16
 """Entries that metadata may have."""
 
 
-def decode_items(data: bytes) -> tuple[Item, ...]:
+def decode_items(data: bytes, limits: Limits = LIMITS) -> tuple[Item, ...]:
     """The items to be added. Raises FaultError naming the field that is wrong."""
-    return _items(json.parse(data), needed=True)
+    return _items(json.parse(data), limits, needed=True)
 
 
-def decode_opening(data: bytes) -> tuple[tuple[Item, ...], dict[str, JSON]]:
+def decode_opening(
+    data: bytes, limits: Limits = LIMITS
+) -> tuple[tuple[Item, ...], dict[str, JSON]]:
     """The items and the metadata of a new conversation; neither need be given."""
     fields = json.parse(data or b"{}")
-    return _items(fields, needed=False), _metadata(fields)
+    return _items(fields, limits, needed=False), _metadata(fields)
 
 
-def decode_metadata(data: bytes) -> dict[str, JSON]:
+def decode_metadata(data: bytes, limits: Limits = LIMITS) -> dict[str, JSON]:
     """The metadata that shall take the place of the old."""
     fields = json.parse(data)
     if "metadata" not in fields:
@@ -320,12 +322,12 @@ def encode_deleted_conversation(id: str) -> bytes:
     )
 
 
-def _items(fields: Fields, *, needed: bool) -> tuple[Item, ...]:
+def _items(fields: Fields, limits: Limits, *, needed: bool) -> tuple[Item, ...]:
     match fields.any("items"):
         case None if not needed:
             return ()
         case list(values) if len(values) <= MOST:
-            return items.decode_items(json.dump(values), "items")
+            return items.decode_items(json.dump(values), "items", limits)
         case list(values):
             raise fields.wrong("items", f"has {len(values)} entries; {MOST} are allowed at once")
         case _:
