@@ -115,6 +115,7 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             retries=upstream.retries,
             wire=upstream.wire,
             format=upstream.format,
+            date=upstream.date,
             profile=upstream.profile,
             header_hold=settings.header_hold,
             answer_limit=settings.answer_limit,

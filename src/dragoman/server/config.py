@@ -54,6 +54,10 @@ class Upstream(Struct, frozen=True, kw_only=True):
             "rendered as prompts in it. A name, or a model's folder with a chat template."
         ),
     ] = None
+    date: Annotated[
+        str | None,
+        about("The date that prompts in a format say: 2026-11-23, none, or today (the default)."),
+    ] = None
     profile: Annotated[str | None, about("The kind of server; detected by default.")] = None
     models: Annotated[
         tuple[str, ...], about("The models to request from it; empty sends every name to it.")

@@ -257,7 +257,7 @@ async def test_cached_tokens_are_reported() -> None:
 async def test_setting_function_is_called_for_every_prompt() -> None:
     days = iter(["2026-01-01", "2026-01-02"])
     model = Says("ok")
-    async with serving(model, setting=lambda: Setting(today=next(days))) as engine:
+    async with serving(model, setting=lambda: Setting(today=next(days), identity="me")) as engine:
         await answered(engine, asked())
         await answered(engine, asked())
     assert [bytes(slot.prompt) for slot in model.opened] == [

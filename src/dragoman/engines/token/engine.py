@@ -25,7 +25,8 @@ from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
-from dragoman.formats.format import PLAIN, Format, Parser, Setting
+from dragoman.engines.find_format import dated
+from dragoman.formats.format import Format, Parser, Setting
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
@@ -313,7 +314,7 @@ class TokenEngine:
     - `tokenizer` is its vocabulary; `ends` are ids, or control tokens by their text, that end every
       answer beside those of the format.
     - `setting` is what prompts say beside the request (a function is called each time: the date
-      changes).
+      changes); by default today's date, where the format has a place for it.
     - `max_tokens` is the limit where the request sets none and the model has no context.
     - `concurrency` sequences run at a time, and `queue` more may wait; beyond that requests are
       refused as `overloaded`.
@@ -329,7 +330,7 @@ class TokenEngine:
         *,
         name: str = "local",
         description: str | None = None,
-        setting: Setting | Callable[[], Setting] = PLAIN,
+        setting: Setting | Callable[[], Setting] | None = None,
         max_tokens: int = MAX_TOKENS,
         ends: Iterable[int | str] = (),
         concurrency: int | None = None,
@@ -344,7 +345,7 @@ class TokenEngine:
         self.tokenizer = tokenizer
         self.context = model.context
         self._created = now()
-        self._setting = setting
+        self._setting = dated() if setting is None else setting
         self._max_tokens = max_tokens
         controls = tokenizer.controls
         self._ends = frozenset(controls[end] if isinstance(end, str) else end for end in ends)
