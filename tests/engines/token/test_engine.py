@@ -338,7 +338,7 @@ class OnlyAB:
         return len(self.seen) >= 5
 
 
-def only_ab(request: Request, grammar: Grammar, ends: frozenset[int]) -> Requirement:
+def only_ab(request: Request, grammar: Grammar, ends: frozenset[int], *_: Any) -> Requirement:
     assert ends == {END}
     return Requirement(OnlyAB, None)
 
