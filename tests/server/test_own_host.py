@@ -392,6 +392,9 @@ class Link(asyncio.Transport):
 
     abort = close
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.closed
 

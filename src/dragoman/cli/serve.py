@@ -29,6 +29,7 @@ from dragoman.server.config import (
     ConfigurationError,
     Upstream,
     load,
+    place_of,
     with_keys,
 )
 from dragoman.server.host import address, bind, check, reachable, run
@@ -270,7 +271,7 @@ def _chosen(options: Namespace, configuration: Configuration) -> Sequence[Upstre
     given = {word: value for word in words if (value := getattr(options, word)) is not None}
     if options.upstream:
         fields = {word.removeprefix("upstream_"): value for word, value in given.items()}
-        return [Upstream(name=url, url=url, **fields) for url in options.upstream]
+        return [Upstream(name=place_of(url), url=url, **fields) for url in options.upstream]
     for word in ("context", "gpu_layers", "threads"):
         if getattr(options, word) is not None and not options.targets:
             raise ConfigurationError(f"--{word.replace('_', '-')} needs a TARGET, such as gguf:…")

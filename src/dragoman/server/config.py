@@ -212,6 +212,18 @@ def clash(upstreams: Sequence[Upstream]) -> tuple[int, str, str] | None:
     return None
 
 
+def place_of(url: str) -> str:
+    """An address for people to read: without user and password.
+
+    >>> place_of("http://ada:secret@127.0.0.1:8080/v1")
+    'http://127.0.0.1:8080/v1'
+    """
+    try:
+        return str(parse_url(url))
+    except InvalidUrlError:
+        return url if "@" not in url else "an upstream"
+
+
 def problem_of(upstream: Upstream) -> tuple[str, str] | None:
     """The field of an upstream that cannot be as it is, and why."""
     for field, value, known in (

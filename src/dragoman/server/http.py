@@ -22,6 +22,7 @@ from dragoman.wire import error as wire_error
 
 from .cancellation import GONE, Peer
 from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
+from .limits import Budget, Hold
 from .settings import Settings
 
 _BODILESS = (204, 304)
@@ -105,6 +106,8 @@ class HTTPExchange(Exchange):
         close = b"" if self.keep_alive else b"connection: close\r\n"
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         parts = (STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n")
+        if body is not None and len(body) > HIGH_WATER_LIMIT:
+            connection.hold(self.tenant, len(body))
         self.response_started = True
         if body is None:
             self._head = b"".join(parts)
@@ -175,9 +178,9 @@ class HTTPProtocol(HttpToolsProtocol):
     # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
     # fmt: off
     __slots__ = (
-        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_in_head",
-        "_limit", "_patience", "_pending", "_problem", "_rate", "_received", "_refused", "_stall",
-        "_timed", "_timer", "_timer_at", "_unread", "_upgrades", "defaults",
+        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_hold",
+        "_in_head", "_limit", "_patience", "_pending", "_problem", "_rate", "_received", "_refused",
+        "_stall", "_timed", "_timer", "_timer_at", "_unread", "_upgrades", "defaults",
     )
     # fmt: on
 
@@ -198,7 +201,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._allowed = 0.0  # seconds it may be awaited
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._unread = 0  # bytes that the client had not read when the timer went off
+        self._unread = 0  # bytes that the client had not read when last looked at
+        self._hold: Hold | None = None  # of a whole answer that the client has not read
         self._in_head = False
         self._timed = False  # the rest of that head is awaited
         # Whether nothing was ended, and nothing of a body came, since data was last received: it is
@@ -227,6 +231,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         self.connections.discard(self)
         self._give_up()
+        self._release()
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -266,9 +271,23 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._release()
         if self._answered is not None and self._answered.peer is not None:
             self._answered.peer.drained()
         self._answer()
+
+    def hold(self, tenant: str, size: int) -> None:
+        """Count an answer that is about to be written, until the client has read it. Raises
+        FaultError where there is no room for it."""
+        self._release()  # there is none as a rule: no answer is begun before those are read
+        budget: Budget = cast(Any, self.app).budget
+        hold = self._hold = budget.hold(tenant)
+        hold.resize(size)
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
 
     def _give_up(self) -> None:
         """Nobody gets the answer that is being given."""
@@ -302,7 +321,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if exchange is None or self._refused:
             return
         if self.flow.write_paused:
-            self._await(self._stall)
+            self._await_reading()
             return
         self._awaited = self._pending = None
         self._answered = exchange
@@ -428,16 +447,19 @@ class HTTPProtocol(HttpToolsProtocol):
         """An answer was written: go on with the next request, or wait for it."""
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
-        self._unread = 0
+        if self._hold is not None and not self.flow.write_paused:
+            self._release()
         if not exchange.keep_alive:
-            self._close()
+            self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._await_reading()
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._pending = self._answered = cast(Any, self.pipeline).pop(0)
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
-        elif not self._in_head:
+        elif self._awaited is None and not self._in_head:
             self._awaited, self._allowed = self.loop.time(), self.timeout_keep_alive
             if self._timer is None or self._timer_at > self._awaited + self._allowed:
                 self._set_timer(self._awaited + self._allowed)
@@ -445,7 +467,8 @@ class HTTPProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         cycle = self._answered
         if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self._close()  # an answer is on its way; nothing may be written into it
+            self.transport.close()  # an answer is on its way; nothing may be written into it
+            self._await_reading()
             return
         status, fault = self._problem or (400, bad_request(msg))
         body = wire_error.encode(fault)
@@ -472,6 +495,11 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._timer is None or self._timer_at > now + seconds:
             self._set_timer(now + seconds)
 
+    def _await_reading(self) -> None:
+        """From now on the client has to get on with reading what was written."""
+        self._unread = self.transport.get_write_buffer_size()
+        self._await(self._stall)
+
     def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -497,17 +525,18 @@ class HTTPProtocol(HttpToolsProtocol):
             self._set_timer(self._awaited + self._allowed)
         elif unread := self.transport.get_write_buffer_size():
             # The answers before are still being read, unless they are not.
-            if self._unread and self._unread - unread < self._rate * self._allowed:
+            if unread > self._unread - self._rate * self._allowed:
                 self.transport.abort()
                 return
-            self._unread = unread
-            self._await(self._stall)
-        elif self._in_head and not ending:
+            self._await_reading()
+        elif ending:
+            pass  # what is left to send is on its way
+        elif self._in_head:
             problem = f"The head did not come within {self._patience:g} s (read_time)."
             self._problem = 408, Fault("stalled", problem, "client")
             self.send_400_response("")
         else:
-            self._close()
+            self.transport.close()
 
     def _linger(self) -> None:
         """End our side, and let the client send on for a moment.
@@ -517,14 +546,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._refused = True
         self._give_up()
         self.transport.write_eof()
-        self._await(LINGER)
-
-    def _close(self) -> None:
-        """Close the connection once the client has read all of the answer, for which it has time,
-        but not for ever."""
-        self.transport.close()
-        if self.transport.get_write_buffer_size():
-            self._await(self._stall)
+        self._await_reading()
+        self.loop.call_later(LINGER, self.transport.close)
 
     def _head_size(self) -> int:
         fields = sum(map(len, chain.from_iterable(self.headers)))
