@@ -372,6 +372,7 @@ class Remote:
     """
 
     _kind: type[Upstream] = Upstream
+    _slow = False  # whether preparing a request takes a thread, however small it is
 
     def __init__(
         self,
@@ -444,7 +445,7 @@ class Remote:
             ask = partial(stream_of, begin, caller=caller)
             return Driver(fan_out(ask, request), caller, sink)
         if asked is None:
-            if caller.size:
+            if caller.size or self._slow:
                 ready = asyncio.to_thread(self._prepare, request, caller)
                 begin = partial(self.start, request, caller, sink, room)
                 return Deferred(ready, begin, caller, sink)
