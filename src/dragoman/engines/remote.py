@@ -401,7 +401,8 @@ class Remote:
         )
         self.retries = retries
         self.header_hold = header_hold
-        self.timeouts = timeouts
+        self.timeouts = timeouts or self.upstream.client.timeouts
+        self._stream_timeouts = replace(self.timeouts, total=None)
 
     @property
     def base_url(self) -> str:
@@ -567,7 +568,8 @@ class Remote:
                 # calls with one id for the same call.
                 turn.call_ids |= {i.call_id for i in request.items if isinstance(i, _CALLS)}
             url, fields = upstream.url + wire.path, (JSON_BODY, *headers)
-            exchange = upstream.client.stream("POST", url, fields, body, timeouts=self.timeouts)
+            timeouts = self._stream_timeouts if asked.stream else self.timeouts
+            exchange = upstream.client.stream("POST", url, fields, body, timeouts=timeouts)
             return UpstreamRequest(
                 upstream,
                 caller,
