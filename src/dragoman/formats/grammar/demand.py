@@ -56,8 +56,8 @@ class Lark(Struct, frozen=True):
 
 
 _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\\n])++/?|//[^\n]*|#[^\n]*')
-"""What is no operator in a grammar: strings, expressions, comments. What is not closed ends with its
-line, so that no character is looked at twice."""
+"""What is no operator in a grammar: strings, expressions, comments. What is not closed ends with
+its line, so that no character is looked at twice."""
 
 
 _RULE = re.compile(
