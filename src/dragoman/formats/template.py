@@ -133,8 +133,9 @@ class Template(Markup):
         template's own message where it refuses the conversation."""
         losses = LossList()
         turns = messages(request, losses, self.profile.id_length)
-        text, separator = self._run(turns, tools(request), _options(request), setting)
-        if self.slow:
+        options = _options(request)
+        text, separator = self._run(turns, tools(request), options, setting)
+        if self.slow or options:
             self.starts_thinking(request)  # known to the parser then, which may not wait
         pieces = (
             piece.replace(separator, "") if isinstance(piece, str) else piece

@@ -301,6 +301,8 @@ _SAMPLING_FIELDS = (
 )
 """Fields that only change which token is chosen."""
 
+_TEMPLATED = frozenset({"chat_template_kwargs", "documents"})
+"""Fields of any size that a chat template is given."""
 _QUICK = 4_000
 """Characters of a conversation that is rendered on the event loop; longer ones in a thread."""
 
@@ -586,6 +588,8 @@ class TokenEngine:
     ) -> Done:
         """Run on a thread what may take longer than some microseconds."""
         slow = request.tools or default_guarantee(request) or getattr(self.format, "slow", False)
+        extra = (request.extra or {}).values()
+        slow = slow or any(not _TEMPLATED.isdisjoint(fields) for fields in extra)
         room = -1 if slow else _QUICK
         room -= 20 * len(request.sampling.logit_bias or ())
         for item in request.items:
