@@ -47,6 +47,8 @@ LEASE = 30.0
 """Seconds a lease lasts."""
 LOOK = 10.0
 """Seconds to wait for more of a run elsewhere before looking whether it goes on."""
+FOLLOWED = 4
+"""Segments of a log that are read at once for somebody who may read slowly."""
 PATIENCE = 5.0
 """Seconds to wait until a run that shall end has ended."""
 
@@ -333,7 +335,7 @@ class Run:
         place = 0
         while True:
             if place < self._first:
-                log = await self._runs.store.log(self.record.id, place)
+                log = await self._runs.store.log(self.record.id, place, FOLLOWED)
                 if not log:  # it was deleted
                     return
                 for segment in log:
@@ -461,11 +463,14 @@ class Runs:
             return
         place, running = 0, record.running
         while True:
-            for segment in await self.store.log(record.id, place):
+            log = await self.store.log(record.id, place, FOLLOWED)
+            for segment in log:
                 place += len(segment.events)
                 yield list(segment.events)
                 if isinstance(segment.events[-1], TERMINAL):
                     return
+            if log:
+                continue
             if not running:
                 return
             await self.store.wait(record.id, place, LOOK)
