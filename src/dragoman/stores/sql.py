@@ -218,7 +218,7 @@ class Store(ABC):
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
         so is one for a run that has ended or is not known."""
         if not await self._transact((), partial(_append, id, segment, pack_events(segment.events))):
-            raise StoreError(f"No response {id} is being made.")
+            raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
     def finish(
@@ -621,7 +621,7 @@ def _append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
     if (yield _APPEND, (id, segment.first, len(segment.events), events)):
         return True
     if (yield f"SELECT u.seq {_LIVE}", (id,)):
-        raise StoreError(f"The log of {id} has a gap before {segment.first}.")
+        raise ConflictError(f"The log of {id} has a gap before {segment.first}.")
     return False
 
 

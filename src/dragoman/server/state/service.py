@@ -144,13 +144,18 @@ class Memory:
             await self.store.check_room(bare(asked.conversation))
         whole, found = await recalled(asked, self.store, caller.tenant)
         losses += found
-        if previous and near and await self.store.get(caller.tenant, bare(previous)) is None:
+        if previous and near and not await self._has(caller.tenant, bare(previous)):
             # Only the connection has what came before, so that the record must hold it.
             request, previous = replace(request, items=asked.whole.items), None
         if not stored:
             return Plan(whole, replace(request, store=False), losses, size=asked.size)
         plan = self._recorded(wire, caller, request, whole, losses, previous, asked.conversation)
         return replace(plan, size=asked.size)
+
+    async def _has(self, tenant: str, id: str) -> bool:
+        with suppress(StoreError):  # the connection remembers, so that nobody has to wait for it
+            return await self.store.get(tenant, id) is not None
+        return False
 
     def _recorded(
         self,
