@@ -420,6 +420,7 @@ class Remote:
     """
 
     _kind: type[Upstream] = Upstream
+    _slow = False  # whether preparing a request takes a thread, however small it is
 
     def __init__(
         self,
@@ -448,7 +449,8 @@ class Remote:
         )
         self.retries = retries
         self.header_hold = header_hold
-        self.timeouts = timeouts
+        self.timeouts = timeouts or self.upstream.client.timeouts
+        self._stream_timeouts = replace(self.timeouts, total=None)
 
     @property
     def base_url(self) -> str:
@@ -489,9 +491,9 @@ class Remote:
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
             begin = partial(self.start, room=room)
             ask = partial(stream_of, begin, caller=caller)
-            return Driver(fan_out(ask, request), caller, sink)
+            return Driver(fan_out(ask, request, caller.size), caller, sink)
         if asked is None:
-            if caller.size:
+            if caller.size or self._slow:
                 ready = asyncio.to_thread(self._prepare, request, caller)
                 begin = partial(self.start, request, caller, sink, room)
                 return Deferred(ready, begin, caller, sink)
@@ -614,7 +616,8 @@ class Remote:
                 # calls with one id for the same call.
                 turn.call_ids |= {i.call_id for i in request.items if isinstance(i, _CALLS)}
             url, fields = upstream.url + wire.path, (JSON_BODY, *headers)
-            exchange = upstream.client.stream("POST", url, fields, body, timeouts=self.timeouts)
+            timeouts = self._stream_timeouts if asked.stream else self.timeouts
+            exchange = upstream.client.stream("POST", url, fields, body, timeouts=timeouts)
             return UpstreamRequest(
                 upstream,
                 caller,
