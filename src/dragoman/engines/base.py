@@ -101,7 +101,8 @@ class LRU(Generic[K, V]):
 
     def put(self, key: K, value: V, weight: int, owner: Hashable = None) -> None:
         """Keep a value. One that is too heavy by itself is not kept, and what had its key goes."""
-        self._drop(key)
+        if key in self._held:
+            self._drop(key)
         self._held[key] = value, weight, owner
         self._owned.setdefault(owner, OrderedDict())[key] = None
         self._weight += weight
@@ -121,10 +122,7 @@ class LRU(Generic[K, V]):
         return held[0]
 
     def _drop(self, key: K) -> None:
-        held = self._held.pop(key, None)
-        if held is None:
-            return
-        _, weight, owner = held
+        _, weight, owner = self._held.pop(key)
         self._weight -= weight
         self._weights[owner] -= weight
         del self._owned[owner][key]
