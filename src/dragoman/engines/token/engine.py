@@ -587,7 +587,8 @@ class TokenEngine:
         self, tenant: str, work: Callable[[Request], Done], request: Request
     ) -> Done:
         """Run on a thread what may take longer than some microseconds."""
-        slow = request.tools or default_guarantee(request) or getattr(self.format, "slow", False)
+        demands = bool(request.tools or default_guarantee(request))
+        slow = demands or getattr(self.format, "slow", False)
         extra = (request.extra or {}).values()
         slow = slow or any(not _TEMPLATED.isdisjoint(fields) for fields in extra)
         room = -1 if slow else _QUICK
@@ -599,7 +600,9 @@ class TokenEngine:
             room -= len(item.content) + 100
         if room > 0:
             return work(request)
-        return await self._turns.run(tenant, partial(work, request))
+        # A tenant's grammars take turns of their own: its other requests do not wait for them.
+        turn = f"{tenant} grammars" if demands else tenant
+        return await self._turns.run(turn, partial(work, request))
 
     def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
         """The sampling fields that the model ignores."""
