@@ -32,7 +32,7 @@ from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 
 from .format import PLAIN, Setting
-from .markup.families import PROFILES
+from .markup.families import BY_NAME, PROFILES
 from .markup.format import Markup
 from .markup.profile import Profile
 from .messages import Messages, Verbatim, messages, tools
@@ -234,7 +234,10 @@ def from_config(
     if controls is None:
         entries = added.values() if isinstance(added, dict) else ()
         special = (each for each in entries if isinstance(each, dict) and each.get("special"))
-        controls = {*filter(None, map(_content, special)), *variables.values()}
+        configured = {*filter(None, map(_content, special)), *variables.values()}
+        family = BY_NAME.get(profile) if profile else profile_of(found, configured)
+        # Configurations may name but some; what the template writes for a role is one of its own.
+        controls = configured.union((family or BY_NAME[FALLBACK]).controls)
     return Template(found, profile, controls, variables, read(found) if read else None)
 
 
