@@ -131,7 +131,8 @@ async def test_a6_message_that_another_server_is_taking_is_passed_over_not_waite
     connection = await asyncpg.connect(address)
     for id in "ab":
         await connection.execute(
-            "INSERT INTO dragoman.outbox (id, target, body, due, attempts) VALUES ($1, $2, $3, 5, 0)",
+            "INSERT INTO dragoman.outbox (id, target, body, due, attempts) "
+            "VALUES ($1, $2, $3, 5, 0)",
             *(id, "here", b"{}"),
         )
     async with connection.transaction():
