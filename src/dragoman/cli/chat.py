@@ -151,7 +151,7 @@ def _chat(options: Namespace) -> int:
                 command = line.strip()
                 if command == "/quit":
                     return 0
-                elif command == "/new":
+                if command == "/new":
                     conversation = ()
                 elif command.startswith("/") and command[1:].isalpha():
                     print(HELP if command == "/help" else f"There is no {command}.\n{HELP}")

@@ -88,7 +88,7 @@ def identity(first: bytes) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trial", range(samples(2, 50)))
-def test_r4_w12_o10_killed_server_loses_no_event_and_no_response_it_has_sent(tmp_path, trial) -> None:
+def test_r4_w12_o10_killed_server_loses_nothing_it_has_sent(tmp_path, trial) -> None:
     with dragoman(*words(tmp_path)) as first:
         done = read(first, "/v1/responses", {"model": "script", "input": "Say hello."})
         with opened(first, "/v1/responses", asked(background=True)) as response:
