@@ -20,7 +20,7 @@ import uvicorn
 
 from .app import App
 from .auth import SHORTEST, is_loopback, key_names
-from .http import HTTPConfig, HTTPProtocol
+from .http import HTTPConfig, HTTPProtocol, SocketProtocol
 from .settings import Settings
 
 HEALTHY = 1.0
@@ -231,7 +231,7 @@ class Server(uvicorn.Server):
                 header_limit=settings.header_limit,
                 read_time=settings.read_time,
                 http=HTTPProtocol,
-                ws="websockets-sansio",
+                ws=SocketProtocol,
                 ws_max_size=settings.body_limit,
                 ws_per_message_deflate=False,
                 interface="asgi3",

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of one connection: parses requests, bounds them, and writes responses."""
+"""HTTP/1.1 and WebSockets of one connection: parses what comes, bounds it, and writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from urllib.parse import unquote, urlsplit
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.wire import error as wire_error
 
+from .asgi import ROOM
 from .cancellation import GONE, Peer
 from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
+from .limits import SMALL, Hold
 
 _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
@@ -436,3 +439,86 @@ class HTTPProtocol(HttpToolsProtocol):
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
         fault = Fault("too_large", problem, "client")
         self._problem = 431, fault
+
+
+STEP = 4096
+"""Bytes of frames that are parsed before others have their turn: hundreds of pings."""
+TRY_AGAIN_LATER = 1013
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, which parses no faster than its client reads and the application takes.
+
+    The application finds it under `ROOM` in the extensions of its scope. It says with `hold` whose
+    bytes they are that come, and that it has taken a message with `parse`.
+    """
+
+    hold: Hold | None = None
+    unparsed = b""
+    _at = 0  # so much of that is parsed
+    _more = 0  # bytes of the message behind its first fragment
+    # Texts go on as bytes: whether they are text is found out where they are decoded.
+    handle_text = WebSocketsSansIOProtocol.handle_bytes
+
+    def data_received(self, data: bytes) -> None:
+        few = len(data) <= STEP and len(self.conn.reader.buffer) <= STEP
+        if few and not (self.unparsed or self.frames) and self.writable.is_set():
+            super().data_received(data)
+        else:
+            self.unparsed, self._at = self.unparsed[self._at :] + data, 0
+            self.parse()
+
+    def parse(self) -> None:
+        """Parse a little, and go on after others had their turn; or wait until the client reads, or
+        the application takes what has come."""
+        if self.transport.is_closing():
+            self.unparsed = b""
+        elif self.read_paused or not self.writable.is_set() or self._is_early():
+            self.transport.pause_reading()
+        elif self.unparsed:
+            step = self.unparsed[self._at : self._at + STEP]
+            self._at += STEP
+            if self._at >= len(self.unparsed):
+                self.unparsed, self._at = b"", 0
+            super().data_received(step)
+            self._count()
+            self.transport.pause_reading()
+            self.loop.call_soon(self.parse)
+        else:
+            self._count()
+            self.transport.resume_reading()
+
+    def _is_early(self) -> bool:
+        """Whether much has come before the application has accepted the connection."""
+        return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
+
+    def _count(self) -> None:
+        """Hold what has come of messages. Where there is no room for it, the connection ends."""
+        size = len(self.conn.reader.buffer)
+        if self.frames:
+            size += len(self.frames[0]) + self._more
+        if self.hold is None or self.read_paused or max(size, self.hold.size) <= SMALL:
+            return
+        try:
+            self.hold.resize(size)
+        except FaultError as error:
+            self.conn.fail(TRY_AGAIN_LATER, error.fault.message[:120])
+            self.handle_parser_exception()
+
+    def handle_cont(self, event: Any) -> None:
+        self._more = len(event.data) + (self._more if len(self.frames) > 1 else 0)
+        super().handle_cont(event)
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            cast(Any, self.scope)["extensions"][ROOM] = self
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.loop.call_soon(self.parse)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.unparsed, self.frames = b"", []  # what knows this connection may know it for long
+        self.conn.reader.discard()
