@@ -256,6 +256,8 @@ class Connection:
             for hold in (self._kept, self._unread, *held, None if room is None else room.hold):
                 if hold is not None:
                     hold.close()
+            self._queue.clear()
+            self._recent.clear()
             for task in (*self._tasks, sender):
                 task.cancel()
             await asyncio.gather(*self._tasks, sender, return_exceptions=True)
