@@ -5,6 +5,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 ARGS   ?=
+ORACLES := openai-harmony==0.0.8 schemathesis==4.32.5 msgspec
 AGENTS := @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330 @anthropic-ai/sdk@1.12.0
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
@@ -30,6 +31,7 @@ test: lint ## all checks, under ten minutes on two cores
 test-full: lint ## the same at full sample sizes
 test-full: export DRAGOMAN_FULL = 1
 test-full: export PYTEST_TIMEOUT = 1800
+test-full: $(VENV)/oracles.stamp
 test test-full: $(VENV)/agents.stamp
 	$(PYTEST) --cov --cov-report=term
 	@$(PURE) >/dev/null || $(PURE)
@@ -68,6 +70,23 @@ $(VENV)/run.stamp: pyproject.toml | $(PY)
 $(VENV)/dev.stamp: pyproject.toml | $(PY)
 	$(PIP) install --editable '.[local]' --group dev
 	@touch $@ $(VENV)/run.stamp
+
+# What judges us in `make test-full`, apart, as it is none of our dependencies: the libraries, the test
+# suite that the source of jsonschema ships, and the vocabulary that openai-harmony would download.
+$(VENV)/oracles.stamp: Makefile | $(PY)
+	rm -rf $(VENV)/oracles && mkdir -p $(VENV)/oracles/suite
+	$(PYTHON) -m venv $(VENV)/oracles/venv 2>/dev/null || { \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV)/oracles/venv && \
+	  $(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet pip; }
+	$(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet $(ORACLES)
+	$(PIP) download --no-deps --no-binary jsonschema --dest $(VENV)/oracles jsonschema==4.26.0
+	tar xzf $(VENV)/oracles/jsonschema-4.26.0.tar.gz -C $(VENV)/oracles/suite --strip-components 2 \
+	  jsonschema-4.26.0/json/tests
+	@if command -v npm >/dev/null; then \
+	  npm pack --silent --pack-destination $(VENV)/oracles gpt-tokenizer@4.0.0 >/dev/null && \
+	  tar xzf $(VENV)/oracles/gpt-tokenizer-4.0.0.tgz -C $(VENV)/oracles package/data; \
+	else echo "There is no npm, so openai-harmony is not asked."; fi
+	@touch $@
 
 # The clients that the tests of compliance run as they are, where npm can install them.
 $(VENV)/agents.stamp: Makefile | $(PY)

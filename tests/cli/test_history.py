@@ -28,8 +28,9 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.server.auth import tenant_of
 from dragoman.server.state.history import History, answered, asked, exported, name
-from dragoman.stores.base import Record, Retention
+from dragoman.stores.base import Record
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.retention import Retention
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.state.storing import storing
 from tests.server.stubs import OPENING, Call, Stub, saying, word

@@ -91,6 +91,15 @@ def test_f7_template_of_an_unknown_family_is_warned_of(tmp_path, capsys) -> None
     assert "Warning: the chat template is of no known family" in capsys.readouterr().err
 
 
+def test_f13_the_date_of_a_prompt_can_be_chosen(tmp_path) -> None:
+    config = {"chat_template": "Today is {{ strftime_now('%d %B %Y') }}.{{ messages[0].content }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    lines = shown("--format", str(tmp_path), "--date", "2026-02-03", "Hi")
+    assert [row[1] for row in rows(lines)][2:5] == ["03", "February", "2026"]
+    lines = shown("--format", str(tmp_path), "--date", "none", "Hi")
+    assert [row[1] for row in rows(lines)][2] == "."
+
+
 def test_a_folder_names_vocabulary_and_format(tmp_path) -> None:
     ids = tmp_path / "ids.json"
     ids.write_text("[2]")

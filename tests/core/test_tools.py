@@ -111,6 +111,16 @@ def test_taken_long_and_illegal_names_become_unique_legal_ones() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
 
 
+def test_a11_two_tools_whose_flat_names_are_one_get_two() -> None:
+    """The model's call of either is restored to the one it is of."""
+    groups = (Namespace("a", (FunctionTool("b__c"),)), Namespace("a__b", (FunctionTool("c"),)))
+    toolbox, _ = box(*groups)
+    first, second = (tool.name for tool in toolbox.tools)
+    assert first != second
+    restored = [toolbox.restore(FunctionCall("x", name, "{}")) for name in (first, second)]
+    assert [(call.namespace, call.name) for call in restored] == [("a", "b__c"), ("a__b", "c")]
+
+
 def test_derived_name_that_is_taken_is_counted_on() -> None:
     group = Namespace("a", (FunctionTool("b!"),))
     (made,) = box(group)[0].tools

@@ -141,6 +141,20 @@ def test_an_output_behind_its_call_does_not_bind_the_turns_before() -> None:
     assert fit(items, sum(map(weight, items[1:]))) == tuple(items[1:])
 
 
+def test_a10_a_turn_is_not_begun_between_a_call_and_its_output() -> None:
+    """The output of a call that was left out would be an orphan, which servers refuse."""
+    call, output = FunctionCall("c", "f", "{}"), FunctionCallOutput("c", "result")
+    last = [Message("user", "last")]
+    items = [Message("user", "old " * 50), call, Message("user", "between"), output, *last]
+    budget = sum(map(weight, items[2:]))  # room for all from the middle on
+    assert fit(items, budget) == tuple(last)
+
+
+def test_a10_what_fits_exactly_is_unchanged_whatever_it_begins_with() -> None:
+    items = [Message("assistant", "Welcome!"), Message("user", "Hi"), Message("assistant", "Yes?")]
+    assert fit(items, sum(map(weight, items))) == tuple(items)
+
+
 def test_conversation_without_a_user_message_is_unchanged() -> None:
     items = [Message("assistant", "a" * 400), Message("assistant", "b")]
     assert fit(items, 1) == tuple(items)

@@ -1,5 +1,6 @@
 """Local targets by kind and place, and formats by name or model folder."""
 
+import datetime
 import json
 from pathlib import Path
 
@@ -8,7 +9,15 @@ import pytest
 from dragoman.client import connect
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.engines.find_format import HARMONY, find_format, format_of, is_format, warning_of
+from dragoman.engines.completions import remote
+from dragoman.engines.find_format import (
+    HARMONY,
+    dated,
+    find_format,
+    format_of,
+    is_format,
+    warning_of,
+)
 from dragoman.engines.local import find_target, is_local, transformers
 from tests.engines.test_llamacpp import FILE
 from training.tiny.transcripts import HELLO
@@ -95,6 +104,19 @@ def test_f5_a_folder_with_the_control_tokens_of_harmony_is_harmony(tmp_path) -> 
     place = folder(tmp_path, {"added_tokens_decoder": added}, "<|start|>{{ messages[0].content }}")
     assert find_format(place).name == "harmony"
     assert format_of(tmp_path, ["<|start|>"]).name == "hermes"  # the vocabulary knows better
+
+
+def test_f13_the_date_is_todays_a_fixed_one_or_none() -> None:
+    before = datetime.date.today().isoformat()
+    assert before <= str(dated()().today) <= datetime.date.today().isoformat()
+    assert dated("today")().today in (before, datetime.date.today().isoformat())
+    assert (dated("2026-02-28")().today, dated("none")().today) == ("2026-02-28", None)
+    with pytest.raises(
+        ValueError, match=r"'2026-02-29' is no date: write 2026-11-23, today or none"
+    ):
+        dated("2026-02-29")
+    with pytest.raises(ValueError, match="needs a format"):
+        remote("http://127.0.0.1:9/v1", date="none")
 
 
 def test_f7_the_family_of_a_template_can_be_named(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import hmac
 import subprocess
 import sys
 from base64 import urlsafe_b64decode
@@ -135,6 +136,20 @@ def test_without_the_package_references_are_given(monkeypatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", missing)
     assert isinstance(best_cipher(KEY), MemoryCipher)
+
+
+def test_a16_signatures_are_compared_in_constant_time(monkeypatch) -> None:
+    """So that the time of a refusal does not say how much of a forged one was right."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(
+        hmac, "compare_digest", lambda *each: (compared.append(each), compare(*each))[1]
+    )
+    cipher = MemoryCipher(KEY)
+    blob = cipher.encrypt(b"thought", b"tenant")
+    assert cipher.decrypt(blob, b"tenant") == b"thought"
+    assert cipher.decrypt(blob, b"another") is None
+    assert [len(given) == len(own) == 32 for given, own in compared] == [True, True]
 
 
 # ---- around an engine ------------------------------------------------------------------------

@@ -311,7 +311,7 @@ async def test_failed_listing_is_a_fault(probed, code) -> None:
 async def test_missing_listing_suggests_v1() -> None:
     async with mock(HELLO) as up:
         engine = Remote(up.base_url.removesuffix("/v1"), wire="chat")
-        with pytest.raises(FaultError, match=f"many servers have theirs at {up.base_url}"):
+        with pytest.raises(FaultError, match="many servers have theirs below /v1"):
             await engine.models()
         await engine.close()
 

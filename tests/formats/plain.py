@@ -21,6 +21,7 @@ class PlainFormat:
     """Renders lines, and parses text."""
 
     name = "plain"
+    controls = (END, "<user>", "<model>", "<tool>")
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         pieces: list[Piece] = [f"<tools>{tool.name}\n" for tool in request.tools]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -13,13 +14,18 @@ from typing import Any
 
 import pytest
 
-from dragoman.stores.base import Breaker
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.stores.base import Breaker, Paging, Record
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
-from dragoman.stores.sqlite import SqliteStore
+from dragoman.stores.sqlite import SqliteStore, migrate
 from tests.postgres import Postgres
 from tests.server.state.storing import Server, storing
-from tests.server.stubs import Call, Stub
+from tests.server.stubs import OPENING, Call, Stub
+from tests.server.stubs import closing as ended
 
 PATIENCE = 0.3
 """Seconds that a store has in these tests."""
@@ -226,3 +232,125 @@ async def test_store_that_fails_is_said_by_every_route_and_comes_back(
             while "x-dragoman-loss" in (await server.ask()).headers:
                 await asyncio.sleep(0.1)
         assert (await server.ask(background=True)).status == 200
+
+
+@pytest.mark.parametrize("ahead", [60.0, -60.0], ids=["4d.06 4d.07 ahead", "4d.06 4d.07 behind"])
+async def test_run_is_not_ended_by_a_server_whose_clock_differs(
+    ahead, tmp_path, postgres, monkeypatch
+) -> None:
+    here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
+    gate, real = asyncio.Event(), time.time
+    async with (
+        storing(Stub(*OPENING, gate, *ended("")), here, lease=5) as one,
+        storing(Stub(), there, lease=5) as two,
+    ):
+        await here.clock()
+        asked = await one.ask(background=True)
+        monkeypatch.setattr(time, "time", lambda: real() + ahead)
+        await two.memory.runs._end_orphans()
+        assert asked.json["id"][5:] in one.memory.runs.live
+        found = await here.get("", asked.json["id"][5:])
+        assert found is not None
+        assert found.running
+        assert 0 < found.lease - real() <= 6
+        gate.set()
+        (run,) = one.memory.runs.live.values()
+        await run.finished()
+        assert (await two.get(f"/{asked.json['id']}")).json["status"] == "completed"
+
+
+# ---- bounds --------------------------------------------------------------------------------
+
+
+def whole(id: str, tenant: str, text: str = "Hi") -> Record:
+    asked = Request(model="m", items=(Message("user", text),))
+    done = Response(id=id, created_at=50, model="m", status="completed")
+    return Record(
+        id=id,
+        tenant=tenant,
+        wire="responses",
+        created_at=50,
+        request=asked,
+        status="completed",
+        response=done,
+    )
+
+
+async def ids(store: Store, tenant: str) -> list[str]:
+    page = await store.list_responses(tenant, None, Paging(limit=1000, order="asc"))
+    return [record.id for record in page.items]
+
+
+async def test_4b_14_and_4b_16_bounds_hold_while_it_runs(tmp_path) -> None:
+    kept = Retention(max_responses=50, max_conversations=10, max_items=3, max_bytes=2_000)
+    store = SqliteStore(tmp_path / "store.db", kept)
+    async with storing(Stub(), store, lease=1) as server:
+        server.memory.begin()
+        for _ in range(120):
+            assert (await server.ask()).status == 200
+            assert (await on(server, "POST", "/v1/conversations", {})).status == 200
+        async with asyncio.timeout(BOUND):
+            while len(await ids(store, "")) > 50:
+                await asyncio.sleep(0.05)
+            while (await store._read("SELECT count(*) FROM conversations"))[0][0] > 10:
+                await asyncio.sleep(0.05)
+        latest = (await on(server, "POST", "/v1/conversations", {})).json["id"]
+        path = f"/v1/conversations/{latest}/items"
+        large = await on(server, "POST", path, {"items": [{**ITEM, "content": "x" * 3_000}]})
+        assert (large.status, large.json["error"]["param"]) == (400, "conversation")
+        assert "room for 2000 bytes" in large.json["error"]["message"]
+        assert (await on(server, "POST", path, {"items": [ITEM, ITEM]})).status == 200
+        assert (await server.ask(conversation=latest)).status == 200  # with its answer there are 4
+        for full in (
+            await on(server, "POST", path, {"items": [ITEM]}),
+            await server.ask(conversation=latest),
+        ):
+            assert full.status == 400
+            assert "room for 3 items" in full.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        (Retention(max_responses=50), (40, 10)),
+        (Retention(max_responses_per_key=30), (30, 10)),
+        (Retention(max_responses=15), (8, 7)),
+    ],
+    ids=["4b.19 in total", "4b.19 per key", "4b.19 fair shares"],
+)
+async def test_nobody_pushes_out_what_others_stored(kept, left, tmp_path) -> None:
+    store = SqliteStore(tmp_path / "store.db", kept)
+    for number in range(10):
+        await store.put(whole(f"b{number}", "b"))
+    for number in range(60):
+        await store.put(whole(f"a{number}", "a"))
+    await store.sweep(60.0)
+    a, b = await ids(store, "a"), await ids(store, "b")
+    assert sum(map(len, (a, b))) <= kept.max_responses
+    assert abs(len(a) - left[0]) <= 1
+    assert abs(len(b) - left[1]) <= 1
+    assert a[-1] == "a59"
+    assert b[-1] == "b9"
+    await store.close()
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["4b.18 new", "4b.18 of an earlier version"])
+async def test_room_goes_back_to_the_disk(earlier, tmp_path) -> None:
+    path = tmp_path / "store.db"
+    if earlier:
+        with sqlite3.connect(path, isolation_level=None) as old:
+            migrate(old, path)
+            assert old.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+        old.close()
+    store = SqliteStore(path)
+    for number in range(50):
+        await store.put(whole(f"r{number}", "", f"{number}" * 50_000))
+    await store.sweep(60.0)
+    assert used(tmp_path) > 3_000_000
+    await store.sweep(1e9)
+    assert used(tmp_path) < 500_000
+    await store.close()
+
+
+def used(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())

@@ -26,13 +26,13 @@ from dragoman.stores.base import (
     OutboxMessage,
     Paging,
     Record,
-    Retention,
     StoredAnswer,
     StoreError,
     call_digest,
 )
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
@@ -413,31 +413,34 @@ async def test_message_is_due_after_finish_until_settled(store: Store) -> None:
     assert await store.finish("a", answer("a"), messages=[message])
     again = replace(message, id="m")
     assert not await store.finish("a", answer("a"), messages=[again])
-    assert await store.take_due(9.0, 20.0) == ()
-    assert await store.take_due(10.0, 20.0) == (replace(message, due=20.0, attempts=1),)
-    assert await store.take_due(10.0, 20.0) == ()
-    assert await store.take_due(20.0, 30.0) == (replace(message, due=30.0, attempts=2),)
+    assert await store.take_due("http://x", 9.0, 20.0) == ()
+    assert await store.take_due("http://x", 10.0, 20.0) == (replace(message, due=20.0, attempts=1),)
+    assert await store.take_due("http://x", 10.0, 20.0) == ()
+    assert await store.take_due("http://x", 20.0, 30.0) == (replace(message, due=30.0, attempts=2),)
     await store.settle("l", 25.0)
-    assert await store.take_due(25.0, 40.0) == (replace(message, due=40.0, attempts=3),)
+    assert await store.take_due("http://x", 25.0, 40.0) == (replace(message, due=40.0, attempts=3),)
     await store.settle("l")
     await store.settle("nothing", 1.0)
-    assert await store.take_due(99.0, 99.0) == ()
+    assert await store.take_due("http://y", 99.0, 99.0) == ()
+    assert await store.take_due("http://x", 99.0, 99.0) == ()
 
 
 async def test_message_is_taken_by_one_caller_the_earliest_first(store: Store) -> None:
-    messages = [OutboxMessage(id=f"l{n}", target="x", body=b"", due=float(n)) for n in range(40)]
+    messages = [
+        OutboxMessage(id=f"l{n}", target="http://x", body=b"", due=float(n)) for n in range(40)
+    ]
     await store.begin(record("a"))
     await store.finish("a", answer("a"), messages=messages)
-    taken = await asyncio.gather(*(store.take_due(99.0, 500.0, 10) for _ in range(6)))
+    taken = await asyncio.gather(*(store.take_due("http://x", 99.0, 500.0, 10) for _ in range(6)))
     ids = [message.id for some in taken for message in some]
     assert len(ids) == len(set(ids))
-    while more := await store.take_due(99.0, 500.0, 10):  # rows that were locked are passed over
+    while more := await store.take_due("http://x", 99.0, 500.0, 10):  # locked rows are passed over
         ids += [message.id for message in more]
     assert sorted(ids) == sorted(message.id for message in messages)
     await store.begin(record("b"))
     await store.finish("b", answer("b"), messages=[replace(messages[0], id="old")])
     await store.sweep(101.0)
-    assert await store.take_due(99.0, 500.0) == ()
+    assert await store.take_due("http://x", 99.0, 500.0) == ()
 
 
 # ---- whole responses -----------------------------------------------------------------------
@@ -486,7 +489,7 @@ async def test_put_adds_to_conversation_outbox_and_calls(store: Store) -> None:
     said = Message("user", "said", id="1")
     await store.put(whole("a", conversation="v", response=made), [said], [message])
     assert await store.get_item("t", "v", "1") == said
-    assert await store.take_due(10.0, 20.0) == (replace(message, due=20.0, attempts=1),)
+    assert await store.take_due("http://x", 10.0, 20.0) == (replace(message, due=20.0, attempts=1),)
     assert await store.find_answers("t", [call_digest(CALL)]) == (StoredAnswer("m", made),)
 
 

@@ -184,7 +184,7 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
     assert await store.log("a1") == ()  # it was swept, and is not made up from the response
     assert await store.get_conversation(name(store), "v") == replace(TALK, tenant=name(store))
     assert await store.get_item(name(store), "v", "msg_said") == SAID
-    assert await store.take_due(10.0, 20.0) == (replace(MESSAGE, due=20.0, attempts=1),)
+    assert await store.take_due("http://x", 10.0, 20.0) == (replace(MESSAGE, due=20.0, attempts=1),)
     await store.put(
         record("018f", 80, tenant=name(store), status="completed", response=answer("018f"))
     )
@@ -230,7 +230,7 @@ async def test_store_of_the_first_steps_takes_all_that_follow(
     assert await store.find_answers(name(store), [call_digest(CALL)]) == ()
     assert sum(len(segment.events) for segment in await store.log("f0")) == len(EVENTS)
     assert await store.get_item(name(store), "v", "msg_said") == SAID
-    assert len(await store.take_due(10.0, 20.0)) == version - 1
+    assert len(await store.take_due("http://x", 10.0, 20.0)) == version - 1
     await store.append("c2", LogSegment(1, EVENTS[1:2]))
     assert await store.finish("c2", answer("c2", CALL), messages=[MESSAGE] if version < 2 else [])
     await store.put(

@@ -12,9 +12,10 @@ import asyncpg
 import pytest
 
 from dragoman.stores import sqlite
-from dragoman.stores.base import PATIENCE, Retention, StoreError
+from dragoman.stores.base import PATIENCE, StoreError
 from dragoman.stores.factory import open_store, store_path
 from dragoman.stores.postgres import NO_URL, failed, place_of, unopened
+from dragoman.stores.retention import Retention
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 

@@ -12,9 +12,10 @@ from dragoman.core.event import Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores.base import LogSegment, Record, Retention, StoreError
+from dragoman.stores.base import LogSegment, Record, StoreError
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.retention import Retention
 from tests.postgres import Postgres
 
 SECRET = "hunter2"

@@ -8,10 +8,11 @@ import pytest
 
 from dragoman.core.event import Delta, Started
 from dragoman.stores import redis as redis_pubsub
-from dragoman.stores.base import LogSegment, Retention, StoreError
+from dragoman.stores.base import LogSegment, StoreError
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.redis import STREAM, RedisPubSub, _entries
+from dragoman.stores.retention import Retention
 from tests import redis
 from tests.postgres import Postgres
 from tests.stores.test_postgres import record

@@ -16,8 +16,8 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.stores import sqlite
-from dragoman.stores.base import LogSegment, Paging, Record, Retention, StoreError
-from dragoman.stores.sql import SWEPT
+from dragoman.stores.base import LogSegment, Paging, Record, StoreError
+from dragoman.stores.retention import SWEPT, Retention
 from dragoman.stores.sqlite import SqliteStore
 
 BOUND = 10.0

@@ -23,7 +23,7 @@ from dragoman.core.interfaces import Secret
 from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, is_local, stand_in
-from dragoman.server.config import explained, read_key
+from dragoman.server.config import explained, place_of, read_key
 from dragoman.server.state.history import History, answered, asked, exported, name, open_history
 from dragoman.stores.base import Record
 
@@ -223,8 +223,8 @@ def _connected(target: str, key: Secret | str | None) -> Client:
     if is_local(target):
         with explained():
             return connect(target)
-    with explained(f"{target}: ", "."):
-        return connect(target, key=key)
+    with explained(f"{place_of(target)}: ", "."):
+        return connect(target, key=key, name=f"at {place_of(target)}")
 
 
 # ---- stored answers --------------------------------------------------------------------------

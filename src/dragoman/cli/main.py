@@ -89,6 +89,7 @@ _LOG = (
     "List stored requests and answers, the newest first. Responses are stored unless a request "
     "says otherwise; chat completions only where it says `store: true`, and Messages never."
 )
+_DATE = "the date that prompts say, where they say one: 2026-11-23, none, or today (the default)"
 _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://HOST/DATABASE"
 
 
@@ -131,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
     add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
     add("--wire", metavar="NAME", help="the protocol to call it with; detected by default")
     add("--format", metavar="NAME", help="the token format of its model, or a folder with one")
+    add("--date", metavar="DATE", help=_DATE)
     about = "the context of each answer of gguf: models, in tokens; by default the model's own"
     add("--context", type=positive, metavar="N", help=about)
     about = "how many layers of gguf: models are on the graphics card; llama.cpp decides"
@@ -167,6 +169,7 @@ def parser() -> argparse.ArgumentParser:
     add("question", nargs="*", help="the user message, if there is no --request")
     add("--format", metavar="NAME", help="a token format, or a folder that has a chat template")
     add("--tokenizer", metavar="FOLDER", help="the folder of the vocabulary (tokenizer.json)")
+    add("--date", metavar="DATE", help=_DATE)
     about = "a request of Chat Completions or Responses, as JSON; - is standard input"
     add("--request", metavar="FILE", help=about)
     about = "a model's output, as text or as a JSON array of ids; - is standard input"

@@ -29,6 +29,7 @@ from dragoman.server.config import (
     ConfigurationError,
     Upstream,
     load,
+    place_of,
     with_keys,
 )
 from dragoman.server.host import address, bind, check, reachable, run
@@ -151,7 +152,7 @@ def serve(options: Namespace) -> int:
         unused = f"{file} has no [[upstreams]]. " if file.exists() else ""
         print(f"{unused}Looking for model servers …", file=sys.stderr, flush=True)
         upstreams = as_upstreams(asyncio.run(discover(os.environ)))
-    words = ("context", "gpu_layers", "threads", *(() if options.upstream else ("format",)))
+    words = ("context", "gpu_layers", "threads", *(() if options.upstream else ("format", "date")))
     loading = {word: value for word in words if (value := getattr(options, word)) is not None}
     # Its errors come before anything else is printed.
     prepare(upstreams, targets, settings, os.environ, loading)
@@ -266,15 +267,15 @@ def _settings(options: Namespace, settings: Settings) -> Settings:
 
 def _chosen(options: Namespace, configuration: Configuration) -> Sequence[Upstream] | None:
     """The upstreams that the command line or the file names; None: discover some."""
-    words = ("upstream_key_env", "profile", "wire", "format", "retries")
+    words = ("upstream_key_env", "profile", "wire", "format", "date", "retries")
     given = {word: value for word in words if (value := getattr(options, word)) is not None}
     if options.upstream:
         fields = {word.removeprefix("upstream_"): value for word, value in given.items()}
-        return [Upstream(name=url, url=url, **fields) for url in options.upstream]
+        return [Upstream(name=place_of(url), url=url, **fields) for url in options.upstream]
     for word in ("context", "gpu_layers", "threads"):
         if getattr(options, word) is not None and not options.targets:
             raise ConfigurationError(f"--{word.replace('_', '-')} needs a TARGET, such as gguf:…")
     for word in given:
-        if word != "format" or not options.targets:
+        if word not in ("format", "date") or not options.targets:
             raise ConfigurationError(f"--{word.replace('_', '-')} needs an --upstream.")
     return () if options.targets else configuration.upstreams or None

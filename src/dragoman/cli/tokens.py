@@ -20,9 +20,9 @@ from dragoman.core.loss import Loss
 from dragoman.core.lower import lower
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import Turn
-from dragoman.engines.find_format import find_format, format_of, warning_of
+from dragoman.engines.find_format import dated, find_format, format_of, warning_of
 from dragoman.engines.token.engine import raw_ids
-from dragoman.formats.format import Format
+from dragoman.formats.format import PLAIN, Format, Setting
 from dragoman.formats.prompt import Tokenizer
 from dragoman.server.config import ConfigurationError, explained
 from dragoman.wire.chat import CHAT
@@ -47,6 +47,7 @@ def tokens(options: Namespace) -> int:
                 None if options.request is None else _bytes(options.request),
                 None if options.completion is None else _bytes(options.completion).decode(),
                 " ".join(options.question) or None,
+                options.date,
             )
     except OSError as error:
         raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}.") from None
@@ -61,7 +62,7 @@ def tokens(options: Namespace) -> int:
 
 def _lines(subject: Inspection, colours: bool) -> Iterable[str]:
     format, tokenizer, request = subject.format, subject.tokenizer, subject.request
-    prompt, losses = prompt_tokens(format, request, tokenizer)
+    prompt, losses = prompt_tokens(format, request, tokenizer, subject.setting)
     yield f"Prompt in {format.name}: {_counted(prompt)}"
     yield from (_line(token, subject.words, colours) for token in prompt)
     yield from (visible(f"lost: {loss.field} ({loss.why})") for loss in (*subject.losses, *losses))
@@ -163,7 +164,7 @@ class Inspection(Struct, frozen=True):
     """The input to show: a request in terms of its format, and what that cost (`losses`).
 
     `words` says that words stand for tokens, for lack of a vocabulary; `warning` is one for the
-    user.
+    user; `setting` is what the prompt says beside the request.
     """
 
     format: Format
@@ -173,6 +174,7 @@ class Inspection(Struct, frozen=True):
     losses: tuple[Loss, ...] = ()
     words: bool = False
     warning: str | None = None
+    setting: Setting = PLAIN
 
 
 def inspect_input(
@@ -181,6 +183,7 @@ def inspect_input(
     request: bytes | None = None,
     completion: str | None = None,
     question: str | None = None,
+    date: str | None = None,
 ) -> Inspection:
     """The input that a command names; without any, the pocket model's, with its own answer.
 
@@ -188,10 +191,12 @@ def inspect_input(
     - `request` is the body of a Chat Completions or Responses request; `question` is the user's
       message where there is none.
     - `completion` is what a model wrote, as text or as a JSON array of ids.
+    - `date` is the one that the prompt says, where its format says one.
 
-    Raises FaultError for an invalid request, ValueError for an unknown format or folder, and
-    ImportError where something is not installed.
+    Raises FaultError for an invalid request, ValueError for an unknown format or folder or for no
+    date, and ImportError where something is not installed.
     """
+    setting = dated(date)()
     if request is None:
         message = Message("user", question or QUESTION)
         asked = Request(model="m", items=(message,), tools=() if question else (WEATHER,))
@@ -221,11 +226,9 @@ def inspect_input(
         if parsed is not None and not isinstance(parsed, str):
             raise ValueError("A completion of ids needs a vocabulary: --tokenizer FOLDER.")
         ends = found.stops(fit.request).controls
-        tokenizer = WordTokens([found.render(fit.request).text, *ends, parsed or ""])
-    warning = warning_of(found)
-    return Inspection(
-        found, tokenizer, fit.request, parsed, fit.losses, words=folder is None, warning=warning
-    )
+        tokenizer = WordTokens([found.render(fit.request, setting).text, *ends, parsed or ""])
+    words, warning = folder is None, warning_of(found)
+    return Inspection(found, tokenizer, fit.request, parsed, fit.losses, words, warning, setting)
 
 
 def _inspect_pocket(request: Request, completion: str | Sequence[int] | None) -> Inspection:
@@ -260,7 +263,7 @@ class ShownToken(Struct, frozen=True):
 
 
 def prompt_tokens(
-    format: Format, request: Request, tokenizer: Tokenizer
+    format: Format, request: Request, tokenizer: Tokenizer, setting: Setting = PLAIN
 ) -> tuple[list[ShownToken], tuple[Loss, ...]]:
     """The prompt of a request, and what it could not express. Raises FaultError.
 
@@ -282,7 +285,7 @@ def prompt_tokens(
                 texts.append(("reasoning", item.text))
             case FunctionCall(name=name, arguments=text) | CustomToolCall(name=name, input=text):
                 texts += (("call", name), ("call", text))
-    prompt = format.render(request)
+    prompt = format.render(request, setting)
     ids = prompt.ids(tokenizer)
     pieces = [tokenizer.piece(id) for id in ids]
     whole, at = b"".join(pieces), 0

@@ -20,14 +20,14 @@ from dragoman.core.lower import UpstreamLimits, lower, with_summary
 from dragoman.core.request import AllowedTools, Completion, NamedTool, Request, TextFormat
 from dragoman.core.response import default_guarantee
 from dragoman.core.turn import Turn
-from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
+from dragoman.formats.format import Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
 from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.registry import spell_losses
 
 from .base import unsupported_fields
-from .find_format import find_format
+from .find_format import dated, find_format
 from .remote import Remote, UpstreamRequest
 from .upstream import Upstream
 
@@ -44,17 +44,31 @@ RAW = UpstreamLimits(
 """What a prompt can hold."""
 
 _NOT_ENFORCED = "the prompt asks for it; a completion server does not enforce it"
+_BROKEN = Loss(
+    "items[*].content",
+    "emulated",
+    "control tokens in its text are broken by a zero-width space: the server finds them in prompts",
+)
 _NO_TOKENS = "the answer is parsed as text, without its tokens"
 
 
-def remote(base_url: str, *, format: Format | str | None = None, **options: Any) -> Remote:
-    """The engine for a server: in a token format over completions, or in a protocol it speaks.
+def remote(
+    base_url: str,
+    *,
+    format: Format | str | None = None,
+    date: str | None = None,
+    **options: Any,
+) -> Remote:
+    """The engine for a server: in a token format over completions, with the `date` that its prompts
+    say (see `dated`), or in a protocol it speaks.
 
-    Raises ValueError for an address or a name that is none.
+    Raises ValueError for an address, a name or a date that is none, and a date without a format.
     """
-    if format is None:
-        return Remote(base_url, **options)
-    return CompletionServer(base_url, format=format, **options)
+    if format is not None:
+        return CompletionServer(base_url, format=format, setting=dated(date), **options)
+    if date is not None:
+        raise ValueError("A date is for prompts, so it needs a format.")
+    return Remote(base_url, **options)
 
 
 class _RawUpstream(Upstream):
@@ -78,8 +92,9 @@ class CompletionServer(Remote):
     """A server of raw completions, used through a token format.
 
     `format` is one, the name of one, or the folder of a model that brings its chat template;
-    `setting` is what prompts hold beyond the request, or a function that gives it each time. The
-    other options are those of `Remote`. Raises ValueError for a name or a folder without a format.
+    `setting` is what prompts hold beyond the request, or a function that gives it each time; by
+    default today's date, where the format has a place for it. The other options are those of
+    `Remote`. Raises ValueError for a name or a folder without a format.
     """
 
     _kind = _RawUpstream
@@ -89,12 +104,12 @@ class CompletionServer(Remote):
         base_url: str,
         *,
         format: Format | str,
-        setting: Setting | Callable[[], Setting] = PLAIN,
+        setting: Setting | Callable[[], Setting] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(base_url, **options | {"wire": "auto"})
         self.format = find_format(format) if isinstance(format, str) else format
-        self._setting = setting
+        self._setting = dated() if setting is None else setting
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The server's own listing, with what this engine adds. Raises FaultError for none."""
@@ -113,9 +128,11 @@ class CompletionServer(Remote):
         asked = lowered.request
         setting = self._setting() if callable(self._setting) else self._setting
         prompt = self.format.render(asked, setting)
-        raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
+        text = prompt.text_for(self.format.controls)
+        raw = _raw(asked, prompt, text, self.format.stops(asked), self.profile.dialect)
         prepared = super()._prepare(raw, caller)
         found = (*lowered.losses, *lowered.client_losses(prompt.losses))
+        found += (_BROKEN,) if text != prompt.text else ()
         known = {loss.field for loss in found}
         found += tuple(loss for loss in _lost(asked) if loss.field not in known)
         prepared.lowered = replace(lowered, restore=with_summary(request, lowered.restore))
@@ -171,7 +188,7 @@ class Parsed:
         return turn.take()
 
 
-def _raw(request: Request, prompt: Prompt, stops: Stops, dialect: Dialect) -> Completion:
+def _raw(request: Request, prompt: Prompt, text: str, stops: Stops, dialect: Dialect) -> Completion:
     """The prompt as a request of its own, with the sampling and without what was rendered."""
     sampling = request.sampling
     stop = dict.fromkeys((*(sampling.stop or ()), *stops.texts, *stops.controls))
@@ -181,7 +198,7 @@ def _raw(request: Request, prompt: Prompt, stops: Stops, dialect: Dialect) -> Co
         options[dialect.shown_controls] = list(dict.fromkeys((*written, *stops.controls)))
     return Completion(
         model=request.model,
-        prompts=(prompt.text,),
+        prompts=(text,),
         sampling=replace(sampling, stop=tuple(stop) or None, logprobs=None, top_logprobs=None),
         max_output_tokens=request.max_output_tokens,
         stream=request.stream,

@@ -1,13 +1,15 @@
-"""Finds a token format by its name, or by the folder of a model that brings one."""
+"""Finds a token format by its name, or by the folder of a model that brings one; and the date that
+prompts say."""
 
 from __future__ import annotations
 
+import datetime
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from dragoman.formats.format import Format
+from dragoman.formats.format import PLAIN, Format, Setting
 from dragoman.formats.harmony.format import Harmony
 from dragoman.formats.markup.families import BY_NAME, PROFILES
 from dragoman.formats.markup.format import Markup
@@ -94,6 +96,24 @@ def format_of(
 def warning_of(format: Format) -> str | None:
     """What a user should know of a format: its template may be of a family that is not known."""
     return None if getattr(format, "recognised", True) else UNKNOWN_FAMILY.format(format.name)
+
+
+def dated(date: str | None = None) -> Callable[[], Setting]:
+    """What prompts say of the date, where they say it: today's, a fixed one, or `none`. Raises
+    ValueError for what is no date.
+
+    >>> dated("2026-11-23")().today, dated("none")().today
+    ('2026-11-23', None)
+    """
+    if date in (None, "today"):
+        return lambda: Setting(today=datetime.date.today().isoformat())
+    if date == "none":
+        return lambda: PLAIN
+    try:
+        fixed = Setting(today=datetime.date.fromisoformat(str(date)).isoformat())
+    except ValueError:
+        raise ValueError(f"{date!r} is no date: write 2026-11-23, today or none.") from None
+    return lambda: fixed
 
 
 def is_format(named: str) -> bool:

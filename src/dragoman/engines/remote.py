@@ -70,7 +70,7 @@ class UpstreamRequest(Struct):
         warning where the profile has one."""
         end = batch[-1] if batch else None  # the end is the last of all
         if type(end) is Failed:
-            fault = without(end.fault, self.upstream.key_for(self.caller))
+            fault = self.upstream.without_secrets(end.fault, self.caller)
             batch[-1] = replace(end, completed_at=end.completed_at or int(time.time()), fault=fault)
         elif type(end) is Finished:
             batch[-1] = end = replace(
@@ -85,7 +85,7 @@ class UpstreamRequest(Struct):
                     f"prompt and answer together are exactly {limit} tokens: this server cuts "
                     "longer prompts without saying so; raise its context size"
                 )
-                _log.warning("%s: %s", self.upstream.url, why)
+                _log.warning("%s: %s", self.upstream.place, why)
                 batch[-1] = replace(end, losses=(*end.losses, Loss("input", "dropped", why)))
         restore = self.lowered.restore
         return batch if restore is None else restore(batch)
@@ -362,6 +362,7 @@ class Remote:
     """An engine behind an address.
 
     - `base_url` is what clients of that server are given, with `/v1` where it has one.
+    - `name` is what faults call it: callers may be strangers, who are not told its address.
     - `key` is our key to it; with `pass_client_key` the caller's own key travels instead.
     - `wire` is `auto` (find out once, for free), `chat` or `responses`.
     - `profile` names a kind of server; by default it is recognised by its answers.
@@ -385,6 +386,7 @@ class Remote:
         timeouts: Timeouts | None = None,
         client: Client | None = None,
         answer_limit: int = Limits().body_bytes,
+        name: str | None = None,
     ) -> None:
         self.upstream = self._kind(
             base_url,
@@ -394,6 +396,7 @@ class Remote:
             profile=profile,
             client=client,
             answer_limit=answer_limit,
+            name=name,
         )
         self.retries = retries
         self.header_hold = header_hold
@@ -575,7 +578,7 @@ class Remote:
                 turn,
                 default_guarantee(request),
             )
-        raise refused or FaultError(unreachable(f"{upstream.url} speaks no wire we know"))
+        raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))
 
 
 def _own_headers(wire: Wire, caller: Caller) -> HeaderFields:

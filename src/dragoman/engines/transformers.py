@@ -19,8 +19,9 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.formats.format import Setting
 
-from .find_format import find_format, format_of
+from .find_format import dated, find_format, format_of
 
 if TYPE_CHECKING:
     from .token.engine import TokenEngine
@@ -44,6 +45,7 @@ def prepare(
     format: str | None = None,
     device: str = "auto",
     threads: int | None = None,
+    date: str | None = None,
 ) -> Callable[[], TokenEngine]:
     """The engine for the model in a folder, or of that name on the hub. Options and files are
     checked now; the model is fetched and loaded when the result is called.
@@ -52,6 +54,7 @@ def prepare(
       harmony where the vocabulary has its tokens.
     - `device` is `cpu`, `cuda` (or `cuda:1`), `mps`, or `auto`: the first available of the others.
     - `threads` is how many threads torch may use on the processor; by default it decides.
+    - `date` is what prompts say of the date: one such as `2026-11-23`, `none`, or today's.
 
     Both raise ImportError where the extra is missing, and ValueError, in a sentence, for a folder
     without a model, an absent device, too little memory or a model without template.
@@ -60,6 +63,7 @@ def prepare(
         raise ImportError(MISSING)
     if format is not None:
         find_format(format)
+    setting = dated(date)
     local = Path(name).expanduser()
     if local.is_dir():
         check(local)
@@ -68,7 +72,7 @@ def prepare(
 
     def load() -> TokenEngine:
         folder = local if local.is_dir() else fetch(name)
-        return _engine(folder, name_of(name), format, device, threads)
+        return _engine(folder, name_of(name), format, device, threads, setting)
 
     return load
 
@@ -105,7 +109,12 @@ def fetch(name: str) -> Path:
 
 
 def _engine(
-    folder: Path, name: str, format: str | None, device: str, threads: int | None
+    folder: Path,
+    name: str,
+    format: str | None,
+    device: str,
+    threads: int | None,
+    setting: Callable[[], Setting],
 ) -> TokenEngine:
     from .token.engine import TokenEngine
     from .token.vocabulary import from_folder
@@ -131,7 +140,8 @@ def _engine(
         size=vocabulary.size,
         context=getattr(config, "max_position_embeddings", None),
     )
-    return TokenEngine(found, model, vocabulary, name=name, ends=vocabulary.ends)
+    ends = vocabulary.ends
+    return TokenEngine(found, model, vocabulary, name=name, ends=ends, setting=setting)
 
 
 def _network(torch: Any, library: Any, folder: Path, device: str) -> Any:

@@ -73,12 +73,13 @@ def unreachable(what: str) -> Fault:
     )
 
 
-def key_refused(base_url: str, status: int, key: Secret | None) -> Fault:
+def key_refused(name: str, status: int, key: Secret | None) -> Fault:
     """A server did not take the key that we, not our client, have for it, or wants one."""
+    who = name[0].upper() + name[1:]
     message = (
-        f"{base_url} asks for a key, and none was given for it ({status}). Give it one"
+        f"{who} asks for a key, and none was given for it ({status}). Give it one"
         if key is None
-        else f"{base_url} refused the key that was given for it ({status}). Give it a working one"
+        else f"{who} refused the key that was given for it ({status}). Give it a working one"
     )
     return Fault(
         "upstream_authentication",
@@ -232,7 +233,8 @@ LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
 class Upstream:
     """A server. `wires` are those it speaks, none as long as that is not known; `limits` and
     `profile` tell what it takes, and `headers` what goes with every request. `recognised` says
-    whether it is known what kind of server it is."""
+    whether it is known what kind of server it is. `name` is what faults call it, which clients of
+    ours read: never its address. `place` is that address without credentials, for our own log."""
 
     def __init__(
         self,
@@ -244,14 +246,20 @@ class Upstream:
         profile: str | None,
         client: Client | None,
         answer_limit: int = Limits().body_bytes,
+        name: str | None = None,
     ) -> None:
         self.url = base_url.rstrip("/")
-        parse_url(self.url)  # says at once what is wrong with an address
+        url = parse_url(self.url)  # says at once what is wrong with an address
+        self.place = str(url)
+        self.name = f"the upstream {name}" if name else "the upstream"
+        self._password = Secret((url.credentials or "").partition(":")[2])
         self._key = sendable(key)
         self.passes_client_key = pass_client_key
         self._own_client = client is None
         self.client = client or Client(
-            proxies=Proxies.from_environ(os.environ), limits=Limits(body_bytes=answer_limit)
+            proxies=Proxies.from_environ(os.environ),
+            limits=Limits(body_bytes=answer_limit),
+            name=self.name,
         )
         known = BY_NAME[profile] if profile else by_url(self.url)
         self.profile: Profile = known or GENERIC
@@ -293,18 +301,18 @@ class Upstream:
         if answer.fault is not None:
             raise FaultError(answer.fault)
         if not answer.status:
-            raise FaultError(unreachable(f"{self.url} did not answer"))
+            raise FaultError(unreachable(f"{self.name} did not answer"))
         if answer.status in (401, 403):
-            raise FaultError(key_refused(self.url, answer.status, self.key_for(caller)))
+            raise FaultError(key_refused(self.name, answer.status, self.key_for(caller)))
         if answer.status != 200:
-            problem = f"{self.url} has no model listing"
+            problem = f"{self.name} has no model listing"
             if "/" not in self.url.partition("://")[2]:
-                problem += f" (many servers have theirs at {self.url}/v1)"
+                problem += " (many servers have theirs below /v1)"
             raise FaultError(unreachable(problem))
         self._recognise(recognise(answer))
         listing = entries(answer.value)
         if len(listing) > MAX_MODELS:
-            what = TooLargeError(f"{self.url} lists more than {MAX_MODELS} models")
+            what = TooLargeError(f"{self.name} lists more than {MAX_MODELS} models")
             raise FaultError(broken(what))
         self.senses = senses(listing)
         models = []
@@ -312,7 +320,7 @@ class Upstream:
             owner, created, size = entry.get("owned_by"), entry.get("created"), context(entry)
             extra = {
                 "models": entry if size is None else entry | {"context_window": size},
-                "upstream": {"url": self.url, "kind": self.profile.name},
+                "upstream": {"url": self.place, "kind": self.profile.name},
             }
             if not isinstance(owner, str):
                 owner = "unknown"
@@ -351,6 +359,10 @@ class Upstream:
         """The key that goes with this caller's requests."""
         return caller.key if self._passes(caller) else self._key
 
+    def without_secrets(self, fault: Fault, caller: Caller) -> Fault:
+        """The fault without what a server may quote of what was sent to it."""
+        return without(without(fault, self.key_for(caller)), self._password)
+
     def note(self, server: bytes) -> None:
         """Recognise the kind of server by the `Server` header of an answer."""
         self.server_header = server
@@ -368,7 +380,7 @@ class Upstream:
                         break
         fault = wire_error.decode(response.status, body, response.header("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
-            return key_refused(self.url, response.status, self._key)
+            return key_refused(self.name, response.status, self._key)
         if response.status in (401, 403):
             code: Code = "authentication" if response.status == 401 else "permission"
             return replace(fault, code=code, blame="client")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -18,8 +18,8 @@ from .prompt import Prompt, Tokenizer
 class Setting(Struct, frozen=True):
     """What a prompt says beside the request. Passed in, so that rendering stays pure.
 
-    `today` is an ISO date; None leaves the date out, because a date in the prompt empties every
-    prompt cache at midnight.
+    `today` is an ISO date, for formats that have a place for it; None leaves it out. A date in the
+    prompt empties every prompt cache at midnight.
     """
 
     today: str | None = None
@@ -27,9 +27,12 @@ class Setting(Struct, frozen=True):
     knowledge_cutoff: str | None = None
 
     def preamble(self, identity: str = "", cutoff: str = "") -> str:
-        """The lines that a prompt begins with, those of a format where none are set."""
+        """The lines that a prompt begins with, those of a format where none are set; without
+        identity and cutoff none, not even the date."""
         identity = identity if self.identity is None else self.identity
         cutoff = cutoff if self.knowledge_cutoff is None else self.knowledge_cutoff
+        if not (identity or cutoff):
+            return ""
         dates = (("Knowledge cutoff", cutoff), ("Current date", self.today))
         return "\n".join(filter(None, (identity, *(f"{k}: {v}" for k, v in dates if v))))
 
@@ -105,6 +108,11 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """The name on the command line and in the model listing."""
+        ...
+
+    @property
+    def controls(self) -> Iterable[str]:
+        """The control tokens that it knows, by their text."""
         ...
 
     @property

@@ -149,5 +149,20 @@ class Prompt(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """One text, for servers that find control tokens in it."""
+        """One text, control tokens and all."""
         return "".join(piece if isinstance(piece, str) else piece.text for piece in self.pieces)
+
+    def text_for(self, controls: Iterable[str]) -> str:
+        """One text, for servers that find these control tokens in it: those that were text are
+        broken by a zero-width space, so that nobody speaks for another role.
+
+        >>> Prompt((Control("<|go|>"), "<|go|>")).text_for(["<|go|>"])
+        '<|go|><\\u200b|go|>'
+        """
+        pattern = Marks(controls).pattern
+        return "".join(
+            pattern.sub(lambda found: f"{found[0][0]}\u200b{found[0][1:]}", piece)
+            if isinstance(piece, str)
+            else piece.text
+            for piece in self.pieces
+        )

@@ -79,6 +79,7 @@ class Template(Markup):
         own = (variables or {}).get("eos_token")
         if own is not None and own not in self.profile.ends:
             self.profile = replace(self.profile, ends=(*self.profile.ends, own))
+        self.controls |= {*known, *self.profile.ends}
         start = self.profile.states["start"].marks
         self._thought_opens = tuple(mark for mark, to in start.items() if to == "thought")
         self._template = _compiled(text)

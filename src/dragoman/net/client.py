@@ -344,7 +344,8 @@ class Client:
     """Keep-alive pools to any number of origins.
 
     `tls` is the context for https, the system's authorities by default (see `tls_context`).
-    A failed attempt to connect is repeated `connect_retries` times.
+    A failed attempt to connect is repeated `connect_retries` times. `name` is what errors call the
+    servers in place of their addresses.
 
         async with Client() as client:
             async with client.stream("POST", url, headers, body) as response:
@@ -360,7 +361,9 @@ class Client:
         timeouts: Timeouts | None = None,
         limits: Limits | None = None,
         connect_retries: int = 1,
+        name: str | None = None,
     ) -> None:
+        self._name = name
         self.timeouts = timeouts or Timeouts()
         self.limits = limits or Limits()
         self.connect_retries = connect_retries
@@ -422,7 +425,14 @@ class Client:
         if len(self._pools) >= _MANY_ORIGINS:
             self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
         proxy = self._proxies.choose(url)
-        dialer = Dialer(url, address=address, proxy=proxy, tls=self._context, limits=self.limits)
+        dialer = Dialer(
+            url,
+            address=address,
+            proxy=proxy,
+            tls=self._context,
+            limits=self.limits,
+            name=self._name,
+        )
         pool = self._pools[key] = Pool(dialer, self.limits)
         return pool
 

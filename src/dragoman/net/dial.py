@@ -8,6 +8,8 @@ leaves no socket behind. Reuse is the pool's, retries are the client's.
 import asyncio
 import contextlib
 import ipaddress
+import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,6 +26,7 @@ from .errors import (
 )
 from .url import Url, endpoint, parse_address
 
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
 _ASK_AFTER = 60  # seconds of silence until the kernel asks whether the peer still lives
 _ASK_EVERY = 20
 
@@ -50,8 +53,10 @@ class Dialer:
         proxy: Url | None,
         tls: Callable[[], ssl.SSLContext],
         limits: Limits,
+        name: str | None = None,
     ) -> None:
         self._url = url
+        self._name = name or url.endpoint  # in errors
         self._host = address or url.host
         self._proxy = proxy
         # A proxy must not resolve a pinned host again, so that one always gets a tunnel.
@@ -75,7 +80,7 @@ class Dialer:
             if self._tunnel:
                 async with _step("proxy", f"a tunnel by {connection.peer}", ProxyError, deadline):
                     await self._open_tunnel(connection)
-                connection.peer = self._url.endpoint
+                connection.peer = self._name
             if self._url.scheme == "https":
                 async with _step("tls", f"TLS with {connection.peer}", TLSError, deadline):
                     await self._start_tls(connection, self._url)
@@ -86,9 +91,10 @@ class Dialer:
 
     async def _open(self, deadline: float | None) -> Connection:
         if self._proxy is None:
-            peer, host, port = self._url.endpoint, self._host, self._url.port
+            peer, host, port = self._name, self._host, self._url.port
         else:
-            peer = f"the proxy {self._proxy.endpoint}"
+            own = self._name == self._url.endpoint
+            peer = f"the proxy {self._proxy.endpoint if own else f'to {self._name}'}"
             host, port = self._proxy.host, self._proxy.port
         async with _step("connect", f"a connection to {peer}", ConnectError, deadline):
             transport, connection = await asyncio.get_running_loop().create_connection(
@@ -144,6 +150,8 @@ def _reason(error: OSError) -> str:
         return error.verify_message
     if isinstance(error, ssl.SSLError):
         return error.reason or "the peer does not speak TLS"
+    if (number := _NUMBER.search(str(error))) is not None:  # asyncio puts the address behind it
+        return os.strerror(int(number[1]))
     return error.strerror or str(error) or "the peer closed the connection"
 
 

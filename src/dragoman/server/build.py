@@ -13,7 +13,7 @@ from dragoman.engines.local import Target, find_target, is_local, stand_in
 from dragoman.engines.router import Route, Router
 
 from .auth import is_loopback
-from .config import ConfigurationError, Upstream, clash, explained, problem_of, read_key
+from .config import ConfigurationError, Upstream, clash, explained, place_of, problem_of, read_key
 from .settings import Settings
 
 
@@ -82,7 +82,7 @@ def as_upstreams(found: Sequence[Discovered]) -> list[Upstream]:
     """The servers that were discovered, as if they had been configured."""
     return [
         Upstream(
-            name=server.base_url,
+            name=place_of(server.base_url),
             url=server.base_url,
             key_env=server.key_env,
             profile=server.profile.name if server.profile else None,
@@ -115,8 +115,10 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             retries=upstream.retries,
             wire=upstream.wire,
             format=upstream.format,
+            date=upstream.date,
             profile=upstream.profile,
             header_hold=settings.header_hold,
             answer_limit=settings.answer_limit,
+            name=None if "://" in upstream.name else upstream.name,
         )
     return Route(engine, models=upstream.models, aliases=upstream.aliases)

@@ -54,6 +54,10 @@ class Upstream(Struct, frozen=True, kw_only=True):
             "rendered as prompts in it. A name, or a model's folder with a chat template."
         ),
     ] = None
+    date: Annotated[
+        str | None,
+        about("The date that prompts in a format say: 2026-11-23, none, or today (the default)."),
+    ] = None
     profile: Annotated[str | None, about("The kind of server; detected by default.")] = None
     models: Annotated[
         tuple[str, ...], about("The models to request from it; empty sends every name to it.")
@@ -206,6 +210,18 @@ def clash(upstreams: Sequence[Upstream]) -> tuple[int, str, str] | None:
                     problem = f"has {model!r}, which {owner} has too and would answer alone"
                     return place, field, problem
     return None
+
+
+def place_of(url: str) -> str:
+    """An address for people to read: without user and password.
+
+    >>> place_of("http://ada:secret@127.0.0.1:8080/v1")
+    'http://127.0.0.1:8080/v1'
+    """
+    try:
+        return str(parse_url(url))
+    except InvalidUrlError:
+        return url if "@" not in url else "an upstream"
 
 
 def problem_of(upstream: Upstream) -> tuple[str, str] | None:

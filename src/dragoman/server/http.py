@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from itertools import chain
 from typing import Any, cast
@@ -41,6 +42,9 @@ class HTTPExchange(Exchange):
     response_complete = False
     peer: Peer | None = None
     _head = b""  # not yet written
+    chunks = True
+    """Whether the client knows chunks; for one that does not, the end of the connection is the end
+    of the answer."""
     _bodiless = _chunked = False
 
     def set(self) -> None:
@@ -73,7 +77,7 @@ class HTTPExchange(Exchange):
     async def read(self) -> tuple[bytes, bool]:
         if self.expects:
             self.expects = False
-            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.connection.transport.write(CONTINUE)
         while not self.body and self.more_body and not self.disconnected:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
@@ -96,7 +100,7 @@ class HTTPExchange(Exchange):
             raise RuntimeError("a header would have ended its line")
         connection = self.connection
         self._bodiless = self.method == "HEAD" or status in _BODILESS
-        self._chunked = body is None and not self._bodiless
+        self._chunked = body is None and self.chunks and not self._bodiless
         close = b"" if self.keep_alive else b"connection: close\r\n"
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         parts = (STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n")
@@ -126,15 +130,23 @@ class HTTPExchange(Exchange):
         return connection.flow.write_paused
 
 
-def _target(url: bytes) -> tuple[str, bytes]:
-    """The path and the query of a proxy's form of a URL, or one with a fragment. Raises ValueError
-    where there is no path."""
+def _target(url: bytes) -> tuple[str, bytes, bytes]:
+    """The path, the query and the authority of a URL that is no plain path; the last is empty but
+    in a proxy's form. Raises ValueError where there is no path."""
+    if url.startswith(b"/"):  # two slashes are a path, too
+        path, _, query = url.partition(b"#")[0].partition(b"?")
+        return unquote(path.decode("ascii")), query, b""
     parsed = urlsplit(url)
     if not parsed.path.startswith(b"/"):
         raise ValueError("the request has no path")
-    return unquote(parsed.path.decode("ascii")), parsed.query
+    return unquote(parsed.path.decode("ascii")), parsed.query, parsed.netloc
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+FIRST_LOOK, LAST_LOOK = 0.01, 5.0
+"""Seconds between two looks for a reset: the first and the longest."""
+TCP_CLOSE = 7
+"""The state of a connection after a reset (Linux, `tcp_states.h`)."""
 LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
 
@@ -163,7 +175,7 @@ class HTTPProtocol(HttpToolsProtocol):
     # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
     # fmt: off
     __slots__ = (
-        "_allowed", "_answered", "_arrived", "_awaited", "_fields", "_fresh", "_handle", "_in_head",
+        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_in_head",
         "_limit", "_patience", "_pending", "_problem", "_received", "_refused", "_timed", "_timer",
         "_timer_at", "_unread", "_upgrades", "defaults",
     )
@@ -192,7 +204,7 @@ class HTTPProtocol(HttpToolsProtocol):
         # all head then, or what frames a body and stands behind it.
         self._fresh = True
         self._received = 0  # bytes of such
-        self._arrived = 0  # bytes that came last
+        self._data = b""  # what is being parsed
         self._upgrades = False  # what comes is no HTTP any more
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
@@ -217,6 +229,40 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
+    def eof_received(self) -> Any:
+        """Whether to go on. A client may close its own side after its request and wait for the
+        answer; one that has closed both answers with a reset to what we send, which is a 100 here
+        (RFC 9110, 15.2: every client takes one), as long as there is no answer to be sent."""
+        cycle = self._answered
+        if (
+            cycle is None
+            or cycle.response_started
+            or not cycle.chunks  # HTTP/1.0 knows no 100
+            or self._in_head
+            or not hasattr(socket, "TCP_INFO")  # the reset could not be seen
+        ):
+            return False
+        last: HTTPExchange = cast(Any, self.pipeline[-1]) if self.pipeline else cycle
+        last.keep_alive = False
+        self.transport.write(CONTINUE)
+        self._look_for_reset(FIRST_LOOK)
+        return not last.more_body
+
+    def _look_for_reset(self, after: float) -> None:
+        """Look after so many seconds, and then ever more seldom, whether the client is gone."""
+
+        def look() -> None:
+            cycle = self._answered
+            if cycle is None or cycle.response_started or self.transport.is_closing():
+                return  # what is written finds out by itself
+            sock = self.transport.get_extra_info("socket")
+            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+                self.transport.abort()
+            else:
+                self._look_for_reset(min(2 * after, LAST_LOOK))
+
+        self.loop.call_later(after, look)
+
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._answered is not None and self._answered.peer is not None:
@@ -234,8 +280,9 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._fresh = True
-        self._arrived = len(data)
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._fresh and not self._refused:
             self._received += len(data)
             if self._received > self._limit:
@@ -310,14 +357,18 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self._in_head = False
         self._awaited = None
-        if self._received + self._arrived > self._limit and self._head_size() > self._limit:
+        if self._received + len(self._data) > self._limit and self._head_size() > self._limit:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
         raw, _, query = self.url.partition(b"?")
         if raw.startswith(b"/") and b"%" not in raw and b"#" not in self.url:
             path = raw.decode("ascii")
         else:
-            path, query = _target(self.url)
+            path, query, authority = _target(self.url)
+            if authority:  # which stands above Host (RFC 9112, 3.2.2)
+                self.headers = [
+                    (name, authority if name == b"host" else value) for name, value in self.headers
+                ]
         defaults = self.server_state.default_headers  # the date, made anew each second
         if defaults is not self._fields:
             self._fields = defaults
@@ -327,7 +378,15 @@ class HTTPProtocol(HttpToolsProtocol):
         exchange.connection = self
         exchange.body = bytearray()
         parser = self.parser
-        exchange.keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+        version = parser.get_http_version()
+        exchange.keep_alive = version == "1.1" and parser.should_keep_alive()
+        exchange.chunks = version == "1.1"
+        if (
+            version != "1.1"
+            or b"host" not in exchange.headers
+            or self.url + b" HTTP/" not in self._data
+        ):
+            self._check_version(version, exchange)
         exchange.expects = self.expect_100_continue
         self.cycle = exchange  # type: ignore[assignment]  # which has what uvicorn asks of it
         self.headers, self._received = [], 0  # what follows the body changes nothing before it
@@ -336,6 +395,21 @@ class HTTPProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.append(cast(Any, exchange))
+
+    def _check_version(self, version: str, exchange: HTTPExchange) -> None:
+        """Refuse what the parser lets through and is no HTTP/1.1 or HTTP/1.0 (RFC 9112)."""
+        problem = ""
+        if any(self.url + other in self._data for other in (b" RTSP/", b" ICE/")):
+            problem = "The request is of another protocol than HTTP."
+        elif version not in ("1.0", "1.1"):
+            problem = f"HTTP/{version} is not spoken here, but HTTP/1.1."
+        elif version == "1.0" and b"transfer-encoding" in exchange.headers:
+            problem = "HTTP/1.0 has no transfer-encoding."
+        elif version == "1.1" and b"host" not in exchange.headers:
+            problem = "The request has no Host header."
+        if problem:
+            self._problem = 400, bad_request(problem)
+            raise ValueError(problem)  # makes the parser stop and uvicorn refuse
 
     def complete(self, exchange: HTTPExchange) -> None:
         """An answer was written: go on with the next request, or wait for it."""

@@ -180,8 +180,31 @@ class Settings(Limits, frozen=True, kw_only=True):
         float, about("Seconds that the events of a response are retained for replay.", ge=1)
     ] = 86_400.0
     max_responses: Annotated[
-        int, about("Maximum number of stored responses; the oldest are deleted first.", ge=1)
+        int,
+        about(
+            "Maximum number of stored responses. Beyond it the oldest of the key that has most are "
+            "deleted.",
+            ge=1,
+        ),
     ] = 100_000
+    max_responses_per_key: Annotated[
+        int,
+        about("Maximum number of stored responses of one key; its oldest are deleted first.", ge=1),
+    ] = 100_000
+    max_conversations: Annotated[
+        int,
+        about(
+            "Maximum number of conversations. Beyond it the oldest of the key that has most are "
+            "deleted.",
+            ge=1,
+        ),
+    ] = 100_000
+    conversation_items: Annotated[
+        int, about("Items that a conversation may have; then it takes no more.", ge=1)
+    ] = 10_000
+    conversation_bytes: Annotated[
+        int, about("Bytes that the items of a conversation may have together.", ge=1)
+    ] = 64 * 1024 * 1024
     inherit_instructions: Annotated[
         bool,
         about(

@@ -38,8 +38,6 @@ from dragoman.core.response import Response
 
 T = TypeVar("T")
 
-DAY = 86_400.0
-
 
 def tenant_name(secret: bytes, digest: str) -> str:
     """What a store calls the tenant of a credential with this digest: nobody without the store's
@@ -122,19 +120,6 @@ class Breaker:
         """Note that the store answers again."""
         self.open, self._error = False, ""
         _log.warning("The %s store answers again.", self._kind)
-
-
-class Retention(Struct, frozen=True, kw_only=True):
-    """How long and how much a store keeps; its `sweep` deletes the rest.
-
-    Responses and conversations live `max_age` seconds, the event logs of ended runs `max_log_age`
-    seconds (without its log a response can be read, but no longer replayed), and there are at most
-    `max_responses` responses.
-    """
-
-    max_age: float = 30 * DAY
-    max_log_age: float = DAY
-    max_responses: int = 100_000
 
 
 # ---- values --------------------------------------------------------------------------------

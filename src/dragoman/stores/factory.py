@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .base import PATIENCE, Retention, StoreError
+from .base import PATIENCE, StoreError
 from .memory import MemoryStore
+from .retention import Retention
 from .sql import Store
 from .sqlite import SqliteStore
 

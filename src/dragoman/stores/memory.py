@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from .base import Retention, Subscribers
-from .sql import Insert, Row, Steps, Store
-from .sqlite import Write, commit, found, migrate, settle
+from .base import Subscribers
+from .retention import Retention
+from .sql import Store
+from .sqlite import Write, commit, compact, found, migrate, settle
+from .statements import Insert, Row, Steps
 
 T = TypeVar("T")
 NO_FILE = Path(":memory:")
@@ -38,10 +40,14 @@ class MemoryStore(Store):
     def __init__(self, retention: Retention | None = None) -> None:
         super().__init__(retention, Subscribers())
         self._connection = sqlite3.connect(NO_FILE, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._secret = migrate(self._connection, NO_FILE)
 
     def __del__(self) -> None:
         self._connection.close()
+
+    async def _compact(self) -> None:
+        await compact(self)
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         return found(self._connection, statement, values)

@@ -22,9 +22,11 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import asyncpg
 from asyncpg import Connection
 
-from .base import PATIENCE, Breaker, PubSub, Retention, StoreError, slowness
+from .base import PATIENCE, Breaker, PubSub, StoreError, slowness
+from .retention import Retention
 from .schema import POSTGRES
-from .sql import Insert, Row, Steps, Store, bound, read_secret
+from .sql import Store, read_secret
+from .statements import Insert, Row, Steps, bound
 
 T = TypeVar("T")
 
@@ -231,6 +233,12 @@ class PostgresStore(Store):
         self._opening = asyncio.Lock()
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
+
+    async def clock(self) -> float:
+        ((moment,),) = await self._read("SELECT extract(epoch FROM clock_timestamp())")
+        ahead = float(moment) - time.monotonic()
+        self.now = lambda: time.monotonic() + ahead
+        return self.now()
 
     async def ready(self) -> None:
         await self._opened()

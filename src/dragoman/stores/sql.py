@@ -14,11 +14,12 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from secrets import token_bytes
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from dragoman.core.fold import unfold
 from dragoman.core.item import JSON, Item, Reasoning
 from dragoman.core.response import Response
 
+from . import retention
 from .base import (
     RUNNING,
     ConflictError,
@@ -35,14 +37,15 @@ from .base import (
     Page,
     Paging,
     Record,
-    Retention,
     StoredAnswer,
     StoreError,
     Subscribers,
     call_digests,
     index_key,
+    slowness,
     tenant_name,
 )
+from .retention import SWEPT, Retention
 from .serialize import (
     Parts,
     digests,
@@ -54,19 +57,11 @@ from .serialize import (
     unpack_events,
     unpack_record,
 )
+from .statements import Insert, Row, Steps, Values, bound, chunks, clean, places
 
 T = TypeVar("T")
-Row = Sequence[Any]
-Values = Sequence[object]
-Steps = Generator[tuple[str, Values], Sequence[Row], T]
-"""The statements of a transaction, one by one."""
-Insert = tuple[str, Values]
-"""A statement that inserts one row, and its values."""
-
-SWEPT = 250
-"""Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
-LISTED = 250
-"""Values that one statement lists."""
+SWEEPING = 12.0
+"""How many times its patience a store has for what sweeps: nobody waits for that."""
 DIGESTS = 50
 """Digests of calls that one statement looks for."""
 
@@ -99,12 +94,9 @@ _EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES ($1, $2, $
     ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
 _HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
 """Locks the conversation, so that two servers do not give items the same place."""
+_FILLED = "SELECT count(*), coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
 _OURS = "EXISTS (SELECT 1 FROM conversations WHERE conversations.id = $1 AND tenant = $3)"
 _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
-_LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
-"""The first statement of what deletes responses: meanwhile no other server stores or deletes uses
-of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
-
 
 _TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"
 
@@ -138,10 +130,13 @@ class Store(ABC):
     CASCADES: ClassVar[bool]
     """Whether the database deletes with a response all that belongs to it."""
 
+    now: Callable[[], float] = staticmethod(time.time)
+    """The time by which leases end and messages are due: the same for all servers of a store."""
     _secret: bytes | None = None  # until the store was opened
 
-    def __init__(self, retention: Retention | None, pubsub: Subscribers) -> None:
-        self._retention = retention or Retention()
+    def __init__(self, kept: Retention | None, pubsub: Subscribers) -> None:
+        self._retention = kept or Retention()
+        self._added = 0  # since the last sweep
         self._pubsub = pubsub
 
     @property
@@ -186,6 +181,7 @@ class Store(ABC):
 
     def begin(self, record: Record) -> Awaitable[None]:
         """Store a run that is about to start."""
+        self._added += 1
         run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
         if record.size:
             return self._transact_large(record, [run], None)
@@ -208,6 +204,7 @@ class Store(ABC):
         follow while they were made. The log is the one that unfolding `record.response` gives."""
         if record.response is None or record.status in RUNNING:
             raise ValueError(f"response {record.id} has not ended")
+        self._added += 1
         steps = None
         if items or messages:
             steps = partial(_add_to, record.tenant, record.conversation, items, messages)
@@ -356,7 +353,7 @@ class Store(ABC):
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response and its log. Deleting a live run asks for its end as well."""
         find = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
-        gone = await self._transact((), partial(self._forget, find, (id, tenant)))
+        gone = await self._forget(find, (id, tenant))
         self._pubsub.publish_soon(id)
         return gone > 0
 
@@ -381,6 +378,10 @@ class Store(ABC):
         ]
 
     # ---- leases --------------------------------------------------------------------------
+
+    async def clock(self) -> float:
+        """The time of `now`, from the database itself where it may be on another machine."""
+        return self.now()
 
     async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
         """Extend the leases of these runs. Gives the ids of those that must stop, because somebody
@@ -417,6 +418,7 @@ class Store(ABC):
         self, conversation: Conversation, items: Sequence[Item] = ()
     ) -> None:
         """Store a new conversation."""
+        self._added += 1
         made = conversation
         row = (made.id, made.tenant, made.created_at, pack(made))
 
@@ -425,6 +427,7 @@ class Store(ABC):
                 VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
             if not (yield statement, row):
                 raise ConflictError(f"There is a conversation {made.id} already.")
+            yield from self._room(made.id, items)
             yield from _extend(made.id, items)
 
         await self._transact((), steps)
@@ -466,10 +469,21 @@ class Store(ABC):
         def steps() -> Steps[bool]:
             if not (yield _HELD, (id, tenant)):
                 return False
+            yield from self._room(id, items)
             yield from _extend(id, items)
             return True
 
         return await self._transact((), steps)
+
+    def _room(self, id: str, items: Sequence[Item] = ()) -> Steps[None]:
+        """Raise FaultError where a conversation has no room for items, or for any."""
+        ((count, size),) = yield _FILLED, (id,)
+        self._retention.check_room(count + len(items), size + sum(len(pack(i)) for i in items))
+
+    async def check_room(self, id: str) -> None:
+        """Raise FaultError where a conversation is full. What an answer adds may go beyond that: it
+        is never left out."""
+        await self._transact((), partial(self._room, id))
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
@@ -502,17 +516,21 @@ class Store(ABC):
 
     # ---- outbox --------------------------------------------------------------------------
 
-    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
-        """Take out messages that are due; one that is not settled is due again at `until`. Each
-        goes to one server only."""
-        if not await self._read("SELECT 1 FROM outbox WHERE due <= $1 LIMIT 1", now):
+    async def take_due(
+        self, target: str, now: float, until: float, most: int = 20
+    ) -> tuple[OutboxMessage, ...]:
+        """Take out messages to a target that are due; one that is not settled is due again at
+        `until`. Each goes to one server only."""
+        due = "SELECT id FROM outbox WHERE due <= $1 AND target = $2"
+        if not await self._read(f"{due} LIMIT 1", now, target):
             return ()  # and no writer was disturbed
-        statement = """UPDATE outbox SET due = $1, attempts = attempts + 1 WHERE id IN
-            (SELECT id FROM outbox WHERE due <= $2 ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+        statement = f"""UPDATE outbox SET due = $4, attempts = attempts + 1 WHERE id IN
+            ({due} ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
             RETURNING id, target, body, due, attempts"""
+        rows = await self._write(statement, now, target, most, until)
         return tuple(
             OutboxMessage(id=id, target=target, body=body, due=due, attempts=attempts)
-            for id, target, body, due, attempts in await self._write(statement, until, now, most)
+            for id, target, body, due, attempts in rows
         )
 
     async def settle(self, id: str, due: float | None = None) -> None:
@@ -524,46 +542,49 @@ class Store(ABC):
 
     # ---- deleting ------------------------------------------------------------------------
 
+    def is_crowded(self, seconds: float) -> bool:
+        """Whether it is time for a sweep, so many seconds after the last."""
+        return self._retention.is_due(seconds, self._added)
+
     async def sweep(self, now: float) -> int:
         """Delete what is older or more than the retention allows, the oldest first, and give the
         number of responses deleted. Live runs stay."""
-        old, gone = now - self._retention.max_age, 0
-        ((stored,),) = await self._read("SELECT count(*) FROM responses")
-        excess = stored - self._retention.max_responses
-        find = """SELECT seq, parts FROM (
-                SELECT seq, parts, created_at, row_number() OVER (ORDER BY seq) AS place
-                FROM responses WHERE seq NOT IN (SELECT seq FROM runs) ORDER BY seq LIMIT $1
-            ) AS oldest WHERE created_at < CAST($2 AS FLOAT) OR place <= $3"""
-        while some := await self._transact(
-            (), partial(self._forget, find, (SWEPT, old, excess - gone))
-        ):
+        slow = slowness.set(SWEEPING)
+        try:
+            return await self._swept(now)
+        finally:
+            slowness.reset(slow)
+
+    async def _swept(self, now: float) -> int:
+        kept, gone, self._added = self._retention, 0, 0
+        old = now - kept.max_age
+        while some := await self._forget(retention.OLD, (SWEPT, old)):
             gone += some
-        logs = """DELETE FROM segments WHERE seq IN (
-                SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq IN (
-                    SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
-                    ORDER BY seq LIMIT $2))
-            RETURNING seq"""
-        while await self._write(logs, now - self._retention.max_log_age, SWEPT):
+        counts = await self._read(retention.COUNTS)
+        surplus = kept.excess(counts, kept.max_responses, kept.max_responses_per_key)
+        for tenant, left in surplus.items():
+            first = retention.FIRST
+            while some := await self._forget(first, (tenant, min(SWEPT, left))):
+                left, gone = left - some, gone + some
+        logs = retention.LOGS, now - kept.max_log_age, SWEPT
+        while await self._write(*logs):
             pass
-        await self._transact((), partial(_sweep_rest, old))
+        counts = await self._read(retention.TALKS)
+        surplus = kept.excess(counts, kept.max_conversations, kept.max_conversations)
+        for tenant, left in surplus.items():
+            find = retention.FIRST_TALKS, (tenant, left)
+            await self._transact((), partial(retention.forget_talks, *find))
+        await self._transact((), partial(retention.forget_talks, retention.OLD_TALKS, (old,)))
+        await self._write("DELETE FROM outbox WHERE due < $1", old)
+        await self._compact()
         return gone
 
-    def _forget(self, find: str, values: Values) -> Steps[int]:
-        """Delete the responses whose `seq` and `parts` are found, with all that belongs to them
-        alone; how many."""
-        yield _LOCK_USES, ()
-        gone = yield find, values
-        for some in chunks([seq for seq, _ in gone]):
-            tables = ("responses", "runs", "segments", "ends", "item_index", "calls")
-            for table in tables[:1] if self.CASCADES else tables:
-                yield f"DELETE FROM {table} WHERE seq IN ({places(len(some))})", some
-        uses = [(digest, seq) for seq, parts in gone for digest in digests(parts)]
-        for use in () if self.CASCADES else uses:
-            yield "DELETE FROM part_uses WHERE digest = $1 AND seq = $2", use
-        for some in chunks(sorted({digest for digest, _ in uses})):
-            unused = "NOT EXISTS (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest)"
-            yield f"DELETE FROM parts WHERE digest IN ({places(len(some))}) AND {unused}", some
-        return len(gone)
+    def _forget(self, find: str, values: Values) -> Awaitable[int]:
+        return self._transact((), partial(retention.forget, find, values, self.CASCADES))
+
+    async def _compact(self) -> None:
+        """Give the system the room back that was left."""
+        return
 
 
 # ---- steps of several transactions ---------------------------------------------------------
@@ -605,14 +626,6 @@ def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[No
         yield _EXTEND, (id, place, own.id, pack(own))
 
 
-def _sweep_rest(old: float) -> Steps[None]:
-    """Delete the conversations and the messages that are too old."""
-    talks = "FROM conversations WHERE created_at < CAST($1 AS FLOAT)"
-    yield f"DELETE FROM items WHERE conversation IN (SELECT id {talks})", (old,)
-    yield f"DELETE {talks}", (old,)
-    yield "DELETE FROM outbox WHERE due < $1", (old,)
-
-
 # ---- rows ----------------------------------------------------------------------------------
 
 
@@ -651,22 +664,6 @@ def _inserts(record: Record) -> list[Insert]:
     return inserts
 
 
-def places(length: int, first: int = 1) -> str:
-    """The places of a list of values in a statement.
-
-    >>> places(3, 2)
-    '$2, $3, $4'
-    """
-    return ", ".join(f"${number}" for number in range(first, first + length))
-
-
-def chunks(values: Iterable[T], size: int = LISTED) -> Iterator[list[T]]:
-    """The values in lists of this size."""
-    found = list(values)
-    for start in range(0, len(found), size):
-        yield found[start : start + size]
-
-
 def _index_keys(items: Iterable[str]) -> list[str]:
     """The keys of items in the index. One whose id holds that of its response needs none: that
     finds it anyway."""
@@ -675,22 +672,3 @@ def _index_keys(items: Iterable[str]) -> list[str]:
 
 def _direction(paging: Paging) -> tuple[str, str]:
     return (">", "ASC") if paging.order == "asc" else ("<", "DESC")
-
-
-def bound(values: Iterable[object]) -> list[object]:
-    """Values for a statement, the texts among them as a database can hold them."""
-    return [
-        value
-        if type(value) is not str
-        else value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
-        for value in values
-    ]
-
-
-def clean(text: str) -> str:
-    """An id without NUL and halves of surrogate pairs, which databases refuse; others unchanged.
-
-    >>> clean("a\\0b"), clean("\\ud83d")
-    ('a\\\\x00b', '\\\\ud83d')
-    """
-    return str(bound((text,))[0])

@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from .base import PATIENCE, Breaker, Retention, StoreError, Subscribers
+from .base import PATIENCE, Breaker, StoreError, Subscribers
+from .retention import Retention
 from .schema import SQLITE
-from .sql import Insert, Row, Steps, Store, Values, bound, read_secret
+from .sql import Store, read_secret
+from .statements import Insert, Row, Steps, Values, bound
 
 T = TypeVar("T")
 
@@ -37,6 +39,10 @@ GROUP = 512
 """How many writes share a commit at most."""
 LOOK = 1.0
 """Seconds between two looks whether the writer is stuck, and beyond the time that it has."""
+COPIED = 64 * 1024 * 1024
+"""Bytes that are copied at the start, to make a file of an earlier version one that shrinks."""
+PAGES = 1_000
+"""Pages that one transaction gives back to the system."""
 CLOSED = "The store is closed."
 KIND = "SQLite"
 
@@ -90,6 +96,34 @@ def migrate(connection: Connection, path: Path, secret: bytes | None = None) -> 
     return secret
 
 
+def shrinkable(connection: Connection) -> None:
+    """Have a file of an earlier version give room back, where it is quickly copied for that."""
+    pages, free, size, mode = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size", "auto_vacuum")
+    )
+    if not mode and (pages - free) * size <= COPIED:
+        with suppress(sqlite3.OperationalError):  # it is locked, or the disk full: another time
+            connection.execute("VACUUM")
+
+
+async def compact(store: Store) -> None:
+    """Give the pages that are free back to the system, a part at a time."""
+
+    def some() -> Steps[int]:
+        ((free,),) = yield "PRAGMA freelist_count", ()
+        for _ in range(min(free, PAGES)):
+            yield "PRAGMA incremental_vacuum(1)", ()  # sqlite3 takes its first step and no other
+        ((left,),) = yield "PRAGMA freelist_count", ()
+        return int(free - left)
+
+    gone = left = await store._transact((), some)
+    while left >= PAGES:
+        left = await store._transact((), some)
+    if gone:
+        await store._read("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 # ---- threads -------------------------------------------------------------------------------
 
 
@@ -99,6 +133,7 @@ def connect(path: Path, patience: float = OPENING) -> Connection:
     connection = sqlite3.connect(
         path, timeout=patience, isolation_level=None, check_same_thread=False
     )
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; see `shrinkable`
     _write_ahead(connection, patience)
     # In WAL mode a commit survives a killed process; NORMAL keeps the file whole even when the
     # machine loses power, at the price of the last commits, and OFF would not.
@@ -209,6 +244,7 @@ class SqliteStore(Store):
             connection = self._connected(OPENING)
             self._secret = migrate(connection, path, self._secret)
             connection.execute(f"PRAGMA busy_timeout = {self._patience * 1_000:.0f}")
+            shrinkable(connection)
             found = path.stat()
             sides = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
             self._sides = {side: side.stat().st_ino for side in sides if side.exists()}
@@ -238,6 +274,9 @@ class SqliteStore(Store):
                     "gone, and what comes is stored in the file that is there now.",
                     self._path,
                 )
+
+    async def _compact(self) -> None:
+        await compact(self)
 
     # ---- reading -------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Says(Table):
 
     def scores(self, ids: Sequence[int]) -> NDArray[np.float64]:
         slot = next(each for each in self.live if each.ids is ids)
-        written = len(ids) - len(slot.prompt)
+        written = max(0, len(ids) - len(slot.prompt))  # a long prompt is read in pieces
         scores = np.full(TOY.size, -50.0)
         scores[self.ids[min(written, len(self.ids) - 1)]] = 50.0
         return scores

@@ -23,7 +23,8 @@ class Plain:
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         lines = [item.text + "\n" for item in request.items if isinstance(item, Message)]
-        return Prompt((*([setting.today] if setting.today else ()), *lines))
+        date = setting.today if setting.identity and setting.today else ""
+        return Prompt((date, *lines))
 
     def stops(self, request: Request) -> Stops:
         return Stops(("<|end|>",))

@@ -257,7 +257,7 @@ async def test_cached_tokens_are_reported() -> None:
 async def test_setting_function_is_called_for_every_prompt() -> None:
     days = iter(["2026-01-01", "2026-01-02"])
     model = Says("ok")
-    async with serving(model, setting=lambda: Setting(today=next(days))) as engine:
+    async with serving(model, setting=lambda: Setting(today=next(days), identity="me")) as engine:
         await answered(engine, asked())
         await answered(engine, asked())
     assert [bytes(slot.prompt) for slot in model.opened] == [
@@ -338,7 +338,7 @@ class OnlyAB:
         return len(self.seen) >= 5
 
 
-def only_ab(request: Request, grammar: Grammar, ends: frozenset[int]) -> Requirement:
+def only_ab(request: Request, grammar: Grammar, ends: frozenset[int], *_: Any) -> Requirement:
     assert ends == {END}
     return Requirement(OnlyAB, None)
 

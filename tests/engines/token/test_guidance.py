@@ -21,8 +21,8 @@ from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import FunctionTool, JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.pocket import pocket
-from dragoman.engines.token import TokenEngine
-from dragoman.engines.token.constraints import MAX_COMPILED, GrammarCompiler
+from dragoman.engines.token import TokenEngine, constraints
+from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar, Marker
 from dragoman.formats.grammar.demand import JSONBody, Lark, Regex
 from dragoman.formats.grammar.lark import Writer
@@ -198,12 +198,28 @@ def test_invalid_combined_grammar_is_reported() -> None:
         GUIDE.constrain(Grammar("start: missing"))
 
 
-def test_compiled_grammars_are_bounded() -> None:
+def test_compiled_grammars_are_bounded_by_the_memory_they_take(monkeypatch) -> None:
     guide = GrammarCompiler(ByteTokenizer())
-    for number in range(MAX_COMPILED + 5):
-        guide.constrain(Grammar(f'start: "{number}"'))
-    guide.constrain(Grammar(f'start: "{MAX_COMPILED}"'))
-    assert len(guide._compiled) == MAX_COMPILED
+    small = Grammar('start: "a"')
+    guide.compiled(small, tenant="careful")
+    monkeypatch.setattr(constraints, "MAX_KEPT", 1_000_000)
+    for number in range(6):
+        choices = " | ".join(f'"{number}-{each}"' for each in range(1_000))
+        guide.compiled(Grammar(f"start: {choices}"), tenant="greedy")
+        kept = {tenant: list(each.values()) for tenant, each in guide._kept.items()}
+        assert sum(each.weight for all_ in kept.values() for each in all_) <= 1_000_000
+    assert len(kept.get("greedy", ())) < 6
+    assert guide.compiled(small, tenant="careful") is kept["careful"][0]
+    guide.close()
+
+
+def test_a_tenant_is_not_given_what_another_compiled() -> None:
+    guide = GrammarCompiler(ByteTokenizer())
+    grammar = Grammar('start: "a"')
+    first = guide.compiled(grammar, tenant="a")
+    assert guide.compiled(grammar, tenant="a") is first
+    assert guide.compiled(grammar, tenant="b") is not first
+    guide.close()
 
 
 def test_threads_may_share_a_guide() -> None:

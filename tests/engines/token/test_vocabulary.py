@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLTokenizer
 
-from dragoman.engines.token.vocabulary import Vocabulary, from_folder, from_ranks
+from dragoman.core.error import FaultError
+from dragoman.engines.pocket import FOLDER
+from dragoman.engines.token import vocabulary as module
+from dragoman.engines.token.vocabulary import O200K, Vocabulary, from_folder, from_ranks
 from dragoman.formats.prompt import Control, Prompt
+from tests.samples import samples
 
 WORDS = [b"he", b"ll", b"hell", b"hello", b" w", "\u00e9".encode()]
 RANKED = [bytes([value]) for value in range(256)] + WORDS
@@ -159,3 +164,82 @@ def test_files_of_another_kind_are_named(tmp_path) -> None:
         from_ranks(tmp_path / "ranks", {})
     with pytest.raises(FileNotFoundError):
         from_ranks(tmp_path / "none")
+
+
+# ---- long texts ----------------------------------------------------------------------------
+
+LETTERS = ["a", "b", "ab", "he", "ll", "hello", " w", "  ", " ", "\n", "\n\n", "1", "42", "!", "'s"]
+TEXTS = st.lists(st.sampled_from([*LETTERS, "\u00e9", "\u6f22", "\t", "_"]), max_size=60).map(
+    "".join
+)
+
+
+def ranked(pairs: list[tuple[int, int]]) -> dict[bytes, int]:
+    """Ranks of the bytes and of what some pairs of tokens make, in their order."""
+    ranks = {bytes([value]): value for value in range(256)}
+    pool = [b"a", b"b", b" ", b"1", b"\n", b"\xc3", b"\xa9"]
+    for left, right in pairs:
+        token = pool[left % len(pool)] + pool[right % len(pool)]
+        if token not in ranks and len(token) < 12:
+            ranks[token] = len(ranks)
+            pool.append(token)
+    return ranks
+
+
+NUMBERS = st.integers(0, 10_000)
+
+
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60), st.lists(TEXTS, min_size=20, max_size=20)
+)
+@settings(max_examples=samples(20, 1000))
+def test_ranks_encode_as_the_encoder_for_ranks_does(tmp_path_factory, pairs, texts) -> None:
+    made, end = ranked(pairs), 1000
+    file = tmp_path_factory.mktemp("ranks") / "made.tiktoken"
+    file.write_bytes(b"\n".join(b64encode(token) + b" %d" % made[token] for token in made))
+    ours = from_ranks(file, {"<|end|>": end})
+    reference: Any = LLTokenizer  # its type stubs lack `from_tiktoken`
+    theirs = reference.from_tiktoken(
+        encoder=made, special_tokens={"": end}, pattern=O200K, eos_token=end
+    )
+    for text in texts:
+        assert ours.encode(text) == theirs.tokenize_str(text)
+
+
+@given(TEXTS)
+def test_a_text_in_parts_has_the_ids_of_the_whole(tmp_path_factory, text) -> None:
+    if len(_kept) < 3:
+        _made(tmp_path_factory)
+        _kept.append(from_folder(FOLDER))
+    for vocabulary in _kept:
+        whole = vocabulary.encode(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "PART", 3)
+            assert vocabulary.encode(text) == whole
+
+
+def test_a_vocabulary_that_joins_words_is_not_divided(tmp_path) -> None:
+    folder = folder_of(tmp_path)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    letters = byte_letters()
+    across = ["h" + letters[ord(" ")], letters[ord("\n")] + "h", "h1"]
+    described["model"]["vocab"].update({piece: 260 + n for n, piece in enumerate(across)})
+    described["added_tokens"] = []
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    joining = from_folder(folder)
+    assert joining._boundary is None
+    many = 3 * module.MAX_RUN
+    assert len(joining.encode("b" * many)) == many
+
+
+@pytest.mark.parametrize("kind", ["ranks", "folder"])
+@pytest.mark.parametrize("sign", ["-", "a", " ", "\n"])
+def test_a_run_without_words_has_a_limit(tmp_path, kind, sign) -> None:
+    vocabulary = ranks(tmp_path) if kind == "ranks" else from_folder(folder_of(tmp_path))
+    words = "some words " * 3_000
+    most = sign * module.MAX_RUN
+    told = words.strip() + "!" + most[1:] + "b" + words  # '!' keeps the run from the word before
+    back = b"".join(map(vocabulary.piece, vocabulary.encode(words + most[: -len(words) or None])))
+    assert back.decode() == words + most[: -len(words) or None]
+    with pytest.raises(FaultError, match="65536 characters in a row"):
+        vocabulary.encode(told + sign * module.MAX_RUN)

@@ -30,5 +30,6 @@ def verdict(grammar: Grammar, text: str, *controls: str) -> str:
         try:
             motion.accept([id])
         except FaultError:
-            return f"wrong after {bytes(i for i in said[:place] if i < 256).decode()[-30:]!r}"
+            before = bytes(i for i in said[:place] if i < 256).decode(errors="replace")
+            return f"wrong after {before[-30:]!r}"
     return "whole" if motion.accepting else "begun"

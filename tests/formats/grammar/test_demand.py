@@ -206,3 +206,26 @@ def test_operators_that_cost_without_bound_are_not_taken(grammar, taken) -> None
     with pytest.raises(FaultError, match="& and ~") as refused:
         lark("grammar", grammar)
     assert refused.value.fault.param == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"guided_regex": "a" * 16_385}, 16_384),
+        ({"guided_choice": ["a" * 131_072, "b" * 131_072]}, 262_144),
+        ({"guided_grammar": "start: " + " " * 65_536}, 65_536),
+        ({"guided_grammar": "\n".join(f'r{n}: "a:b"' for n in range(1_001))}, 1_000),
+        ({"guided_grammar": f'start: {"(" * 101}"a"{")" * 101}'}, 100),
+    ],
+)
+def test_what_is_too_large_is_refused_by_its_field(fields, most) -> None:
+    with pytest.raises(FaultError) as raised:
+        demand(chat(**fields))
+    fault = raised.value.fault
+    assert (fault.code, fault.param) == ("invalid_request", next(iter(fields)))
+    assert f"and {most} are the most here" in fault.message
+
+
+def test_brackets_in_texts_and_expressions_do_not_count() -> None:
+    text = f'start: "{"(" * 200}" /[(]{{200}}/ // {"(" * 200}'
+    assert lark("grammar", text).lark == text

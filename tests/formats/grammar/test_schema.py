@@ -108,3 +108,43 @@ def test_random_schemas_pass_and_mean_no_more_than_they_did() -> None:
 
 def test_a_format_that_is_no_text_is_an_annotation() -> None:
     assert enforceable({"format": {}}, "") == {}
+
+
+# ---- sizes ---------------------------------------------------------------------------------
+
+
+def _chain(count: int) -> dict[str, Any]:
+    steps = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**steps, f"d{count}": {}}}
+
+
+def _listed(count: int) -> dict[str, Any]:
+    return {f"p{n}": {} for n in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("place", "most", "more"),
+    [
+        (".items.enum", {"items": {"enum": [0] * 10_000}}, {"items": {"enum": [0] * 10_001}}),
+        (".anyOf", {"anyOf": [{}] * 1_000}, {"anyOf": [{}] * 1_001}),
+        (".pattern", {"pattern": "a" * 4_096}, {"pattern": "a" * 4_097}),
+        (".patternProperties", {"patternProperties": _listed(32)},
+         {"patternProperties": _listed(33)}),
+        (".properties", {"properties": _listed(400)}, {"properties": _listed(401)}),
+        (".properties", {"properties": _listed(2_000), "required": [*_listed(2_000)]},
+         {"properties": _listed(2_001), "required": [*_listed(2_000)]}),
+        (".multipleOf", {"multipleOf": 10_000}, {"multipleOf": 10_001}),
+        ("", _chain(199), _chain(201)),
+        ("", {"const": "a" * 262_000}, {"const": ["a" * 131_072, "a" * 131_072]}),
+    ],
+)  # fmt: skip
+def test_what_is_larger_than_the_most_is_refused_by_its_place(place, most, more) -> None:
+    assert enforceable(most, "schema")
+    with pytest.raises(FaultError) as raised:
+        enforceable(more, "schema")
+    assert raised.value.fault.param == f"schema{place}"
+
+
+def test_references_in_a_ring_are_followed_once() -> None:
+    ring = {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}
+    assert enforceable(ring, "schema") == ring

@@ -7,6 +7,8 @@ In a virtualenv of its own, as its dependencies are none of ours:
     PYTHONPATH=src:. TIKTOKEN_ENCODINGS_BASE=package/data \\
         oracle/bin/python tests/formats/harmony/record_oracle.py
 
+With a seed, cases are drawn with that and printed instead, as many as a second number says.
+
 Recorded is what the oracle does right. Left out: calls in prompts (it writes the recipient before
 the channel), descriptions of nested objects (it writes them twice), unions in arrays (it leaves
 out the parentheses), and its own rule for dropping analysis.
@@ -14,6 +16,7 @@ out the parentheses), and its own rule for dropping analysis.
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,8 @@ TYPES: tuple[dict[str, Any], ...] = (
 )
 CHANNELS = {"final_answer": "final", "commentary": "commentary"}
 encoding = reference.load_harmony_encoding("HarmonyGptOss")
-dice = random.Random(1)
+SEED, COUNT = (*map(int, sys.argv[1:]), 1, 40)[:2]
+dice = random.Random(SEED)
 
 
 def drawn_object(depth: int) -> dict[str, Any]:
@@ -116,9 +120,13 @@ def answer() -> dict[str, Any]:
     return {"text": text, "items": items}
 
 
-cases = [drawn_request() for _ in range(40)]
+cases = [drawn_request() for _ in range(COUNT)]
 rows = [json.dumps(case | {"prompt": prompt(case)}, ensure_ascii=False) for case in cases]
-answers = [json.dumps(answer(), ensure_ascii=False) for _ in range(30)]
-FILE.write_text(
+answers = [json.dumps(answer(), ensure_ascii=False) for _ in range(COUNT * 3 // 4)]
+text = (
     '{"prompts": [\n' + ",\n".join(rows) + '\n],\n"answers": [\n' + ",\n".join(answers) + "\n]}\n"
 )
+if sys.argv[1:]:
+    print(text)
+else:
+    FILE.write_text(text)

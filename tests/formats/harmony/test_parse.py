@@ -1,5 +1,7 @@
 """What a model writes in harmony, well or badly formed, and the items it becomes."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -320,6 +322,11 @@ ORACLE = cases(__file__, "oracle")
 
 @pytest.mark.parametrize("case", ORACLE["prompts"], ids=range(len(ORACLE["prompts"])))
 def test_prompt_is_that_of_openai_harmony(case) -> None:
+    assert rendered(case) == case["prompt"]
+
+
+def rendered(case: dict[str, Any]) -> str:
+    """Our prompt of a request."""
     messages = (Message(m["role"], m["text"], phase=m["phase"]) for m in case["messages"])
     request = Request(
         model="m",
@@ -328,10 +335,15 @@ def test_prompt_is_that_of_openai_harmony(case) -> None:
         instructions=case["instructions"],
         reasoning=ReasoningOptions(case["effort"]),
     )
-    assert HARMONY.render(request, Setting(case["today"])).text == case["prompt"]
+    return HARMONY.render(request, Setting(case["today"])).text
 
 
 @pytest.mark.parametrize("case", ORACLE["answers"], ids=range(len(ORACLE["answers"])))
 def test_answer_is_parsed_as_by_openai_harmony(case) -> None:
+    assert heard(case) == case["items"]
+
+
+def heard(case: dict[str, Any]) -> list[Any]:
+    """What we read in an answer."""
     parsed = parse(case["text"], Request(model="m", tools=(FunctionTool("f"),)))
-    assert [show(item) for item in parsed.items] == case["items"]
+    return [show(item) for item in parsed.items]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Paging, Retention
+from dragoman.stores.base import Paging
+from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.state.storing import Server, frames, identity, opened, storing

@@ -113,6 +113,67 @@ async def test_a_background_response_waits_for_its_turn() -> None:
     await app.close()
 
 
+class Held:
+    """A store that takes a segment of events when it is let, and says how many wait for that."""
+
+    def __init__(self, inside: Store) -> None:
+        self._inside = inside
+        self._places = asyncio.Semaphore(0)
+        self.waiting = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inside, name)
+
+    async def append(self, id: str, segment: LogSegment) -> None:
+        self.waiting.set()
+        await self._places.acquire()
+        self.waiting.clear()
+        await self._inside.append(id, segment)
+
+    def let(self, segments: int) -> None:
+        for _ in range(segments):
+            self._places.release()
+
+
+async def turns() -> None:
+    """Let everything go on that can."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_p22_nobody_sees_a_background_event_before_it_is_stored() -> None:
+    more, last = asyncio.Event(), asyncio.Event()
+    cues = (*OPENING, word("Hel"), more, word("lo"), last, *closing("Hello"))
+    held: Any = Held(MemoryStore())
+    async with storing(Stub(*cues), held) as server:
+        call = server.begin(stream=True, background=True)
+        answering = asyncio.create_task(call())
+        await held.waiting.wait()
+        (record,) = (await held.list_responses("", None, Paging())).items
+        other = server.reading(f"/resp_{record.id}?stream=true")
+        following = asyncio.create_task(other())
+        more.set()  # all but the end has come, and the first of it waits to be stored
+        await turns()
+        for each in (call, other):
+            assert b"output_item.added" not in each.body
+        held.let(1)
+        await held.waiting.wait()
+        for each in (call, other):
+            await each.until(lambda each=each: b'"Hel"' in each.body)
+        await turns()  # what came since waits to be stored
+        for each in (call, other):
+            assert b'"lo"' not in each.body
+        stored = [event for each in await held.log(record.id) for event in each.events]
+        assert word("Hel") in stored
+        assert word("lo") not in stored
+        held.let(9)
+        last.set()
+        await answering
+        await following
+        assert call.body == other.body
+        assert b"response.completed" in call.body
+
+
 async def test_background_needs_store(server: Server) -> None:
     call = await server.ask(background=True, store=False)
     assert (call.status, call.json["error"]["param"]) == (400, "background")

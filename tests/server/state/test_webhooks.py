@@ -107,7 +107,7 @@ async def test_unsubscribed_event_sends_no_webhook() -> None:
             await server.sdk.responses.create(model="stub", input="in the foreground")
             for run in tuple(server.memory.runs.live.values()):
                 await run.finished()
-            assert await server.memory.store.take_due(2e9 * 10, 0.0) == ()
+            assert await server.memory.store.take_due(box.url, 2e9 * 10, 0.0) == ()
 
 
 async def given_up(capsys: pytest.CaptureFixture[str]) -> str:
@@ -127,7 +127,7 @@ async def test_webhook_is_retried(tmp_path) -> None:
             came = [await box.came.get() for _ in range(3)]
             assert len({headers["webhook-id"] for headers, _ in came}) == 1
             assert len({data for _, data in came}) == 1
-            while await server.memory.store.take_due(0.0, 0.0):
+            while await server.memory.store.take_due(box.url, 0.0, 0.0):
                 await asyncio.sleep(0)
 
 
@@ -138,7 +138,7 @@ async def test_webhook_is_dropped_after_its_attempts(status, attempts, capsys) -
         said = await given_up(capsys)
         assert f"after {attempts} attempts: the receiver answered with status {status}" in said
         assert box.came.qsize() == attempts
-        assert await server.memory.store.take_due(2e10, 0.0) == ()
+        assert await server.memory.store.take_due(box.url, 2e10, 0.0) == ()
 
 
 async def test_webhook_to_a_private_address_is_not_sent(capsys) -> None:
@@ -180,29 +180,38 @@ async def test_webhook_is_sent_for_an_orphaned_run(tmp_path) -> None:
                 assert json.loads(data)["type"] == "response.failed"
 
 
-async def test_message_without_receiver_is_deleted() -> None:
-    class Outbox:
-        def __init__(self) -> None:
-            self.settled = asyncio.Event()
-            self.troubles = 1
+async def test_message_is_sent_when_its_store_works_again(monkeypatch) -> None:
+    async with inbox() as box, storing(Stub(), webhooks=telling(box.url)) as server:
+        store, troubles = server.memory.store, [StoreError("The disk is full."), None]
+        take_due = store.take_due
 
-        async def take_due(
-            self, now: float, until: float, most: int = 20
-        ) -> tuple[OutboxMessage, ...]:
-            if self.troubles:
-                self.troubles -= 1
-                raise StoreError("The disk is full.")
-            return (OutboxMessage(id="a", target="http://gone", body=b"", due=0.0),)
+        async def failing(*given: Any) -> Any:
+            if troubles and (trouble := troubles.pop(0)):
+                raise trouble
+            return await take_due(*given)
 
-        async def settle(self, id: str, due: float | None = None) -> None:
-            assert (id, due) == ("a", None)
-            self.settled.set()
+        monkeypatch.setattr(store, "take_due", failing)
+        await ask(server)
+        await box.came.get()
+        assert not troubles
 
-    outbox = Outbox()
-    sender = Sender(outbox, telling("http://other"))
-    sender.begin()
-    await outbox.settled.wait()
-    await sender.close()
+
+async def test_4e_07_slow_receiver_holds_up_no_other(monkeypatch) -> None:
+    monkeypatch.setattr(webhooks, "AT_ONCE", 3)
+    held: list[asyncio.StreamWriter] = []
+    slow = await asyncio.start_server(lambda reader, writer: held.append(writer), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}/"
+    async with inbox() as box, slow:
+        receivers = [*telling(url).receivers.values(), *telling(box.url).receivers.values()]
+        async with storing(Stub(), webhooks=Webhooks(receivers)) as server:
+            for _ in range(40):
+                await ask(server)
+            async with asyncio.timeout(20):
+                ids = [(await box.came.get())[0]["webhook-id"] for _ in range(40)]
+            assert len(set(ids)) == 40
+            assert 0 < len(held) <= 3
+        for writer in held:
+            writer.close()
 
 
 async def test_silent_webhook_receiver_times_out(monkeypatch, capsys) -> None:

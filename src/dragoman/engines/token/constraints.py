@@ -8,8 +8,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from dragoman.core.fold import Fold
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee
+from dragoman.engines.child import Child, ChildError, GivenUpError, Limits
 from dragoman.formats.format import Grammar, Marker
 from dragoman.formats.grammar.demand import (
     Body,
@@ -35,6 +37,8 @@ from dragoman.formats.grammar.demand import (
 )
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
+
+from .turns import began
 
 if TYPE_CHECKING:
     import llguidance
@@ -77,8 +81,13 @@ class Enforcer:
         """The guarantees that an answer can have."""
         return ("enforced",) if self._enforces else ("verified", "best-effort")
 
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        if self._compiler is not None:
+            self._compiler.close()
+
     def requirement(
-        self, request: Request, grammar: Grammar | None, ends: frozenset[int]
+        self, request: Request, grammar: Grammar | None, ends: frozenset[int], tenant: str = ""
     ) -> Requirement | None:
         """How to meet the demands of a request; None where it has none. `ends` end an answer.
 
@@ -96,8 +105,8 @@ class Enforcer:
         with self._lock:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._tokenizer)
-        self._compiler.constrain(grammar, ends)  # raises now what is wrong with it
-        return Requirement(partial(self._compiler.constrain, grammar, ends), asked)
+        compiled = self._compiler.compiled(grammar, ends, tenant)
+        return Requirement(compiled.state, asked)
 
 
 async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
@@ -185,78 +194,133 @@ def _byte_compiler() -> GrammarCompiler:
 
 # ---- llguidance ----------------------------------------------------------------------------
 
-MAX_COMPILED = 256
-"""Grammars that stay compiled, for each vocabulary."""
+MAX_SECONDS, MAX_MEMORY = 2, 512 * 1024 * 1024
+"""Seconds of the processor, and bytes of memory, that compiling one grammar may take."""
+MAX_TEXT = 1024 * 1024
+"""The most characters of one grammar: all schemas of a request together."""
+MAX_KEPT = 256 * 1024 * 1024
+"""Bytes of grammars that stay compiled, for each vocabulary."""
+PROBES = 8
+"""Tokens that a grammar is tried with: some are too large only after the first."""
 
 _NO_LOG = 0
+_LIMITED = ("ParserTooComplex", "LexerTooComplex")
+
+
+class Compiled(Struct, frozen=True):
+    """A compiled grammar, of which every sequence gets a copy."""
+
+    matcher: llguidance.LLMatcher
+    size: int
+    weight: int
+
+    def state(self) -> GrammarState:
+        return GrammarState(self.matcher.deep_copy(), self.size)
 
 
 class GrammarCompiler:
     """Compiles grammars over one vocabulary; from any thread.
 
-    Building it reads the whole vocabulary (about a second for 200,000 tokens), so keep it.
+    Each is tried in a process of its own first: some take minutes, gigabytes, or the process with
+    them. Building it reads the whole vocabulary (about a second for 200,000 tokens), so keep it.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
     >>> compiler = GrammarCompiler(ByteTokenizer())
     >>> state = compiler.constrain(Grammar('start: "yes" | "no"'))
     >>> state.accept(b"n"); bytes(state.forced())
     b'o'
+    >>> compiler.close()
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        import llguidance
-
         self._controls = dict(tokenizer.controls)
-        self._size = tokenizer.size
-        wrapped = llguidance.TokenizerWrapper(_LLGuidanceVocabulary(tokenizer))
-        self._tokens = llguidance.LLTokenizer(wrapped)
-        self._compiled: OrderedDict[tuple[Grammar, frozenset[int]], llguidance.LLMatcher]
-        self._compiled = OrderedDict()
+        self._size = size = tokenizer.size
+        # One more token for the end, which no model writes.
+        pieces = [*map(tokenizer.piece, range(size)), b"<never>"]
+        special = [*tokenizer.controls.values(), size]
+        self._tokens = _llguidance_tokens(pieces, special, tokenizer.encode)
+        self._child = Child(f"{__name__}:try_grammars", msgspec.msgpack.encode((pieces, special)))
+        self._kept: dict[str, OrderedDict[tuple[Grammar, frozenset[int]], Compiled]] = {}
         self._lock = threading.Lock()
 
-    def constrain(self, grammar: Grammar, ends: frozenset[int] = frozenset()) -> GrammarState:
-        """A grammar in its initial state. `ends` are ids that end an answer where the grammar names
-        no token for it that is in the vocabulary.
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        self._child.close()
 
-        Raises FaultError, naming the field that demanded it, for what is no grammar.
+    def constrain(self, grammar: Grammar, ends: frozenset[int] = frozenset()) -> GrammarState:
+        """A grammar in its initial state; see `compiled`."""
+        return self.compiled(grammar, ends).state()
+
+    def compiled(
+        self, grammar: Grammar, ends: frozenset[int] = frozenset(), tenant: str = ""
+    ) -> Compiled:
+        """A compiled grammar. `ends` are ids that end an answer where the grammar names no token
+        for it that is in the vocabulary.
+
+        Raises FaultError, naming the field that demanded it, for what is no grammar, or too large.
         """
         key = (grammar, ends)
         with self._lock:
-            matcher = self._compiled.get(key)
-            if matcher is None:
-                matcher = self._compile(grammar, ends)
-                self._compiled[key] = matcher
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(key)
-            return GrammarState(matcher.deep_copy(), self._size)
+            kept = self._kept.get(tenant)
+            if kept is not None and key in kept:
+                kept.move_to_end(key)
+                return kept[key]
+        given, weight = self._tried(grammar, ends)
+        matcher = _matcher(self._tokens, given)
+        matcher.compute_bitmask()  # computed once, copies share it: else the model waits
+        found = Compiled(matcher, self._size, weight)
+        with self._lock:
+            self._kept.setdefault(tenant, OrderedDict())[key] = found
+            self._drop()
+        return found
 
-    def _compile(self, grammar: Grammar, ends: frozenset[int]) -> llguidance.LLMatcher:
+    def _drop(self) -> None:
+        """Drop what is over the limit, of the tenant that has most of it and longest unused."""
+        weights = {
+            tenant: sum(each.weight for each in kept.values())
+            for tenant, kept in self._kept.items()
+        }
+        while sum(weights.values()) > MAX_KEPT:
+            largest = max(weights, key=weights.__getitem__)
+            weights[largest] -= self._kept[largest].popitem(last=False)[1].weight
+            if not self._kept[largest]:
+                del self._kept[largest], weights[largest]
+
+    def _tried(self, grammar: Grammar, ends: frozenset[int]) -> tuple[str, int]:
+        """The grammar as llguidance takes it, and the bytes it takes compiled. Raises FaultError
+        where a child could not compile it."""
         rules = "\n".join((grammar.lark, *self._markers(grammar.markers, ends)))
-        matcher = self._matcher(rules, grammar.inner)
-        if not matcher.is_error():
-            return matcher
+        whole = _given(rules, grammar.inner)
+        only = grammar.parts[0][0] if len(grammar.parts) == 1 else None
+        if len(whole) > MAX_TEXT:
+            problem = f"has {len(whole)} characters in all, and {MAX_TEXT} are the most here"
+            raise FaultError(bad_request(f"The grammar of the answer {problem}", only))
         lines = {line.partition(":")[0]: line for line in grammar.lark.splitlines()}
-        for param, expression in grammar.parts:  # which demand is at fault?
-            part = f"start: {expression}\n{lines.get(expression, '')}"
-            inner = [each for each in grammar.inner if expression == f"@{each[0]}"]
-            alone = self._matcher(part, inner)
-            if alone.is_error():
-                raise FaultError(bad_request(_error_text(alone.get_error()), param))
-        raise FaultError(
-            bad_request(f"The demands on the answer: {_error_text(matcher.get_error())}")
-        )
-
-    def _matcher(self, lark: str, inner: Sequence[tuple[str, str]]) -> llguidance.LLMatcher:
-        import llguidance
-
-        grammars = [{"name": name, "lark_grammar": text} for name, text in (("top", lark), *inner)]
-        given = json.dumps({"grammars": grammars})
-        matcher = llguidance.LLMatcher(self._tokens, given, log_level=_NO_LOG)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # computed once, copies share it: else the model waits
-        return matcher
+        parts = [  # which demand is at fault?
+            (
+                param,
+                _given(
+                    f"start: {expression}\n{lines.get(expression, '')}",
+                    [each for each in grammar.inner if expression == f"@{each[0]}"],
+                ),
+            )
+            for param, expression in grammar.parts
+        ]
+        try:
+            message = msgspec.msgpack.encode([(None, whole), *parts])
+            answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY), began)
+        except (GivenUpError, ChildError) as error:
+            problem = (
+                f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB to compile. "
+                "Make it smaller: fewer alternatives, patterns and repetitions"
+            )
+            raise FaultError(bad_request(f"The grammar of the answer {problem}", only)) from error
+        param, problem, weight = msgspec.msgpack.decode(answer, type=tuple[str | None, str, int])
+        if problem and param is None:
+            problem = f"The demands on the answer: {problem}"
+        if problem:
+            raise FaultError(bad_request(problem, param))
+        return whole, weight
 
     def _markers(self, markers: Sequence[Marker], ends: frozenset[int]) -> Iterator[str]:
         """The rules of the markers, as this vocabulary has them."""
@@ -287,9 +351,7 @@ class GrammarState:
         import numpy as np
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if self._matcher.is_error():
-            problem = _error_text(self._matcher.get_error())
-            raise FaultError(bad_request(f"The demands on the answer are too large: {problem}"))
+        self._check()
         barred = np.unpackbits(~bits, count=self._size, bitorder="little").view(np.bool_)
         np.copyto(logits[: self._size], -np.inf, where=barred)
         logits[self._size :] = -np.inf  # padding rows of the network
@@ -317,25 +379,96 @@ class GrammarState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            problem = f"The grammar lost its way: {_error_text(self._matcher.get_error())}"
-            raise FaultError(Fault("internal", problem))
+            problem = _error_text(self._matcher.get_error())
+            if self._matcher.stop_reason() in _LIMITED or "too many" in problem.lower():
+                raise FaultError(bad_request(f"The demands on the answer are too large: {problem}"))
+            raise FaultError(Fault("internal", f"The grammar lost its way: {problem}"))
 
 
-class _LLGuidanceVocabulary:
-    """A tokenizer as llguidance's `TokenizerWrapper` takes it, with one more token for the end,
-    which no model writes."""
+def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
+    """What tries grammars in a child, with some tokens: the first of them, and the others, which
+    are its parts. Gives the field and the problem, and the bytes it took."""
+    pieces, special = msgspec.msgpack.decode(setup, type=tuple[list[bytes], list[int]])
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    single = [ids.get(bytes([value]), 0) for value in range(256)]
+    tokens = _llguidance_tokens(pieces, special, lambda text: [single[v] for v in text.encode()])
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        size = tokenizer.size
-        self.eos_token_id = size
-        self.bos_token_id = None
-        self.tokens = [tokenizer.piece(id) for id in range(size)] + [b"<never>"]
-        self.special_token_ids = [*tokenizer.controls.values(), size]
+    def answer(message: bytes) -> bytes:
+        (_, whole), *parts = msgspec.msgpack.decode(message, type=list[tuple[str | None, str]])
+        _problem(tokens, _given('start: "a"', ()))  # what any grammar takes is not its weight
+        before = _resident()
+        problem = _problem(tokens, whole)
+        weight = max(_resident() - before, 4 * len(whole))
+        # Each alone too: much may come before it, which the few tokens do not get past.
+        found = ((param, _problem(tokens, given)) for param, given in parts)
+        at, problem = next((each for each in found if each[1]), (None, problem))
+        return msgspec.msgpack.encode((at, problem, weight))
+
+    return answer
+
+
+def _problem(tokens: llguidance.LLTokenizer, given: str) -> str:
+    """What is wrong with a grammar, or turns out to be within some tokens; empty if nothing."""
+    matcher = _matcher(tokens, given)
+    for step in range(PROBES):
+        mask = matcher.compute_bitmask()
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = [at * 8 + bit for at, bits in enumerate(mask) if bits for bit in _BITS[bits]]
+        if not allowed or not matcher.consume_token(allowed[step * 7919 % len(allowed)]):
+            break
+    return _error_text(matcher.get_error()) if matcher.is_error() else ""
+
+
+_BITS = [[bit for bit in range(8) if bits >> bit & 1] for bits in range(256)]
+
+
+def _resident() -> int:
+    """Bytes of memory of this process, where the system tells."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+def _given(lark: str, inner: Sequence[tuple[str, str]]) -> str:
+    """A grammar and those it uses, as llguidance takes them."""
+    grammars = [{"name": name, "lark_grammar": text} for name, text in (("top", lark), *inner)]
+    return json.dumps({"grammars": grammars})
+
+
+def _matcher(tokens: llguidance.LLTokenizer, given: str) -> llguidance.LLMatcher:
+    import llguidance
+
+    limits = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000)
+    return llguidance.LLMatcher(tokens, given, log_level=_NO_LOG, limits=limits)
+
+
+def _llguidance_tokens(
+    pieces: list[bytes], special: list[int], encode: Callable[[str], Sequence[int]]
+) -> llguidance.LLTokenizer:
+    import llguidance
+
+    vocabulary = _LLGuidanceVocabulary(pieces, special, encode)
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
+
+
+class _LLGuidanceVocabulary(Struct):
+    """A vocabulary as llguidance's `TokenizerWrapper` takes it. The last token is the end."""
+
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    encode: Callable[[str], Sequence[int]]
+    bos_token_id: None = None
+
+    @property
+    def eos_token_id(self) -> int:
+        return len(self.tokens) - 1
 
     def __call__(self, text: str | bytes) -> list[int]:
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return list(self._tokenizer.encode(text))
+        return list(
+            self.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+        )
 
 
 def _error_text(error: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -25,7 +24,8 @@ from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
-from dragoman.formats.format import PLAIN, Format, Parser, Setting
+from dragoman.engines.find_format import dated
+from dragoman.formats.format import Format, Parser, Setting
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
@@ -33,6 +33,7 @@ from .constraints import Batches, Enforcer, Requirement, with_guarantee
 from .next_token import NextTokenModel, StreamModel
 from .scheduler import Scheduler
 from .source import Job, NewTokens, ScoringModel
+from .turns import Turns
 
 _utf8 = getincrementaldecoder("utf-8")
 
@@ -313,7 +314,7 @@ class TokenEngine:
     - `tokenizer` is its vocabulary; `ends` are ids, or control tokens by their text, that end every
       answer beside those of the format.
     - `setting` is what prompts say beside the request (a function is called each time: the date
-      changes).
+      changes); by default today's date, where the format has a place for it.
     - `max_tokens` is the limit where the request sets none and the model has no context.
     - `concurrency` sequences run at a time, and `queue` more may wait; beyond that requests are
       refused as `overloaded`.
@@ -329,7 +330,7 @@ class TokenEngine:
         *,
         name: str = "local",
         description: str | None = None,
-        setting: Setting | Callable[[], Setting] = PLAIN,
+        setting: Setting | Callable[[], Setting] | None = None,
         max_tokens: int = MAX_TOKENS,
         ends: Iterable[int | str] = (),
         concurrency: int | None = None,
@@ -344,12 +345,13 @@ class TokenEngine:
         self.tokenizer = tokenizer
         self.context = model.context
         self._created = now()
-        self._setting = setting
+        self._setting = dated() if setting is None else setting
         self._max_tokens = max_tokens
         controls = tokenizer.controls
         self._ends = frozenset(controls[end] if isinstance(end, str) else end for end in ends)
         self._enforcer = Enforcer(tokenizer, scores=scores)
         self._scores = scores
+        self._turns = Turns()
         self._source: Scheduler | StreamModel
         if isinstance(model, StreamModel):
             self._source = model
@@ -361,7 +363,7 @@ class TokenEngine:
         self._honoured: frozenset[str] | None = getattr(model, "honoured", None)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        return self._answer(partial(self._planned, request, caller.wire))
+        return self._answer(partial(self._planned, request, caller))
 
     def complete(
         self,
@@ -372,11 +374,12 @@ class TokenEngine:
         echo: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """Continue a raw prompt, a text or ids; the answer is text as it stands."""
-        return self._answer(partial(asyncio.to_thread, self._raw_plan, prompt, request, echo))
+        plan = partial(self._raw_plan, prompt, request, echo)
+        return self._answer(partial(self._turns.run, caller.tenant, plan))
 
     async def count(self, request: Request) -> int:
         """The number of tokens in a request's prompt. Raises FaultError."""
-        return len((await _off_loop_if_slow(self._lowered, request))[2])
+        return len((await self._off_loop_if_slow("", self._lowered, request))[2])
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         extra = {
@@ -394,6 +397,8 @@ class TokenEngine:
     async def close(self) -> None:
         """Fail what is running, and end the model's thread."""
         await self._source.close()
+        self._turns.close()
+        self._enforcer.close()
 
     def _token(self, id: int) -> Token:
         piece = self.tokenizer.piece(id)
@@ -432,14 +437,15 @@ class TokenEngine:
 
     # ---- planning ------------------------------------------------------------------------
 
-    async def _planned(self, request: Request, wire: str | None) -> Plan:
+    async def _planned(self, request: Request, caller: Caller) -> Plan:
         """The plan of a request, with its fields named as on the caller's wire. Raises
         FaultError."""
         try:
-            plan = await _off_loop_if_slow(self._plan, request)
+            work = partial(self._plan, tenant=caller.tenant)
+            plan = await self._off_loop_if_slow(caller.tenant, work, request)
         except FaultError as error:
-            raise FaultError(spell_fault(error.fault, request, wire)) from error
-        return replace(plan, losses=spell_losses(plan.losses, request, wire))
+            raise FaultError(spell_fault(error.fault, request, caller.wire)) from error
+        return replace(plan, losses=spell_losses(plan.losses, request, caller.wire))
 
     def _lowered(self, request: Request) -> tuple[Lowered, Prompt, list[int]]:
         """The request in terms of the format, its prompt, and the prompt's ids."""
@@ -449,15 +455,30 @@ class TokenEngine:
             prompt = self.format.render(lowered.request, setting)
         except FaultError as error:
             raise FaultError(lowered.client_fault(error.fault)) from error
+        size = sum(len(p) if isinstance(p, str) else 1 for p in prompt.pieces)
+        self._check_size(size, request)
         return lowered, prompt, prompt.ids(self.tokenizer)
 
-    def _plan(self, request: Request) -> Plan:
+    def _check_size(self, characters: int, request: Request) -> None:
+        """Raises FaultError for a prompt that must be too long, before it is encoded."""
+        context = self.context
+        if context is None or characters <= 4 * context:
+            return
+        if characters >= context * self._longest_token:
+            raise FaultError(_too_long(f"more than {context}", context, request))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(len(self.tokenizer.piece(id)) for id in range(self.tokenizer.size))
+
+    def _plan(self, request: Request, tenant: str = "") -> Plan:
         lowered, prompt, ids = self._lowered(request)
         asked = lowered.request
         ends, markers = self._ends_of(asked)
         jobs = self._jobs(ids, asked, ends)
         try:
-            requirement = self._enforcer.requirement(asked, self.format.grammar(asked), ends)
+            grammar = self.format.grammar(asked)
+            requirement = self._enforcer.requirement(asked, grammar, ends, tenant)
         except FaultError as error:
             raise FaultError(lowered.client_fault(error.fault)) from error
         losses = [*lowered.losses, *lowered.client_losses(prompt.losses)]
@@ -480,6 +501,7 @@ class TokenEngine:
         )
 
     def _raw_plan(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
+        self._check_size(len(prompt), request)
         ids = raw_ids(prompt, self.tokenizer)
         for id in ids:
             if not 0 <= id < self.tokenizer.size:
@@ -525,14 +547,7 @@ class TokenEngine:
         limit = self._max_tokens if asked is None else asked
         if context is not None:
             if len(ids) >= context:
-                problem = (
-                    f"The prompt has {len(ids)} tokens, instructions and tools included, and the "
-                    f"model {request.model!r} has a context of {context} tokens, of which at least "
-                    "one must be left for the answer. Shorten the conversation, or ask a model "
-                    "with a larger context."
-                )
-                code = "context_length_exceeded"
-                raise FaultError(Fault("invalid_request", problem, "client", upstream_code=code))
+                raise FaultError(_too_long(f"{len(ids)}", context, request))
             left = context - len(ids)
             limit = left if asked is None else min(asked, left)
         count = 1 if sampling.n is None else sampling.n
@@ -551,6 +566,20 @@ class TokenEngine:
         seeds = range(sampling.seed, sampling.seed + count)
         return tuple(replace(job, sampling=replace(sampling, seed=seed)) for seed in seeds)
 
+    async def _off_loop_if_slow(
+        self, tenant: str, work: Callable[[Request], Done], request: Request
+    ) -> Done:
+        """Run on a thread what may take longer than some microseconds."""
+        room = -1 if request.tools or default_guarantee(request) else _QUICK
+        for item in request.items:
+            if not isinstance(item, Message) or not isinstance(item.content, str):
+                room = -1
+                break
+            room -= len(item.content) + 100
+        if room > 0:
+            return work(request)
+        return await self._turns.run(tenant, partial(work, request))
+
     def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
         """The sampling fields that the model ignores."""
         if self._honoured is None:
@@ -560,11 +589,10 @@ class TokenEngine:
         return tuple(Loss(name, "dropped", why) for name in asked if name not in self._honoured)
 
 
-async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -> Done:
-    """Run in a thread what may take longer than some microseconds."""
-    room = -1 if request.tools or default_guarantee(request) else _QUICK
-    for item in request.items:
-        if not isinstance(item, Message) or not isinstance(item.content, str):
-            return await asyncio.to_thread(work, request)
-        room -= len(item.content) + 100
-    return work(request) if room > 0 else await asyncio.to_thread(work, request)
+def _too_long(count: str, context: int, request: Request) -> Fault:
+    problem = (
+        f"The prompt has {count} tokens, instructions and tools included, and the model "
+        f"{request.model!r} has a context of {context} tokens, of which at least one must be left "
+        "for the answer. Shorten the conversation, or ask a model with a larger context."
+    )
+    return Fault("invalid_request", problem, "client", upstream_code="context_length_exceeded")

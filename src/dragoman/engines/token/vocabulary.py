@@ -6,9 +6,10 @@ Needs llguidance, of the `local` extra, whose tokenizer encodes.
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,22 @@ except ImportError as error:
     raise ImportError(
         "Vocabularies of files need llguidance: pip install 'dragoman[local]'.", name=error.name
     ) from error
+
+from dragoman.core.error import FaultError, bad_request
+
+PART = 16_384
+"""Characters encoded at a time: encoding holds the interpreter, and others wait (about 15 ms)."""
+MAX_RUN = 65_536
+"""The most characters of a prompt without a place to divide them, such as a space before a letter:
+repeated signs and white space, mostly."""
+
+_BOUNDARIES = (
+    (r"(?<=[A-Za-z])(?= [A-Za-z])", rb"[A-Za-z] "),
+    (r"(?<=\S\n)(?=[^\W\d_])", rb"\n[A-Za-z\x80-\xff]"),
+    (r"(?<=[A-Za-z])(?=[0-9])", rb"[A-Za-z][0-9]"),
+)
+"""Where a text may be divided, and what no token may then have in it."""
+_PROBE = "One two\nthree 4 five6\n\nSeven"
 
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _WORDS = (
@@ -72,8 +89,51 @@ class Vocabulary:
         self.piece = lru_cache(maxsize=None)(self._piece)
 
     def encode(self, text: str) -> Sequence[int]:
-        ids: Sequence[int] = self._plain.tokenize_str(text.encode("utf-8", "replace").decode())
+        """The ids of ordinary text. Raises FaultError for a run of more than `MAX_RUN` characters
+        that cannot be divided."""
+        text = text.encode("utf-8", "replace").decode()
+        if len(text) <= PART:
+            return self._encode(text)
+        return [id for part in self._parts(text) for id in self._encode(part)]
+
+    def _encode(self, text: str) -> Sequence[int]:
+        ids: Sequence[int] = self._plain.tokenize_str(text)
         return [self._moved.get(id, id) for id in ids] if self._moved else ids
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """The text in parts whose ids together are those of the whole."""
+        boundary = self._boundary
+        if boundary is None:
+            yield text
+            return
+        start = last = 0
+        for found in boundary.finditer(text):
+            if found.start() - start > PART and last > start:
+                yield text[start:last]
+                start = last
+            last = found.start()
+            if last - start > MAX_RUN:
+                break
+        for end in (last, len(text)) if len(text) - start > PART else (len(text),):
+            if end - start > MAX_RUN:
+                problem = (
+                    f"The prompt has more than {MAX_RUN} characters in a row in which no word "
+                    "begins (repeated signs or white space): shorten them."
+                )
+                raise FaultError(bad_request(problem))
+            yield text[start:end]
+            start = end
+
+    @cached_property
+    def _boundary(self) -> re.Pattern[str] | None:
+        """Where texts may be divided; None in a vocabulary that joins words, or marks the beginning
+        of a text."""
+        pieces = b"\0".join(map(self.piece, range(self.size)))
+        kinds = [place for place, across in _BOUNDARIES if not re.search(across, pieces)]
+        pattern = re.compile("|".join(kinds) or "(?!)")
+        parts = re.split(pattern, _PROBE)
+        divided = [id for part in parts for id in self._encode(part)]
+        return pattern if len(parts) > 1 and divided == self._encode(_PROBE) else None
 
     def _piece(self, id: int) -> bytes:
         if (text := self._texts.get(id)) is not None:
@@ -126,11 +186,50 @@ def from_ranks(
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: no token and rank") from error
     last = max((*ranks.values(), *controls.values()))
-    made: Any = LLTokenizer  # its type stubs lack `from_tiktoken`
-    tokenizer = made.from_tiktoken(  # it requires one control token: an empty text
-        encoder=ranks, special_tokens={"": last + 1}, pattern=pattern, eos_token=last + 1
-    )
+    tokenizer = LLTokenizer(msgspec.json.encode(_byte_pairs(ranks, pattern)).decode())
     return Vocabulary(tokenizer, max(size, last + 1), controls, ends)
+
+
+def _byte_pairs(ranks: Mapping[bytes, int], pattern: str) -> dict[str, Any]:
+    """Ranks as a `tokenizer.json`, whose encoder takes time in proportion to the text. (The one
+    for ranks takes its square where no word begins: minutes for a page of dashes.)"""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (value for value in range(256) if value not in printed)
+    letters = {value: value for value in printed} | {v: 256 + n for n, v in enumerate(others)}
+    names = {token: token.decode("latin-1").translate(letters) for token in ranks}
+    bytewise = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{**split, "invert": False}, {"type": "ByteLevel", **bytewise}],
+        },
+        "decoder": {"type": "ByteLevel", **bytewise},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,
+            "vocab": {names[token]: rank for token, rank in ranks.items()},
+            "merges": list(_merges(ranks, names)),
+        },
+    }
+
+
+def _merges(ranks: Mapping[bytes, int], names: Mapping[bytes, str]) -> Iterator[tuple[str, str]]:
+    """The pairs that become a token, by its rank: every way to divide it into two.
+
+    Of two ways that meet in a text (`aba` of `ab a ba`), the left one comes first there: its first
+    half is what the other ends with.
+    """
+    for token in sorted(ranks, key=ranks.__getitem__):
+        size = len(token)
+        for short in range(1, size // 2 + 1):
+            overlap = token.startswith(token[-short:])
+            for at in sorted({short, size - short}, reverse=overlap):
+                left, right = names.get(token[:at]), names.get(token[at:])
+                if left is not None and right is not None:
+                    yield left, right
 
 
 def _ends(folder: Path, controls: Mapping[str, int]) -> frozenset[int]:

@@ -58,15 +58,47 @@ _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]
 """What is no operator in a grammar: strings, expressions, comments."""
 
 
+_RULE = re.compile(r"^[ \t]*[!?]?[A-Za-z_][\w.-]*[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:", re.M)
+MAX_REGEX, MAX_LARK, MAX_CHOICES = 16_384, 65_536, 262_144
+"""The most characters of a regular expression, a grammar, and all choices together."""
+MAX_RULES, MAX_NESTED = 1_000, 100
+"""The most rules of a grammar, and brackets in one another: both take stack of the compiler."""
+
+
+def _check_size(param: str, what: str, size: int, most: int) -> None:
+    if size > most:
+        raise FaultError(bad_request(f"has {size} {what}, and {most} are the most here", param))
+
+
+def regex(param: str, pattern: str) -> Regex:
+    """A client's regular expression. Raises FaultError for one that is too long."""
+    _check_size(param, "characters", len(pattern), MAX_REGEX)
+    return Regex(param, pattern)
+
+
+def choice(param: str, texts: Sequence[str]) -> Choice:
+    """A client's choices. Raises FaultError where they are too long together."""
+    _check_size(param, "characters", sum(map(len, texts)) + len(texts), MAX_CHOICES)
+    return Choice(param, tuple(texts))
+
+
 def lark(param: str, text: str) -> Lark:
-    """A client's grammar. Raises FaultError for the operators `&` and `~`: a few of them keep
-    llguidance's compiler busy for minutes, and every other request waits.
+    """A client's grammar. Raises FaultError for one that is too large, and for the operators `&`
+    and `~`: a few of them keep llguidance's compiler busy for minutes.
 
     >>> lark("grammar", 'start: "a & b" /x&/').lark
     'start: "a & b" /x&/'
     """
-    if re.search(r"[&~]", _LITERALS.sub("", text)):
+    _check_size(param, "characters", len(text), MAX_LARK)
+    bare = _LITERALS.sub("", text)
+    if re.search(r"[&~]", bare):
         raise FaultError(unsupported("the operators & and ~ are not taken from a request", param))
+    _check_size(param, "rules", len(_RULE.findall(bare)), MAX_RULES)
+    depth = deepest = 0
+    for bracket in re.findall(r"[()\[\]{}]", bare):
+        depth += 1 if bracket in "([{" else -1
+        deepest = max(deepest, depth)
+    _check_size(param, "levels of brackets", deepest, MAX_NESTED)
     return Lark(param, text)
 
 
@@ -119,11 +151,11 @@ def _members(given: dict[str, JSON], where: str) -> Iterator[Whole]:
 def _body(kind: str, value: JSON, param: str) -> Whole:
     match kind, value:
         case "regex", str(pattern):
-            return Regex(param, pattern)
+            return regex(param, pattern)
         case "lark", str(text):
             return lark(param, text)
         case "choice", list(texts) if texts and all(isinstance(text, str) for text in texts):
-            return Choice(param, tuple(texts))
+            return choice(param, texts)
         case "json", dict(schema):
             return JSONBody(param, enforceable(schema, param))
         case _:
@@ -219,7 +251,7 @@ def _allowed(tool: FunctionTool | CustomTool, group: str | None, field: str) -> 
             case None:
                 body = Anything()
             case "regex":
-                body = Regex(param, text)
+                body = regex(param, text)
             case "lark":
                 body = lark(param, text)
             case other:

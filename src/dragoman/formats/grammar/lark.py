@@ -93,7 +93,8 @@ class Writer:
             case Regex():
                 made = self.rule("REGEX", f"/{_slashed(body.pattern)}/{_barred(without)}")
             case Choice():
-                made = self.rule("choice", self.any_of(map(self.text, body.texts)))
+                # A terminal: alternatives of rules are tried one by one at every token.
+                made = self.rule("CHOICE", self.any_of(map(self.text, body.texts)))
             case _:
                 name = f"inner_{len(self._inner) + 1}"
                 self._inner.append((name, body.lark))

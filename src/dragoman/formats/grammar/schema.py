@@ -72,6 +72,27 @@ _FORMATS_NOT_ENFORCED = frozenset(
     {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"}
     | {"json-pointer", "relative-json-pointer", "regex"}
 )
+MAX_CHARACTERS = 262_144
+"""The most characters of a schema's keys and texts, and of its other values one each."""
+MAX_REFERENCES = 200
+"""The most references that lead from one to the next: each takes stack of the compiler."""
+MAX_OPTIONAL = 400
+"""The most optional properties of an object: any of them may come next, at each token."""
+MAX_STEP = 10_000
+"""The greatest `multipleOf`: so many remainders are told apart."""
+MAX_ENTRIES = {
+    "enum": 10_000,
+    "anyOf": 1_000,
+    "oneOf": 1_000,
+    "allOf": 100,
+    "prefixItems": 1_000,
+    "properties": 2_000,
+    "patternProperties": 32,
+    "pattern": 4_096,
+    "required": 2_000,
+}
+"""How many values, alternatives, properties or characters a keyword may have. Beyond these,
+compiling takes seconds and every token of the answer long."""
 _WITHOUT_EFFECT = (("uniqueItems", False), ("unevaluatedProperties", True))
 _OPEN = frozenset({"additionalProperties", "patternProperties"})
 """Keywords that say which other properties an object may have."""
@@ -87,6 +108,8 @@ def enforceable(schema: Mapping[str, JSON], param: str) -> dict[str, JSON]:
     >>> enforceable({"properties": {"a": {}}, "minItems": 1}, "format.schema")
     {'properties': {'a': {}}, 'minItems': 1, 'additionalProperties': False}
     """
+    if (problem := _too_large(schema)) is not None:
+        raise FaultError(bad_request(problem, param))
     losses: list[tuple[str, str]] = []  # the place of what is lost, and why
     fitted = _fitted(dict(schema), "", losses, bound=not _joins(dict(schema)))
     if losses:
@@ -109,17 +132,27 @@ def _fitted(
     fitted: dict[str, JSON] = {}
     for keyword, value in schema.items():
         where = f"{place}.{keyword}" if place else keyword
-        if keyword in NOT_ENFORCED:
+        most = MAX_ENTRIES.get(keyword)
+        if most is not None and isinstance(value, list | dict | str) and len(value) > most:
+            losses.append((where, f"has {len(value)} entries, and {most} are the most here"))
+        elif keyword in NOT_ENFORCED:
             if (keyword, value) not in _WITHOUT_EFFECT:
                 losses.append((where, "cannot be enforced"))
         elif keyword == "minProperties" and value not in (0, 1):
             # nothing stops a model from repeating a property
             losses.append((where, "cannot be enforced"))
+        elif keyword == "multipleOf" and isinstance(value, int) and value > MAX_STEP:
+            losses.append((where, f"is {value}, and {MAX_STEP} is the most here"))
         elif keyword == "format" and str(value) not in FORMATS:
             if str(value) in _FORMATS_NOT_ENFORCED:
                 losses.append((where, f"{value} cannot be enforced"))
         elif keyword in _MAP and isinstance(value, dict):
             fitted[keyword] = {name: fit(each, f"{where}.{name}") for name, each in value.items()}
+            must = schema.get("required")
+            optional = len(value) - len(must if isinstance(must, list) else ())
+            if keyword == "properties" and optional > MAX_OPTIONAL:
+                problem = f"has {optional} that are optional, and {MAX_OPTIONAL} are the most here"
+                losses.append((where, problem))
         elif keyword in _LIST and isinstance(value, list):
             fitted[keyword] = [fit(each, f"{where}[{n}]") for n, each in enumerate(value)]
         elif keyword in _ONE:
@@ -129,6 +162,33 @@ def _fitted(
     if bound and fitted.get("properties") and not fitted.keys() & _OPEN:
         fitted["additionalProperties"] = False
     return fitted
+
+
+def _too_large(schema: Mapping[str, JSON]) -> str | None:
+    """What is wrong with the size of a schema, if anything. References are followed in the order of
+    the compiler, each once."""
+    room, followed = MAX_CHARACTERS, {"#"}
+    waiting: list[tuple[JSON, int]] = [(dict(schema), 0)]
+    while waiting:
+        value, chain = waiting.pop()
+        match value:
+            case dict():
+                room -= sum(map(len, value))
+                waiting.extend((each, chain) for each in value.values())
+                target = value.get("$ref")
+                if isinstance(target, str) and target not in followed:
+                    followed.add(target)
+                    waiting.append((find(dict(schema), target), chain + 1))
+            case list():
+                waiting.extend((each, chain) for each in value)
+            case str():
+                room -= len(value)
+        room -= 1
+        if room < 0:
+            return f"is too large: {MAX_CHARACTERS} characters are the most of a schema"
+        if chain > MAX_REFERENCES:
+            return f"follows more than {MAX_REFERENCES} references, one from the next"
+    return None
 
 
 def _joins(schema: JSON) -> bool:

@@ -76,6 +76,7 @@ class Harmony:
     """
 
     name = "harmony"
+    controls = parse.CONTROLS
     limits = UpstreamLimits(hosted_tools=False)
     """It has namespaces and free-text tools; its built-in tools cannot be run here."""
 

@@ -27,7 +27,8 @@ CALL = "<|call|>"
 END_OF_TEXT = "<|endoftext|>"
 
 _ENDS = frozenset((END, RETURN, CALL, END_OF_TEXT))
-_SPECIAL_TOKENS = Marks((START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS, "<|startoftext|>"))
+CONTROLS = (START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS, "<|startoftext|>")
+_SPECIAL_TOKENS = Marks(CONTROLS)
 
 COMMENTARY_PHASE = "commentary"
 FINAL_PHASE = "final_answer"

@@ -38,6 +38,7 @@ class Markup:
     def __init__(self, profile: Profile | str) -> None:
         self.profile = BY_NAME[profile] if isinstance(profile, str) else profile
         self.name = self.profile.name
+        self.controls = frozenset((*self.profile.controls, *self.profile.ends))
         self._prepared: (
             tuple[Tokenizer | None, TokenTable | None, dict[bool, dict[str, MarkTable]]] | None
         ) = None

@@ -19,8 +19,9 @@ from dragoman.core.item import (
 from dragoman.server.auth import tenant_of
 from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import DIALECTS
-from dragoman.stores.base import Paging, Record, Retention
+from dragoman.stores.base import Paging, Record
 from dragoman.stores.factory import open_store, store_path
+from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.wire import json
 from dragoman.wire.registry import WIRES

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
@@ -44,8 +45,6 @@ BEHIND = 0.25
 """Seconds a foreground run's events may wait before they are stored."""
 LEASE = 30.0
 """Seconds a lease lasts."""
-SWEEP = 600.0
-"""Seconds between two sweeps of the store."""
 LOOK = 10.0
 """Seconds to wait for more of a run elsewhere before looking whether it goes on."""
 PATIENCE = 5.0
@@ -548,28 +547,41 @@ class Runs:
                     await run.finished()
 
     async def _keep_up(self) -> None:
-        swept = 0.0
-        while True:
-            try:
-                own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
-                if own:
-                    until = time.time() + self.lease
-                    for id in await self.store.renew_leases(list(own), until):
-                        own[id].stop()
-                await self._end_orphans()
-                if time.monotonic() - swept > SWEEP:
-                    swept = time.monotonic()
-                    await self.store.sweep(time.time())
-            except StoreError:  # the store has logged it, and this is tried again
-                pass
-            except Exception:
-                _log.exception("The upkeep of runs failed, and goes on.")
-            await asyncio.sleep(min(1.0, self.lease / 4))
+        swept, sweeping = -math.inf, None
+        try:
+            while True:
+                await self._tended(self._renew())
+                await self._tended(self._end_orphans())
+                if sweeping is None or sweeping.done():  # leases do not wait for it
+                    now = time.monotonic()
+                    if self.store.is_crowded(now - swept):
+                        swept, sweep = now, self._tended(self.store.sweep(time.time()))
+                        sweeping = asyncio.get_running_loop().create_task(sweep)
+                await asyncio.sleep(min(1.0, self.lease / 4))
+        finally:
+            if sweeping is not None:
+                sweeping.cancel()
+
+    async def _tended(self, work: Awaitable[object]) -> None:
+        """A part of the upkeep, which is tried again where it fails."""
+        try:
+            await work
+        except StoreError:  # the store has logged it
+            pass
+        except Exception:
+            _log.exception("The upkeep of runs failed, and goes on.")
+
+    async def _renew(self) -> None:
+        own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
+        if own:
+            until = await self.store.clock() + self.lease
+            for id in await self.store.renew_leases(list(own), until):
+                own[id].stop()
 
     async def _end_orphans(self) -> None:
         """End the runs that nobody goes on with: their servers died, or, where it was this one,
         their end could not be stored."""
-        now = time.time()
+        now = await self.store.clock()
         for record in await self.store.take_orphans(self.owner, now, now + self.lease):
             if record.id in self.live:
                 continue

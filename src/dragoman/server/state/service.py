@@ -24,8 +24,9 @@ from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.config import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Record, Retention, StoreError, named
+from dragoman.stores.base import Record, StoreError, named
 from dragoman.stores.factory import data_directory, open_store
+from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.wire.registry import WIRES
 
@@ -74,6 +75,7 @@ class Memory:
     ) -> None:
         settings, webhooks = settings or Settings(), webhooks or Webhooks()
         self.store = store
+        webhooks.clock = store.now
         self.cipher = cipher
         self.runs = Runs(
             store,
@@ -130,6 +132,8 @@ class Memory:
         asked = await understand(
             request, self.store, caller.tenant, inherit=self._inherit, recent=recent
         )
+        if stored and asked.conversation is not None:
+            await self.store.check_room(bare(asked.conversation))
         whole, found = await recalled(asked, self.store, caller.tenant)
         losses += found
         if previous and near and await self.store.get(caller.tenant, bare(previous)) is None:
@@ -150,19 +154,19 @@ class Memory:
         conversation: str | None = None,
     ) -> Plan:
         """The plan of a request: `whole` is answered, and `own` stored with the answer."""
-        background, moment = bool(own.background), time.time()
+        background = bool(own.background)
         record = Record(
             id=new_id(),
             tenant=caller.tenant,
             wire=wire,
-            created_at=int(moment),
+            created_at=int(time.time()),
             request=replace(own, store=True),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),
             background=background,
             owner=self.runs.owner,
-            lease=moment + self.runs.lease,
+            lease=self.store.now() + self.runs.lease,
             dialect=self._dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
@@ -260,6 +264,10 @@ def open_memory(
         max_age=settings.retention,
         max_log_age=settings.log_retention,
         max_responses=settings.max_responses,
+        max_responses_per_key=settings.max_responses_per_key,
+        max_conversations=settings.max_conversations,
+        max_items=settings.conversation_items,
+        max_bytes=settings.conversation_bytes,
     )
     cipher = open_cipher(settings, environ)
     store = open_store(settings.store, keeping, environ, settings.pubsub, settings.store_time)

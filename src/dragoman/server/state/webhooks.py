@@ -7,7 +7,7 @@ import hmac
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 
@@ -32,6 +32,8 @@ GONE = 410
 """The status by which a receiver says that it wants no more of this."""
 LOOK = 1.0
 """Seconds between two looks into the outbox."""
+AT_ONCE = 8
+"""Messages that are on their way to one receiver at a time: a slow one holds up no other."""
 PATIENCE = 30.0
 """Seconds an attempt may take."""
 
@@ -47,10 +49,11 @@ class Receiver(Struct, frozen=True, kw_only=True):
 
 
 class Webhooks:
-    """All webhooks."""
+    """All webhooks; `clock` is that of the store."""
 
     def __init__(self, receivers: Sequence[Receiver] = ()) -> None:
         self.receivers = {receiver.url: receiver for receiver in receivers}
+        self.clock: Callable[[], float] = time.time
 
     def __bool__(self) -> bool:
         return bool(self.receivers)
@@ -59,13 +62,13 @@ class Webhooks:
         """The messages about a background run that ends so."""
         name = f"response.{response.status}"
         wanted = [receiver for receiver in self.receivers.values() if name in receiver.events]
-        return tuple(_message(receiver.url, name, record.id) for receiver in wanted)
+        return tuple(_message(receiver.url, name, record.id, self.clock()) for receiver in wanted)
 
 
-def _message(url: str, name: str, response: str) -> OutboxMessage:
+def _message(url: str, name: str, response: str, due: float) -> OutboxMessage:
     id, data = f"evt_{new_id()}", {"id": SNAPSHOT_PREFIX + response}
     said = {"id": id, "object": "event", "type": name, "created_at": now(), "data": data}
-    return OutboxMessage(id=id, target=url, body=json.dump(said), due=time.time())
+    return OutboxMessage(id=id, target=url, body=json.dump(said), due=due)
 
 
 def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
@@ -85,39 +88,54 @@ class Sender:
         self._store = store
         self._webhooks = webhooks
         self._client = Client(timeouts=Timeouts(PATIENCE, PATIENCE, PATIENCE))
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Send from now on, if there are webhooks."""
-        if self._webhooks and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            receivers = self._webhooks.receivers.values()
+            self._tasks = [loop.create_task(self._run(receiver)) for receiver in receivers]
 
     async def close(self) -> None:
         """Stop; what has not arrived stays in the outbox."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.aclose()
 
-    async def _run(self) -> None:
-        while True:
-            messages: Sequence[OutboxMessage] = ()
-            with suppress(StoreError):  # a store that fails now is asked again
-                moment = time.time()
-                messages = await self._store.take_due(moment, moment + 2 * PATIENCE)
-                await asyncio.gather(*map(self._send, messages))
-            if not messages:
-                await asyncio.sleep(LOOK)
+    async def _run(self, receiver: Receiver) -> None:
+        """Send to one receiver, several messages at a time."""
+        sending: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                messages: Sequence[OutboxMessage] = ()
+                if room := AT_ONCE - len(sending):
+                    with suppress(StoreError):  # a store that fails now is asked again
+                        messages = await self._take(receiver, room)
+                for message in messages:
+                    task = asyncio.get_running_loop().create_task(self._send(message, receiver))
+                    sending.add(task)
+                    task.add_done_callback(sending.discard)
+                if not messages and room:
+                    await asyncio.sleep(LOOK)
+                elif len(sending) == AT_ONCE:
+                    await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in sending:
+                task.cancel()
 
-    async def _send(self, message: OutboxMessage) -> None:
-        receiver = self._webhooks.receivers.get(message.target)
-        problem, worth, due = "", False, None
-        if receiver is not None:  # or it was removed from the configuration
-            problem, worth = await self._attempt(message, receiver)
+    async def _take(self, receiver: Receiver, most: int) -> Sequence[OutboxMessage]:
+        moment = await self._store.clock()
+        return await self._store.take_due(receiver.url, moment, moment + 2 * PATIENCE, most)
+
+    async def _send(self, message: OutboxMessage, receiver: Receiver) -> None:
+        due: float | None = None
+        problem, worth = await self._attempt(message, receiver)
         if worth and message.attempts <= len(DELAYS):
-            due = time.time() + DELAYS[message.attempts - 1]
-        await self._store.settle(message.id, due)
+            due = self._store.now() + DELAYS[message.attempts - 1]
+        with suppress(StoreError):  # it is sent again then: the receiver knows it by its id
+            await self._store.settle(message.id, due)
         if problem and due is None:
             problem = f"A webhook was given up after {message.attempts} attempts: {problem}."
             sys.stderr.write(f"{problem}\n")

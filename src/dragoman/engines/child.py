@@ -1,0 +1,259 @@
+"""Runs our functions in processes that may be given up: too slow, too large, or a crash.
+
+A `Child` is a process that has done some preparation (read a vocabulary, compiled a template) and
+forks for each message, so that the message has limits of its own and what it breaks is its own.
+Systems without fork run the function in this process, without limits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from multiprocessing import Pipe, reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+Answering = Callable[[bytes], bytes]
+
+FORKS = hasattr(os, "fork") and hasattr(os, "posix_spawn")
+STACK = 4 * 1024 * 1024
+"""Bytes of stack of a forked process; less than our threads have, so that it overflows first."""
+START_SECONDS = 60.0
+"""How long a child may take for its preparation, on a machine that does much else."""
+PATIENCE = 6
+"""Wall-clock seconds for each second of processor time, before a process is given up."""
+
+
+class Limits(Struct, frozen=True):
+    """What the answer to a message may take: seconds of the processor, bytes of memory beyond what
+    the child has, and bytes of the answer."""
+
+    seconds: int
+    memory: int
+    answer: int = 1 << 20
+
+
+class ChildError(Exception):
+    """The function raised: its type and message."""
+
+
+class GivenUpError(Exception):
+    """The process took more than its limits allow, or died."""
+
+
+class Child:
+    """A process that answers messages by a function of ours.
+
+    `function` is named `module:name`. It is called once with `setup`, and what it returns answers
+    messages, each in a fork. The process starts with the first message, starts anew if it dies,
+    and ends with `close` or with this process. Used from any thread.
+    """
+
+    def __init__(self, function: str, setup: bytes) -> None:
+        self._function = function
+        self._setup = setup
+        self._lock = threading.Lock()
+        self._control: Connection | None = None
+        self._pid = self._owner = 0
+        self._inline: Answering | None = None
+
+    def start(self, limits: Limits) -> None:
+        """Make its preparation now. Raises ChildError and GivenUpError."""
+        if not FORKS:
+            self._here(None)
+            return
+        with self._lock:
+            self._start(limits)
+
+    def ask(self, message: bytes, limits: Limits, began: Callable[[int], None]) -> bytes:
+        """The answer. `began` is called with the id of the process, to be ended by whoever loses
+        interest. Raises ChildError and GivenUpError."""
+        if not FORKS:
+            return self._here(message)
+        ours, theirs = Pipe()
+        with ours:
+            with theirs:
+                self._hand_over(theirs, limits)
+            try:
+                if not ours.poll(START_SECONDS):
+                    raise GivenUpError
+                pid = int(ours.recv_bytes())
+                began(pid)
+                ours.send_bytes(message)
+                if not ours.poll(limits.seconds * PATIENCE):
+                    end(pid)
+                    raise GivenUpError
+                return _unwrapped(ours.recv_bytes(limits.answer + 1))
+            except (EOFError, OSError) as error:
+                raise GivenUpError from error
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._close()
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _hand_over(self, connection: Connection, limits: Limits) -> None:
+        with self._lock:
+            for attempt in (1, 2):
+                control = self._control
+                if control is None or self._owner != os.getpid():
+                    control = self._start(limits)
+                try:
+                    reduction.send_handle(control, connection.fileno(), self._pid)
+                    control.send((limits.seconds, limits.memory))
+                    return
+                except OSError:
+                    self._close()
+                    if attempt == 2:
+                        raise GivenUpError from None
+
+    def _start(self, limits: Limits) -> Connection:
+        self._close()
+        ours, theirs = Pipe()
+        module = f"from {__name__} import serve; serve(3)"
+        environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # and no keys
+        with theirs:
+            self._pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", module],
+                environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
+                setpgroup=0,  # Ctrl-C is ours to handle
+            )
+        self._control, self._owner = ours, os.getpid()
+        try:
+            ours.send((self._function, self._setup, limits.seconds, limits.memory))
+            if not ours.poll(START_SECONDS):
+                raise GivenUpError
+            _unwrapped(ours.recv_bytes())
+        except (EOFError, OSError) as error:
+            self._close()
+            raise GivenUpError from error
+        except (GivenUpError, ChildError):
+            self._close()
+            raise
+        return ours
+
+    def _close(self) -> None:
+        control, self._control = self._control, None
+        if control is None:
+            return
+        control.close()
+        if self._owner == os.getpid():
+            end(self._pid)
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+
+    def _here(self, message: bytes | None) -> bytes:
+        if self._inline is None:
+            self._inline = _function(self._function)(self._setup)
+        return b"" if message is None else self._inline(message)
+
+
+def end(pid: int) -> None:
+    """End a process at once, if it is there."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _function(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _unwrapped(answer: bytes) -> bytes:
+    if answer[:1] == b"!":
+        raise ChildError(answer[1:].decode("utf-8", "replace"))
+    return answer[1:]
+
+
+# ---- in the child ------------------------------------------------------------------------------
+
+
+def serve(descriptor: int) -> None:
+    """The child's life: prepare, then fork for each message until the connection is closed."""
+    control = Connection(os.dup(descriptor))
+    os.close(descriptor)
+    os.dup2(2, 1)  # what a library prints is not for our standard output
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
+    function, setup, seconds, memory = control.recv()
+    answering: Answering | None = None
+
+    def prepare() -> bytes:
+        nonlocal answering
+        answering = _function(function)(setup)
+        return b""
+
+    limited = _limit(seconds, memory)
+    reply = _answered(prepare)
+    limited()
+    control.send_bytes(reply)
+    if answering is None:
+        return
+    while True:
+        try:
+            handle = reduction.recv_handle(control)
+            seconds, memory = control.recv()
+        except (EOFError, OSError):
+            return
+        if os.fork() == 0:
+            control.close()
+            with Connection(handle) as connection:
+                connection.send_bytes(b"%d" % os.getpid())
+                work = partial(answering, connection.recv_bytes())
+                _limit(seconds, memory)
+                connection.send_bytes(_answered(work))
+            os._exit(0)
+        os.close(handle)
+
+
+def _answered(work: Callable[[], bytes]) -> bytes:
+    """The answer, or the error, of work on a stack of a known size."""
+    answer = b""
+
+    def run() -> None:
+        nonlocal answer
+        try:
+            answer = b"." + work()
+        except BaseException as error:
+            answer = f"!{type(error).__name__}: {error}"[:4_000].encode("utf-8", "replace")
+
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return answer
+
+
+def _limit(seconds: int, memory: int) -> Callable[[], None]:
+    """Limit this process; the result lifts the limits."""
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    whole = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: whole}
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
+    before = {kind: resource.getrlimit(kind) for kind in limits}
+    for kind, most in limits.items():
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, before[kind][1]))
+
+    def lift() -> None:
+        for kind, old in before.items():
+            with suppress(ValueError, OSError):
+                resource.setrlimit(kind, old)
+
+    return lift

@@ -1,0 +1,140 @@
+"""Runs blocking work on a few threads, the tenants by turns, until nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from dragoman.engines.child import end
+
+THREADS = 4
+"""Threads of an engine for what takes long before an answer; one of them is left to each tenant
+by the others."""
+STACK = 16 * 1024 * 1024
+"""Bytes of stack of such a thread: more than a child's (`child.STACK`), which overflows first."""
+
+Done = TypeVar("Done")
+_here = threading.local()
+
+
+class Turn:
+    """One piece of work. `process` is the child's process that it waits for."""
+
+    def __init__(self, tenant: str, work: Callable[[], Any]) -> None:
+        self.tenant = tenant
+        self.work = work
+        self.future: Future[Any] = Future()
+        self.left = False
+        self.process = 0
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        self.left = True
+        if self.process:
+            end(self.process)
+
+
+def began(process: int) -> None:
+    """The work of this thread waits for a process, which is ended with it; 0: no longer."""
+    turn: Turn | None = getattr(_here, "turn", None)
+    if turn is None:
+        return
+    turn.process = process
+    if turn.left:
+        if process:
+            end(process)
+        raise CancelledError
+
+
+class Turns:
+    """Runs work on threads, which start when they are needed and end with `close`."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._most = threads
+        self._change = threading.Condition()
+        self._waiting: dict[str, deque[Turn]] = {}  # by tenant, the next one first
+        self._running: Counter[str] = Counter()
+        self._threads = self._idle = 0
+        self._closed = False
+
+    async def run(self, tenant: str, work: Callable[[], Done]) -> Done:
+        """The result of the work. Cancelling this ends the work, if it waits or has a process."""
+        turn = Turn(tenant, work)
+        with self._change:
+            self._waiting.setdefault(tenant, deque()).append(turn)
+            if self._idle:
+                self._change.notify()
+            elif self._threads < self._most and not self._closed:
+                self._threads += 1
+                self._start()
+        try:
+            result: Done = await asyncio.wrap_future(turn.future)
+            return result
+        except asyncio.CancelledError:
+            turn.leave()
+            raise
+
+    def close(self) -> None:
+        """End the threads; what waits is cancelled."""
+        with self._change:
+            self._closed = True
+            for turns in self._waiting.values():
+                for turn in turns:
+                    turn.future.cancel()
+            self._waiting.clear()
+            self._change.notify_all()
+
+    def _start(self) -> None:
+        before = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=self._work, name="dragoman-plan", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+    def _work(self) -> None:
+        while (turn := self._next()) is not None:
+            _here.turn = turn
+            try:
+                result = turn.work()
+            except BaseException as error:  # a library's panic is no Exception
+                failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
+                turn.future.set_exception(failure)
+            else:
+                turn.future.set_result(result)
+            _here.turn = None
+            with self._change:
+                self._running[turn.tenant] -= 1
+                self._change.notify()
+            del turn
+
+    def _next(self) -> Turn | None:
+        """The next piece of work that somebody waits for; None to end."""
+        with self._change:
+            while not self._closed:
+                if (turn := self._take()) is not None:
+                    return turn
+                self._idle += 1
+                self._change.wait()
+                self._idle -= 1
+            return None
+
+    def _take(self) -> Turn | None:
+        """The first work of the next tenant that has a thread left."""
+        share = max(self._most - 1, 1)
+        for tenant in tuple(self._waiting):
+            if self._running[tenant] >= share:
+                continue
+            turns = self._waiting.pop(tenant)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[tenant] = turns  # behind the others
+            if turn.future.set_running_or_notify_cancel():
+                self._running[tenant] += 1
+                return turn
+            return self._take()
+        self._running += Counter()  # without those that have none
+        return None

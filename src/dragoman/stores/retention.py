@@ -1,0 +1,112 @@
+"""How long and how much a store keeps, and what is deleted first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from dragoman.core.error import FaultError, bad_request
+
+from .serialize import digests
+from .statements import Row, Steps, Values, chunks, places
+
+DAY = 86_400.0
+
+
+class Retention(Struct, frozen=True, kw_only=True):
+    """How long and how much a store keeps; its `sweep` deletes the rest.
+
+    Responses and conversations live `max_age` seconds, the event logs of ended runs `max_log_age`
+    seconds (without its log a response can be read, but no longer replayed). There are at most
+    `max_responses` responses, and `max_responses_per_key` of one tenant; `max_conversations`
+    conversations, each of `max_items` items and `max_bytes` bytes.
+    """
+
+    max_age: float = 30 * DAY
+    max_log_age: float = DAY
+    max_responses: int = 100_000
+    max_responses_per_key: int = 100_000
+    max_conversations: int = 100_000
+    max_items: int = 10_000
+    max_bytes: int = 64 * 1024 * 1024
+
+    def is_due(self, seconds: float, added: int) -> bool:
+        """Whether it is time to sweep, so many seconds after the last time, and after so much was
+        added: as little as may be stays longer than it should, and a hundredth more."""
+        most = min(self.max_responses, self.max_responses_per_key, self.max_conversations)
+        return added > most // 100 or seconds > min(600.0, self.max_age / 10, self.max_log_age / 10)
+
+    @staticmethod
+    def excess(rows: Iterable[Row], total: int, each: int) -> dict[str, int]:
+        """How many of each tenant's are too many, by how many each has, where there may be so many
+        in total and so many of each: those who have most give first, so that nobody pushes out what
+        others have.
+
+        >>> Retention.excess([("a", 60), ("b", 10)], 50, 100)
+        {'a': 20}
+        """
+        counts: dict[str, int] = {tenant: int(count) for tenant, count in rows}
+        level, left = each, total
+        for place, count in enumerate(sorted(counts.values())):
+            share = left // (len(counts) - place)
+            if count > share:
+                level = min(each, share)
+                break
+            left -= count
+        return {tenant: count - level for tenant, count in counts.items() if count > level}
+
+    def check_room(self, count: int, size: int) -> None:
+        """Raise FaultError where a conversation of so many items and bytes would be too large."""
+        for has, most, what in ((count, self.max_items, "items"), (size, self.max_bytes, "bytes")):
+            if has > most:
+                problem = f"a conversation has room for {most} {what}; go on in a new one"
+                raise FaultError(bad_request(problem, "conversation"))
+
+
+SWEPT = 250
+"""Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
+
+OLD = """SELECT seq, parts FROM (
+        SELECT seq, parts, created_at FROM responses WHERE seq NOT IN (SELECT seq FROM runs)
+        ORDER BY seq LIMIT $1
+    ) AS oldest WHERE created_at < CAST($2 AS FLOAT)"""
+COUNTS = "SELECT tenant, count(*) FROM responses GROUP BY tenant"
+FIRST = """SELECT seq, parts FROM responses WHERE tenant = $1 AND seq NOT IN (SELECT seq FROM runs)
+    ORDER BY seq LIMIT $2"""
+LOGS = """DELETE FROM segments WHERE seq IN (
+        SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq IN (
+            SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
+            ORDER BY seq LIMIT $2))
+    RETURNING seq"""
+TALKS = "SELECT tenant, count(*) FROM conversations GROUP BY tenant"
+FIRST_TALKS = "SELECT id FROM conversations WHERE tenant = $1 ORDER BY created_at, id LIMIT $2"
+OLD_TALKS = "SELECT id FROM conversations WHERE created_at < CAST($1 AS FLOAT)"
+_LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
+"""The first statement of what deletes responses: meanwhile no other server stores or deletes uses
+of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
+
+
+def forget(find: str, values: Values, cascades: bool) -> Steps[int]:
+    """Delete the responses whose `seq` and `parts` are found, with all that belongs to them alone;
+    how many. `cascades` says whether the database deletes what belongs to a response by itself."""
+    yield _LOCK_USES, ()
+    gone = yield find, values
+    for some in chunks([seq for seq, _ in gone]):
+        tables = ("responses", "runs", "segments", "ends", "item_index", "calls")
+        for table in tables[:1] if cascades else tables:
+            yield f"DELETE FROM {table} WHERE seq IN ({places(len(some))})", some
+    uses = [(digest, seq) for seq, parts in gone for digest in digests(parts)]
+    for use in () if cascades else uses:
+        yield "DELETE FROM part_uses WHERE digest = $1 AND seq = $2", use
+    for some in chunks(sorted({digest for digest, _ in uses})):
+        unused = "NOT EXISTS (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest)"
+        yield f"DELETE FROM parts WHERE digest IN ({places(len(some))}) AND {unused}", some
+    return len(gone)
+
+
+def forget_talks(find: str, values: Values) -> Steps[None]:
+    """Delete the conversations whose ids are found, with their items."""
+    for some in chunks([id for (id,) in (yield find, values)]):
+        yield f"DELETE FROM items WHERE conversation IN ({places(len(some))})", some
+        yield f"DELETE FROM conversations WHERE id IN ({places(len(some))})", some

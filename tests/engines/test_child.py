@@ -1,0 +1,125 @@
+"""Processes that may be given up: what breaks in one message breaks nothing else."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman.engines.child import Child, ChildError, GivenUpError, Limits, end
+
+LIMITS = Limits(seconds=1, memory=100 * 2**20)
+
+
+def answering(setup: bytes) -> Callable[[bytes], bytes]:
+    """What the child runs."""
+    if setup == b"broken":
+        raise ValueError("no such thing")
+    if setup == b"dead":
+        os._exit(3)
+
+    def deep(number: int) -> int:
+        return deep(number + 1) + 1
+
+    def answer(message: bytes) -> bytes:
+        match message:
+            case b"memory":
+                return b"x" * 2**30
+            case b"loop":
+                while True:
+                    pass
+            case b"crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case b"error":
+                raise KeyError("what")
+            case b"environment":
+                return " ".join(sorted(os.environ)).encode()
+            case b"long":
+                return b"x" * 2**21
+            case b"print":
+                print("not for standard output")
+        return setup + message
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    child = Child(f"{__name__}:answering", b"say ")
+    yield child
+    child.close()
+
+
+def ask(child: Child, message: bytes) -> bytes:
+    began: list[int] = []
+    answer = child.ask(message, LIMITS, began.append)
+    assert began[0] > 0
+    return answer
+
+
+def test_a_child_answers_many_at_a_time(child) -> None:
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(ask(child, b"%d" % n))) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [b"say %d" % n for n in range(8)]
+
+
+@pytest.mark.parametrize("message", [b"loop", b"crash", b"long"])
+def test_what_breaks_is_its_own_message(child, message) -> None:
+    with pytest.raises(GivenUpError):
+        ask(child, message)
+    assert ask(child, b"hi") == b"say hi"
+
+
+def test_errors_are_told(child) -> None:
+    with pytest.raises(ChildError, match="KeyError: 'what'"):
+        ask(child, b"error")
+    with pytest.raises(ChildError, match="MemoryError"):
+        ask(child, b"memory")
+
+
+def test_a_child_knows_no_keys_and_writes_nowhere(child, monkeypatch, capfd) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert b"OPENAI_API_KEY" not in ask(child, b"environment")
+    assert ask(child, b"print") == b"say print"
+    assert capfd.readouterr().out == ""
+
+
+def test_a_child_that_died_starts_anew(child) -> None:
+    assert ask(child, b"one") == b"say one"
+    end(child._pid)
+    while not _gone(child._pid):
+        pass
+    assert ask(child, b"two") == b"say two"
+
+
+def _gone(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_preparation_that_fails_is_told() -> None:
+    with pytest.raises(ChildError, match="ValueError: no such thing"):
+        Child(f"{__name__}:answering", b"broken").start(LIMITS)
+    with pytest.raises(GivenUpError):
+        Child(f"{__name__}:answering", b"dead").start(LIMITS)
+
+
+def test_closing_leaves_nothing() -> None:
+    def files() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    before = files()
+    child = Child(f"{__name__}:answering", b"")
+    assert ask(child, b"hi") == b"hi"
+    pid = child._pid
+    child.close()
+    child.close()
+    assert files() == before
+    assert not Path(f"/proc/{pid}").exists()

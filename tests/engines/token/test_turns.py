@@ -1,0 +1,98 @@
+"""Work on threads: tenants by turns, until nobody waits for it."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dragoman.engines.token.turns import Turns, began
+
+
+async def test_tenants_go_round() -> None:
+    turns, gate, order = Turns(1), threading.Event(), []
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0.01)
+    waiting = [
+        asyncio.ensure_future(turns.run(tenant, lambda name=tenant: order.append(name)))
+        for tenant in "aaaabbc"
+    ]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(held, *waiting)
+    turns.close()
+    assert "".join(order) == "abcabaa"
+
+
+async def test_one_tenant_leaves_a_thread_to_the_others() -> None:
+    turns, gate = Turns(3), threading.Event()
+    held = [asyncio.ensure_future(turns.run("greedy", gate.wait)) for _ in range(10)]
+    await asyncio.sleep(0.01)
+    assert await asyncio.wait_for(turns.run("small", lambda: 7), 10) == 7
+    gate.set()
+    await asyncio.gather(*held)
+    turns.close()
+
+
+async def test_work_that_nobody_waits_for_is_not_begun() -> None:
+    turns, gate, begun = Turns(1), threading.Event(), []
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0.01)
+    left = asyncio.ensure_future(turns.run("a", lambda: begun.append("left")))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await held
+    await turns.run("a", lambda: begun.append("later"))
+    turns.close()
+    assert begun == ["later"]
+
+
+async def test_a_process_ends_with_the_interest_in_it() -> None:
+    turns, said = Turns(), threading.Event()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def work() -> None:
+        began(process.pid)
+        said.set()
+        process.wait()
+        with pytest.raises(BaseException, match=""):
+            began(0)
+
+    with process:
+        waiting = asyncio.ensure_future(turns.run("a", work))
+        await asyncio.to_thread(said.wait)
+        waiting.cancel()
+        assert await asyncio.to_thread(process.wait, 10) == -9
+    turns.close()
+
+
+async def test_errors_and_panics_reach_the_one_who_waits() -> None:
+    turns = Turns()
+
+    class PanicError(BaseException):
+        """As libraries in Rust raise."""
+
+    def panic() -> None:
+        raise PanicError("overflow")
+
+    with pytest.raises(RuntimeError, match="overflow"):
+        await turns.run("a", panic)
+    with pytest.raises(ZeroDivisionError):
+        await turns.run("a", lambda: 1 // 0)
+    turns.close()
+
+
+async def test_closing_cancels_what_waits() -> None:
+    turns, gate = Turns(1), threading.Event()
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0.01)
+    waiting = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0)
+    turns.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.set()
+    assert await held

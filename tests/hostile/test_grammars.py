@@ -1,0 +1,202 @@
+"""Schemas, regular expressions and grammars that take too much: they cost their own request."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile.stage import memory, watched
+from tests.product import Answer, Product, dragoman
+from tests.samples import samples
+
+
+def properties(count: int, **each: Any) -> dict[str, Any]:
+    return {f"p{n}": {"type": "integer", **each} for n in range(count)}
+
+
+def chain(count: int, step: Any) -> dict[str, Any]:
+    definitions = {f"d{n}": step(f"#/$defs/d{n + 1}") for n in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{count}": {"type": "null"}}}
+
+
+def closed(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, **fields}
+
+
+MANY = [f"v{n * 7919}" for n in range(500_000)]
+SCHEMAS: dict[str, Any] = {
+    "F1 objects": chain(1000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}}),
+    "F1 references": chain(3000, lambda to: {"$ref": to}),
+    "6a.06": {"enum": MANY[:100_000]},
+    "6a.07": {"enum": MANY},
+    "6a.08": closed(properties=properties(10_000), required=[*properties(10_000)]),
+    "6a.09": closed(properties=properties(10_000)),
+    "6a.13": {"anyOf": [{"const": each} for each in MANY[:5_000]]},
+    "6a.22": {"type": "integer", "multipleOf": 1_000_003},
+    "6a.25": {"type": "object", "patternProperties": {f"^a{n}": {} for n in range(200)}},
+    "6a.28": {"type": "string", "pattern": "a?" * 3_000 + "a" * 3_000},
+    "6b.22": closed(properties=properties(5_000)),
+    "6b.23": {"type": "object", "required": MANY[:50_000]},
+    "6b.26": {"type": "object", "patternProperties": {f"^a{n}x$": {} for n in range(1_500)}},
+    "6b.28": closed(properties={f"p{n}": {"pattern": f"^{n}a+$"} for n in range(3_000)}),
+    "F16 alternatives": {"anyOf": [closed(properties={each: {}}) for each in MANY[:3_000]]},
+}
+DEMANDS: dict[str, dict[str, Any]] = {
+    "6a.35": {"guided_regex": "(" * 500_000 + ")" * 500_000},
+    "F3 regex": {"guided_regex": "a?" * 3_000 + "a" * 3_000},
+    "F16 regex": {"guided_regex": "a?" * 300 + "a" * 300},
+    "6b.29": {"guided_regex": "|".join(MANY)},
+    "6b.31": {"guided_regex": "[a-c]" * 1_000_000},
+    "6b.35": {"guided_choice": MANY},
+    "6b.36": {"guided_choice": ["x" * 5_000_000]},
+    "F1 rules": {
+        "guided_grammar": "start: r0\n" + "\n".join(f'r{n}: "a" r{n + 1}' for n in range(3_000))
+    },
+    "6b.05": {
+        "guided_grammar": "start: " + " | ".join(f"r{n}" for n in range(900)) + "\n"
+        + "\n".join(f'r{n}: "a{n}"' for n in range(20_000))
+    },
+    "6b.10": {"guided_grammar": 'start: %regex {"substring_chars": "' + "ab c" * 250_000 + '"}'},
+    "brackets": {"guided_grammar": "start: " + "(" * 5_000 + '"a"' + ")" * 5_000},
+}  # fmt: skip
+ENDLESS: dict[str, dict[str, Any]] = {
+    "6a.14": {
+        "guided_json": {
+            "allOf": [{"anyOf": [closed(properties=properties(n + 2)), {}]} for n in range(20)]
+        }
+    },
+    "6b.19": {
+        "guided_json": chain(60, lambda to: {"type": "array", "prefixItems": [{"$ref": to}] * 6})
+    },
+    "6a.27": {"guided_regex": "((a{1000}){1000}){1000}"},
+    "6b.02": {"guided_grammar": 'start: s\ns: s s s | s s | "a" | ""'},
+    "6b.03": {
+        "guided_grammar": "start: r0\n"
+        + "\n".join(f"r{n}: r{n + 1} r{n + 1}" for n in range(60))
+        + '\nr60: "a"'
+    },
+    "6b.06": {"guided_grammar": 'start: r{1000000}\nr: "a"'},
+    "6b.32": {"guided_regex": "(((a{1,1000}){1,1000}){1,1000}b){9}"},
+}
+SLOW = closed(properties={f"p{n}": {"multipleOf": 9_000 + n} for n in range(200)})
+"""Small, and takes half a minute to compile."""
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": "hi"}
+    return {"model": "pocket", "messages": [message], "max_tokens": 4, **fields}
+
+
+def with_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+SMALL = body(response_format=with_schema(closed(properties=properties(2), required=["p0"])))
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Iterator[Product]:
+    with dragoman("pocket") as server:
+        assert server.post("chat", SMALL).status == 200
+        yield server
+
+
+def cost_of(pocket: Product, asked: dict[str, Any]) -> Answer:
+    """The answer to a request that hurt nobody else."""
+    with watched(pocket) as cost:
+        answer = pocket.post("chat", asked)
+    assert cost.pause < 1.0, cost
+    assert cost.grown < 400, cost
+    assert pocket.post("chat", SMALL).status == 200
+    return answer
+
+
+@pytest.mark.parametrize("named", SCHEMAS)
+def test_a_schema_that_takes_too_much_is_refused(pocket, named) -> None:
+    answer = cost_of(pocket, body(guided_json=SCHEMAS[named]))
+    assert answer.status == 400, answer.body
+    assert answer.json["error"]["message"].startswith("guided_json"), answer.body
+
+
+@pytest.mark.parametrize("named", DEMANDS)
+def test_a_grammar_that_takes_too_much_is_refused(pocket, named) -> None:
+    answer = cost_of(pocket, body(**DEMANDS[named]))
+    assert answer.status == 400, answer.body
+
+
+@pytest.mark.parametrize("named", ENDLESS)
+def test_a_grammar_that_proves_too_large_later_costs_only_its_answer(pocket, named) -> None:
+    assert cost_of(pocket, body(**ENDLESS[named])).status in (200, 400)
+
+
+def test_a_slow_grammar_is_given_up(pocket) -> None:
+    answer = cost_of(pocket, body(guided_json=SLOW))
+    assert answer.status == 400
+    assert "takes more than 2 s or 512 MB to compile" in answer.json["error"]["message"]
+
+
+def leave(pocket: Product, asked: dict[str, Any]) -> None:
+    """Ask, and go before the answer."""
+    content = json.dumps(asked).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{pocket.port}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", pocket.port)) as connection:
+        connection.sendall(head.encode() + content)
+        time.sleep(0.2)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started, and those that they did."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in map(int, found) for each in (child, *children(child))]
+
+
+def test_6c_01_grammars_whose_clients_have_left_hold_up_nobody(pocket) -> None:
+    before = len(children(pocket.process.pid))
+    for number in range(8):
+        leave(pocket, body(guided_json={**SLOW, "title": str(number)}))
+    for asked in (
+        body(),
+        {**body(), "messages": [{"role": "user", "content": "word " * 1_000}]},
+        body(response_format=with_schema(closed(properties=properties(3)))),
+        body(tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+    ):
+        assert pocket.post("chat", asked).status == 200
+    assert len(children(pocket.process.pid)) <= before, "a process works for nobody"
+
+
+def test_6c_02_a_server_that_compiles_ends_in_time(tmp_path) -> None:
+    (tmp_path / "dragoman.toml").write_text("[server]\ndrain = 1\n")
+    with dragoman("pocket", "--config", str(tmp_path / "dragoman.toml")) as server:
+        threads = [
+            threading.Thread(
+                target=leave, args=(server, body(guided_json={**SLOW, "title": str(n)}))
+            )
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        started = children(server.process.pid)
+        server.process.terminate()
+        for thread in threads:
+            thread.join()
+        assert server.process.wait(15) in (0, -15)
+        deadline = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}").exists() for pid in started):
+            assert time.monotonic() < deadline, "a child outlives the server"
+            time.sleep(0.1)
+
+
+def test_7_02_grammars_leave_bounded_memory(pocket) -> None:
+    before = memory(pocket.process.pid)
+    for number in range(samples(10, 40)):
+        texts = [f"{number} {each} {'x' * 40}" for each in range(4_000)]
+        assert pocket.post("chat", body(guided_choice=texts)).status == 200
+    assert memory(pocket.process.pid) - before < 300

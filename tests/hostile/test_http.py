@@ -1,0 +1,177 @@
+"""HTTP as RFC 9112 has it: what is ambiguous or of another protocol is refused and the connection
+closed; clients of HTTP/1.0 and those that close their own side get answers they can read; pages and
+extensions are let in by the origins that are listed, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, served, word
+
+BODY = json.dumps(asking()).encode()
+STREAM = json.dumps(asking(stream=True)).encode()
+LENGTH = f"content-length: {len(BODY)}"
+JSON = "content-type: application/json"
+HERE = "host: localhost"
+CHAT = PATHS["chat"]
+
+
+def request(line: str, *headers: str, body: bytes = b"") -> bytes:
+    return "\r\n".join((line, *headers, "", "")).encode() + body
+
+
+def chat(*headers: str, version: str = "HTTP/1.1", target: str = CHAT) -> bytes:
+    return request(f"POST {target} {version}", JSON, LENGTH, *headers, body=BODY)
+
+
+CHUNKED = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
+MESSAGES: list[tuple[str, bytes, int]] = [
+    ("1.41 two hosts", chat(HERE, HERE), 400),
+    ("1.41 own host, then foreign", chat(HERE, "host: evil.example"), 400),
+    ("1.41 two hosts on a public path", request("GET /healthz HTTP/1.1", HERE, HERE), 400),
+    ("1.42 foreign authority", chat(HERE, target=f"http://evil.example{CHAT}"), 403),
+    ("1.42 own authority", chat("host: evil.example", target=f"http://localhost{CHAT}"), 200),
+    ("1.42 authority and two hosts", chat(HERE, HERE, target=f"http://localhost{CHAT}"), 400),
+    ("1.42 two slashes are a path", chat(HERE, target="//evil.example/v1%2fmodels"), 404),
+    ("1.43 no host", chat(), 400),
+    ("1.43 no host, absolute", chat(target=f"http://localhost{CHAT}"), 400),
+    ("1.43 HTTP/1.0 needs none", chat(version="HTTP/1.0"), 200),
+    ("2.02 HTTP/2.0", chat(HERE, version="HTTP/2.0"), 400),
+    ("2.02 HTTP/0.9", chat(HERE, version="HTTP/0.9"), 400),
+    ("2.02 HTTP/1.2", chat(HERE, version="HTTP/1.2"), 400),
+    ("2.02 RTSP", chat(HERE, version="RTSP/1.0"), 400),
+    ("2.02 RTSP/1.1", chat(HERE, version="RTSP/1.1"), 400),
+    ("2.02 RTSP options", request("OPTIONS /v1/models RTSP/1.0", HERE), 400),
+    ("2.02 ICE", request("SOURCE /v1/models ICE/1.0", HERE), 400),
+    (
+        "2.02 chunks in HTTP/1.0",
+        request(f"POST {CHAT} HTTP/1.0", HERE, JSON, "transfer-encoding: chunked", body=CHUNKED),
+        400,
+    ),
+    ("a content type twice", chat(HERE, JSON), 400),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "status"), [row[1:] for row in MESSAGES], ids=[row[0] for row in MESSAGES]
+)
+async def test_what_http_forbids_is_refused(message, status) -> None:
+    async with served(App(Stub(), Settings())) as port:
+        answers = await asyncio.wait_for(exchange(port, message, request("GET / HTTP/1.0")), 20)
+        assert answers.split(b" ", 2)[1] == str(status).encode(), answers
+        if status == 400:
+            assert b'"type":"invalid_request_error"' in answers
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
+async def test_2_11_http_1_0_gets_no_chunks(body) -> None:
+    async with served(App(Stub(), Settings())) as port:
+        length = f"content-length: {len(body)}"
+        answer = await exchange(port, request(f"POST {CHAT} HTTP/1.0", JSON, length, body=body))
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"\r\nconnection: close" in head
+        assert rest.startswith(b"data: {" if body == STREAM else b'{"id"')
+        assert rest.endswith(b"data: [DONE]\n\n" if body == STREAM else b"}")
+
+
+# ---- one side closed -----------------------------------------------------------------------------
+
+
+async def half_closed(port: int, *messages: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(messages))
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
+async def test_2_09_a_client_that_closed_its_side_gets_the_answer(body) -> None:
+    stub = Stub(0.2, *OPENING, word("Hello"), *closing("Hello"))
+    async with served(App(stub, Settings())) as port:
+        length = f"content-length: {len(body)}"
+        answer = await half_closed(
+            port, request(f"POST {CHAT} HTTP/1.1", HERE, JSON, length, body=body)
+        )
+        assert b"HTTP/1.1 200 OK" in answer
+        assert b"\r\nconnection: close" in answer
+        assert b"Hello" in answer
+
+
+async def test_2_09_all_requests_before_the_end_are_answered() -> None:
+    async with served(
+        App(Stub(0.1, *OPENING, word("Hello"), *closing("Hello")), Settings())
+    ) as port:
+        answer = await half_closed(port, chat(HERE), chat(HERE), chat(HERE))
+        assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+async def test_2_09_a_client_that_closed_both_sides_is_gone(version) -> None:
+    stub = Stub(60)
+    async with served(App(stub, Settings())) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat(HERE, version=version))
+        await stub.begun.wait()
+        writer.close()
+        await asyncio.wait_for(stub.cancelled.wait(), 5)
+
+
+async def test_2_09_a_request_cut_in_its_body_is_not_answered() -> None:
+    stub = Stub()
+    async with served(App(stub, Settings())) as port:
+        assert b" 200 " not in await half_closed(port, chat(HERE)[:-1])
+    assert not stub.asked
+
+
+# ---- origins ------------------------------------------------------------------------------------
+
+EXTENSION = "chrome-extension://abcdefghijklmnopabcdefghijklmnop"
+UNLISTED = [
+    *("http://evil.example", "https://evil.example:8000", "HTTP://EVIL.EXAMPLE", "null", "NULL"),
+    *("blob:http://evil.example/x", "ws://evil.example", "ftp://evil.example", "data:text/html,x"),
+    *(
+        "http://localhost.evil.example",
+        "http://evil.example/localhost",
+        "http://localhost@evil.example",
+    ),
+    *("http://evil.example http://localhost", "http://evil.example#localhost", "file://", "x://y"),
+    *(EXTENSION, "moz-extension://x", "safari-web-extension://x", "javascript://localhost"),
+    *("http://[::1].evil.example", "http://127.0.0.1.evil.example", "http://", "://", "localhost"),
+]
+
+
+@pytest.mark.parametrize("origin", UNLISTED)
+async def test_1_44_and_1_45_origins_that_are_not_listed_are_refused(origin) -> None:
+    call = await Call(App(Stub(), Settings()), body=asking(), headers={"origin": origin})()
+    assert call.status == 403
+    assert "access-control-allow-origin" not in call.headers
+
+
+LISTED = [
+    ("https://app.example", "https://app.example", True),
+    ("https://app.example", "https://app.example:443", True),
+    ("https://App.Example/", "https://app.example", True),
+    ("https://app.example", "http://app.example", False),
+    ("https://app.example", "https://app.example:444", False),
+    ("https://app.example", "https://app.example.evil", False),
+    ("https://app.example", "https://notapp.example", False),
+    (EXTENSION, EXTENSION, True),
+    (EXTENSION, f"{EXTENSION}x", False),
+    ("null", "null", True),
+]
+
+
+@pytest.mark.parametrize(("listed", "origin", "invited"), LISTED)
+async def test_listed_origins_are_compared_as_origins(listed, origin, invited) -> None:
+    app = App(Stub(), Settings(cors_origins=(listed,)))
+    call = await Call(app, body=asking(), headers={"origin": origin})()
+    assert call.status == (200 if invited else 403)
+    assert call.headers.get("access-control-allow-origin") == (origin if invited else None)
