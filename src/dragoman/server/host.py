@@ -236,6 +236,7 @@ class Server(uvicorn.Server):
                 app,
                 header_limit=settings.header_limit,
                 read_time=settings.read_time,
+                stall=settings.stall,
                 http=HTTPProtocol,
                 ws=SocketProtocol,
                 ws_max_size=settings.body_limit,

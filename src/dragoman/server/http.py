@@ -21,7 +21,7 @@ from dragoman.wire import error as wire_error
 from .asgi import ROOM
 from .cancellation import GONE, Peer
 from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
-from .limits import SMALL, Hold
+from .limits import SMALL, Budget, Hold
 
 _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
@@ -104,6 +104,8 @@ class HTTPExchange(Exchange):
         close = b"" if self.keep_alive else b"connection: close\r\n"
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         parts = (STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n")
+        if body is not None and len(body) > HIGH_WATER_LIMIT:
+            connection.hold(self.tenant, len(body))
         self.response_started = True
         if body is None:
             self._head = b"".join(parts)
@@ -142,6 +144,8 @@ def _target(url: bytes) -> tuple[str, bytes, bytes]:
     return unquote(parsed.path.decode("ascii")), parsed.query, parsed.netloc
 
 
+SLOWEST = 1024
+"""Bytes that a client must read in a second of an answer that is written, not to be let go."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_LOOK, LAST_LOOK = 0.01, 5.0
 """Seconds between two looks for a reset: the first and the longest."""
@@ -161,12 +165,16 @@ async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
 
 
 class HTTPConfig(Config):
-    """uvicorn's configuration, and two limits it does not have: bytes and seconds of a head."""
+    """uvicorn's configuration, and limits it does not have: bytes and seconds of a head, and how
+    long an answer may be left unread."""
 
-    def __init__(self, app: Any, *, header_limit: int, read_time: float, **options: Any) -> None:
+    def __init__(
+        self, app: Any, *, header_limit: int, read_time: float, stall: float, **options: Any
+    ) -> None:
         super().__init__(app, **options)
         self.header_limit = header_limit
         self.read_time = read_time
+        self.stall = stall
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -175,9 +183,9 @@ class HTTPProtocol(HttpToolsProtocol):
     # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
     # fmt: off
     __slots__ = (
-        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_in_head",
-        "_limit", "_patience", "_pending", "_problem", "_received", "_refused", "_timed", "_timer",
-        "_timer_at", "_unread", "_upgrades", "defaults",
+        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_hold",
+        "_in_head", "_limit", "_patience", "_pending", "_problem", "_received", "_refused",
+        "_stall", "_timed", "_timer", "_timer_at", "_unread", "_upgrades", "defaults",
     )
     # fmt: on
 
@@ -192,12 +200,14 @@ class HTTPProtocol(HttpToolsProtocol):
         self.pipeline = cast(Any, [])  # requests behind the one that is answered; a deque is large
         self._limit = config.header_limit
         self._patience = config.read_time
+        self._stall = config.stall
         # Since when the next request is awaited; None while one is answered.
         self._awaited: float | None = None
         self._allowed = 0.0  # seconds it may be awaited
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._unread = 0  # bytes that the client had not read when the timer went off
+        self._unread = 0  # bytes that the client had not read when last looked at
+        self._hold: Hold | None = None  # of a whole answer that the client has not read
         self._in_head = False
         self._timed = False  # the rest of that head is awaited
         # Whether nothing was ended, and nothing of a body came, since data was last received: it is
@@ -226,6 +236,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         self.connections.discard(self)
         self._give_up()
+        self._release()
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -265,9 +276,23 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._release()
         if self._answered is not None and self._answered.peer is not None:
             self._answered.peer.drained()
         self._answer()
+
+    def hold(self, tenant: str, size: int) -> None:
+        """Count an answer that is about to be written, until the client has read it. Raises
+        FaultError where there is no room for it."""
+        self._release()  # there is none as a rule: no answer is begun before those are read
+        budget: Budget = cast(Any, self.app).budget
+        hold = self._hold = budget.hold(tenant)
+        hold.resize(size)
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
 
     def _give_up(self) -> None:
         """Nobody gets the answer that is being given."""
@@ -301,7 +326,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if exchange is None or self._refused:
             return
         if self.flow.write_paused:
-            self._await(self.timeout_keep_alive)
+            self._await_reading()
             return
         self._awaited = self._pending = None
         self._answered = exchange
@@ -415,15 +440,19 @@ class HTTPProtocol(HttpToolsProtocol):
         """An answer was written: go on with the next request, or wait for it."""
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
+        if self._hold is not None and not self.flow.write_paused:
+            self._release()
         if not exchange.keep_alive:
             self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._await_reading()
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._pending = self._answered = cast(Any, self.pipeline).pop(0)
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
-        elif not self._in_head:
+        elif self._awaited is None and not self._in_head:
             self._awaited, self._allowed = self.loop.time(), self.timeout_keep_alive
             if self._timer is None or self._timer_at > self._awaited + self._allowed:
                 self._set_timer(self._awaited + self._allowed)
@@ -458,6 +487,11 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._timer is None or self._timer_at > now + seconds:
             self._set_timer(now + seconds)
 
+    def _await_reading(self) -> None:
+        """From now on the client has to get on with reading what was written."""
+        self._unread = self.transport.get_write_buffer_size()
+        self._await(self._stall)
+
     def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -473,7 +507,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def _look_at_the_clock(self) -> None:
         self._timer = None
-        if self._awaited is None or self._refused or self.transport.is_closing():
+        if self._awaited is None:
             return
         cycle = self._answered
         if cycle is not None and not cycle.response_complete and self._pending is None:
@@ -484,10 +518,12 @@ class HTTPProtocol(HttpToolsProtocol):
             self._set_timer(due)
         elif unread := self.transport.get_write_buffer_size():
             # The answers before are still being read, unless they are not.
-            if unread == self._unread:
+            if unread > self._unread - SLOWEST * self._allowed:
                 self.transport.abort()
-            self._unread = unread
-            self._await(self._allowed)
+                return
+            self._await_reading()
+        elif self._refused or self.transport.is_closing():
+            pass  # what is left to send is on its way
         elif self._in_head:
             problem = f"The head did not come within {self._patience:g} s (read_time)."
             self._problem = 408, Fault("stalled", problem, "client")
@@ -503,6 +539,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._refused = True
         self._give_up()
         self.transport.write_eof()
+        self._await_reading()
         self.loop.call_later(LINGER, self.transport.close)
 
     def _head_size(self) -> int:
@@ -517,7 +554,10 @@ class HTTPProtocol(HttpToolsProtocol):
 
 STEP = 4096
 """Bytes of frames that are parsed before others have their turn: hundreds of pings."""
+LATER, TRIES = 0.1, 20
+"""Seconds after which a connection without room for what comes looks again, and how often."""
 TRY_AGAIN_LATER = 1013
+"""The code of the close that ends such a connection (IANA's registry of close codes)."""
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
@@ -531,6 +571,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     unparsed = b""
     _at = 0  # so much of that is parsed
     _more = 0  # bytes of the message behind its first fragment
+    _tries = 0  # to find room for what has come
     # Texts go on as bytes: whether they are text is found out where they are decoded.
     handle_text = WebSocketsSansIOProtocol.handle_bytes
 
@@ -543,8 +584,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.parse()
 
     def parse(self) -> None:
-        """Parse a little, and go on after others had their turn; or wait until the client reads, or
-        the application takes what has come."""
+        """Parse a little, and go on after others had their turn; or wait until the client reads,
+        the application takes what has come, or there is room for more."""
         if self.transport.is_closing():
             self.unparsed = b""
         elif self.read_paused or not self.writable.is_set() or self._is_early():
@@ -555,29 +596,36 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             if self._at >= len(self.unparsed):
                 self.unparsed, self._at = b"", 0
             super().data_received(step)
-            self._count()
             self.transport.pause_reading()
-            self.loop.call_soon(self.parse)
-        else:
-            self._count()
+            if self._has_room():
+                self.loop.call_soon(self.parse)
+        elif self._has_room():
             self.transport.resume_reading()
+
+    def _has_room(self) -> bool:
+        """Hold what has come of messages. Where there is no room for it, look again later, but not
+        for long: all may be waiting for each other."""
+        size = len(self.conn.reader.buffer)
+        if self.frames:
+            size += len(self.frames[0]) + self._more
+        try:
+            if self.hold is not None and not self.read_paused and max(size, self.hold.size) > SMALL:
+                self.hold.resize(size)
+        except FaultError as error:
+            self._tries += 1
+            if self._tries < TRIES:
+                self.transport.pause_reading()
+                self.loop.call_later(LATER, self.parse)
+            else:
+                self.conn.fail(TRY_AGAIN_LATER, error.fault.message[:120])
+                self.handle_parser_exception()
+            return False
+        self._tries = 0
+        return True
 
     def _is_early(self) -> bool:
         """Whether much has come before the application has accepted the connection."""
         return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
-
-    def _count(self) -> None:
-        """Hold what has come of messages. Where there is no room for it, the connection ends."""
-        size = len(self.conn.reader.buffer)
-        if self.frames:
-            size += len(self.frames[0]) + self._more
-        if self.hold is None or self.read_paused or max(size, self.hold.size) <= SMALL:
-            return
-        try:
-            self.hold.resize(size)
-        except FaultError as error:
-            self.conn.fail(TRY_AGAIN_LATER, error.fault.message[:120])
-            self.handle_parser_exception()
 
     def handle_cont(self, event: Any) -> None:
         self._more = len(event.data) + (self._more if len(self.frames) > 1 else 0)

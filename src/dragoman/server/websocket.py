@@ -361,11 +361,11 @@ class Connection:
         """The plan of a turn that only the connection remembers. Raises FaultError for one that is
         larger, with all it goes on from, than a body may be."""
         id, tenant = new_id(), self.caller.tenant
-        before = self._recent.get(bare(request.previous_response_id or ""))
-        size += 0 if before is None else before.size
-        if size > self.service.settings.body_limit:
-            raise FaultError(too_large(self.service.settings.body_limit))
-        asked = await understand(request, self._runs.store, tenant, recent=self._recent)
+        limit = self.service.settings.body_limit
+        asked = await understand(request, self._runs.store, tenant, most=limit, recent=self._recent)
+        size += asked.size
+        if size > limit:
+            raise FaultError(too_large(limit))
         record = Record(
             id=id,
             tenant=tenant,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dragoman.core.event import Delta, Event, Failed, Started
+from dragoman.core.interfaces import Caller
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.engines.token.scheduler import AHEAD, ThreadQueue
 from dragoman.engines.token.source import NewTokens
@@ -433,3 +434,55 @@ async def test_r4_w24_the_model_reads_every_token_once() -> None:
     async with serving(model) as engine:
         await answered(engine, asked("Hi", max_tokens=50))
     assert sum(map(sum, model.steps)) == 3 + 49
+
+
+async def test_a_request_for_many_choices_leaves_places_to_others() -> None:
+    model = Gated()
+    async with serving(model, concurrency=8) as engine:
+        many = asyncio.ensure_future(answered(engine, asked("many", n=64, max_tokens=8)))
+        await until(model.inside.is_set)
+        small = [asyncio.ensure_future(answered(engine, asked("a", max_tokens=8))) for _ in "ab"]
+        await asyncio.sleep(0.01)
+        model.gate.set()
+        await asyncio.gather(*small)
+        assert len(model.live) <= 6, "it took places that others may want"
+        assert not many.done()
+        await many
+
+
+async def ends(engine: TokenEngine, text: str, tenant: str, **settings: Any) -> Event:
+    """The last event of a tenant's answer."""
+    async with aclosing(engine.stream(asked(text, **settings), Caller(tenant=tenant))) as stream:
+        return [event async for event in stream][-1]
+
+
+async def test_places_go_to_the_tenant_and_the_request_that_have_fewest() -> None:
+    model = Gated()
+    async with serving(model, concurrency=1) as engine:
+        order: list[str] = []
+
+        async def ask(name: str, tenant: str, n: int = 1) -> None:
+            await ends(engine, name, tenant, max_tokens=2, n=n)
+            order.append(name)
+
+        tasks = [asyncio.ensure_future(ask("first", "a"))]
+        await until(model.inside.is_set)
+        for name, tenant, n in (("many", "a", 20), ("one", "a", 1), ("other", "b", 1)):
+            tasks.append(asyncio.ensure_future(ask(name, tenant, n)))
+            await asyncio.sleep(0.01)
+        model.gate.set()
+        await asyncio.gather(*tasks)
+    assert order.index("other") < order.index("many")
+    assert order[-1] == "many"
+
+
+async def test_a_queue_that_others_filled_takes_who_has_nothing_in_it() -> None:
+    model = Gated()
+    async with serving(model, concurrency=4, queue=8) as engine:
+        greedy = [asyncio.ensure_future(ends(engine, "x", "a", max_tokens=2)) for _ in range(16)]
+        await until(model.inside.is_set)
+        small = asyncio.ensure_future(ends(engine, "y", "b", max_tokens=2))
+        await asyncio.sleep(0.01)
+        model.gate.set()
+        assert Failed in map(type, await asyncio.gather(*greedy))
+        assert not isinstance(await small, Failed)
