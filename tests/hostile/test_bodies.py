@@ -1,4 +1,4 @@
-"""What is in a request's body, and how large it is, costs the client that sends it, and no other."""
+"""What is in a body, and how large it is, costs the client that sends it, and no other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.hostile.stage import cpu, gateway, watched
 from tests.mock import Asked, Reply, chunk, completion, plain, stream
 from tests.product import Product, configured
 from tests.samples import samples
-from tests.server.stubs import PATHS, Call, Stub, asking
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing
 
 PATHS = {**PATHS, "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
 HI = b'"messages":[{"role":"user","content":"hi"}]'
@@ -99,7 +99,7 @@ MANY = {
     ),
 }
 BODIES: dict[str, tuple[str, str, Callable[[int], bytes]]] = {
-    name: (wire, param, lambda size, row=row: filled(*row, size))  # type: ignore[misc]
+    name: (wire, param, lambda size, row=row: filled(*row, size))
     for name, (wire, param, *row) in MANY.items()
 } | {
     "2c.08 objects": (
@@ -192,7 +192,7 @@ def test_2c_a_body_of_many_values_is_refused_by_its_field_and_holds_up_nobody(
 
 
 @pytest.mark.parametrize(
-    "wire, start, unit, end",
+    ("wire", "start", "unit", "end"),
     [
         ("chat", M + b'"messages":[', MESSAGE, b"]}"),
         ("responses", M + b'"input":[', MESSAGE, b"]}"),
@@ -274,7 +274,7 @@ OVER: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("wire, setting, fields, param", OVER, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("wire", "setting", "fields", "param"), OVER)
 async def test_a_limit_is_a_setting_and_names_its_field(
     wire: str, setting: str, fields: dict[str, Any], param: str
 ) -> None:
@@ -388,7 +388,7 @@ def thread_of(body: bytes, limits: Limits) -> int:
 
 
 @pytest.mark.parametrize(
-    "body, heavy",
+    ("body", "heavy"),
     [
         (b"x" * 64 * 1024, False),
         (b"[" * 60_000, False),
@@ -470,7 +470,7 @@ async def test_2f_04_a_large_request_is_encoded_and_packed_in_threads(
 
     monkeypatch.setattr(sql, "_inserts", noted)
     store = Memory(MemoryStore())
-    app = App(Stub(*asking_for_nothing()), Settings(), store)
+    app = App(Stub(*OPENING, *closing("")), Settings(), store)
     for size in (10, 1_100_000):
         for streamed in (False, True):
             body = {"model": "stub", "input": "x" * size, "stream": streamed}
@@ -493,12 +493,6 @@ async def test_2f_04_a_large_request_is_encoded_and_packed_in_threads(
             pass
     await remote.close()
     assert encoded == [False, True]
-
-
-def asking_for_nothing() -> list[Any]:
-    from tests.server.stubs import OPENING, closing
-
-    return [*OPENING, *closing("")]
 
 
 # ---- memory ----------------------------------------------------------------------------------

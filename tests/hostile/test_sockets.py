@@ -1,4 +1,4 @@
-"""What a WebSocket's client sends, has waiting, has remembered or leaves unread is bounded by bytes."""
+"""What a WebSocket's client sends, has waiting or remembered, or leaves unread is bounded."""
 
 from __future__ import annotations
 

@@ -335,7 +335,12 @@ class Connection:
         if asked.hold is not None:
             caller = replace(caller, size=asked.size)
         try:
-            plan = self._plan(asked, caller)
+            memory, request = service.memory, asked.request
+            plan: Plan | Awaitable[Plan]
+            if memory is not None and request.store is not False:
+                plan = memory.plan(RESPONSES.name, request, caller, self._recent)
+            else:
+                plan = self._remembered(request, asked.size)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once(caller.tenant):
                 plan = await service.admit(plan, caller)
             turn = Turn(self, lane, plan, caller)
@@ -350,12 +355,6 @@ class Connection:
             self._turns.discard(turn)
             turn.stop(GONE)
         return not turn.failed
-
-    def _plan(self, asked: Waiting, caller: Caller) -> Plan | Awaitable[Plan]:
-        memory, request = self.service.memory, asked.request
-        if memory is not None and request.store is not False:
-            return memory.plan(RESPONSES.name, request, caller, self._recent)
-        return self._remembered(request, asked.size)
 
     async def _remembered(self, request: Request, size: int) -> Plan:
         """The plan of a turn that only the connection remembers. Raises FaultError for one that is
