@@ -234,9 +234,7 @@ class Server(uvicorn.Server):
         super().__init__(
             HTTPConfig(
                 app,
-                header_limit=settings.header_limit,
-                read_time=settings.read_time,
-                stall=settings.stall,
+                settings,
                 http=HTTPProtocol,
                 ws=SocketProtocol,
                 ws_max_size=settings.body_limit,
