@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from dragoman.formats.format import PLAIN, Format, Setting
@@ -89,8 +89,13 @@ def format_of(
             return by_name(named)
         raise ValueError(f"{folder}: {error}") from None
     if warning := warning_of(found):
-        _log.warning("%s: %s", folder, warning)
+        _warn_once(str(folder), warning)
     return found
+
+
+@cache
+def _warn_once(folder: str, warning: str) -> None:
+    _log.warning("%s: %s", folder, warning)
 
 
 def warning_of(format: Format) -> str | None:
