@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -50,6 +51,33 @@ class GivenUpError(Exception):
     """The process took more than its limits allow, or died."""
 
 
+class Interest:
+    """Somebody waits for the work of a thread. `process` is one that the work waits for."""
+
+    def __init__(self) -> None:
+        self.left = False
+        self.process = 0
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        self.left = True
+        if self.process:
+            end(self.process)
+
+    def began(self, process: int) -> None:
+        """The work waits for a process; 0: no longer. Raises CancelledError where nobody waits for
+        the work."""
+        self.process = process
+        if self.left:
+            if process:
+                end(process)
+            raise CancelledError
+
+
+here = threading.local()
+"""The interest in the work of this thread, where there is any to lose."""
+
+
 class Child:
     """A process that answers messages by a function of ours.
 
@@ -74,11 +102,12 @@ class Child:
         with self._lock:
             self._start(limits)
 
-    def ask(self, message: bytes, limits: Limits, began: Callable[[int], None]) -> bytes:
-        """The answer. `began` is called with the id of the process, to be ended by whoever loses
-        interest. Raises ChildError and GivenUpError."""
+    def ask(self, message: bytes, limits: Limits) -> bytes:
+        """The answer. Its process ends with the interest in this thread's work (`here.interest`).
+        Raises ChildError and GivenUpError."""
         if not FORKS:
             return self._here(message)
+        interest = getattr(here, "interest", None) or Interest()
         ours, theirs = Pipe()
         with ours:
             with theirs:
@@ -87,7 +116,7 @@ class Child:
                 if not ours.poll(START_SECONDS):
                     raise GivenUpError
                 pid = int(ours.recv_bytes())
-                began(pid)
+                interest.began(pid)
                 ours.send_bytes(message)
                 if not ours.poll(limits.seconds * PATIENCE):
                     end(pid)
@@ -95,6 +124,8 @@ class Child:
                 return _unwrapped(ours.recv_bytes(limits.answer + 1))
             except (EOFError, OSError) as error:
                 raise GivenUpError from error
+            finally:
+                interest.began(0)
 
     def close(self) -> None:
         """End the process."""
@@ -120,17 +151,7 @@ class Child:
 
     def _start(self, limits: Limits) -> Connection:
         self._close()
-        ours, theirs = Pipe()
-        module = f"from {__name__} import serve; serve(3)"
-        environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # and no keys
-        with theirs:
-            self._pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-c", module],
-                environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
-                setpgroup=0,  # Ctrl-C is ours to handle
-            )
+        self._pid, ours = spawn(__name__, {})
         self._control, self._owner = ours, os.getpid()
         try:
             ours.send((self._function, self._setup, limits.seconds, limits.memory))
@@ -161,6 +182,30 @@ class Child:
         return b"" if message is None else self._inline(message)
 
 
+def spawn(module: str, environ: Mapping[str, str]) -> tuple[int, Connection]:
+    """A process of Python that runs `serve` of a module, and the connection to it, which is its
+    descriptor 3. It has this environment alone."""
+    ours, theirs = Pipe()
+    with theirs:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", f"from {module} import serve; serve()"],
+            {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
+            setpgroup=0,  # Ctrl-C is ours to handle
+        )
+    return pid, ours
+
+
+def inherited() -> Connection:
+    """In a spawned process: the connection to who spawned it. What a library prints is not for our
+    standard output."""
+    os.dup2(2, 1)
+    control = Connection(os.dup(3))
+    os.close(3)
+    return control
+
+
 def end(pid: int) -> None:
     """End a process at once, if it is there."""
     with suppress(ProcessLookupError, PermissionError):
@@ -181,11 +226,9 @@ def _unwrapped(answer: bytes) -> bytes:
 # ---- in the child ------------------------------------------------------------------------------
 
 
-def serve(descriptor: int) -> None:
+def serve() -> None:
     """The child's life: prepare, then fork for each message until the connection is closed."""
-    control = Connection(os.dup(descriptor))
-    os.close(descriptor)
-    os.dup2(2, 1)  # what a library prints is not for our standard output
+    control = inherited()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
     function, setup, seconds, memory = control.recv()
     answering: Answering | None = None
@@ -241,7 +284,7 @@ def _limit(seconds: int, memory: int) -> Callable[[], None]:
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF)
-    whole = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    whole = max(round(used.ru_utime + used.ru_stime + seconds), 1)
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: whole}
     with suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])

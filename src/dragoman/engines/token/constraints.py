@@ -38,8 +38,6 @@ from dragoman.formats.grammar.demand import (
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
 
-from .turns import began
-
 if TYPE_CHECKING:
     import llguidance
     from numpy.typing import NDArray
@@ -308,7 +306,7 @@ class GrammarCompiler:
         ]
         try:
             message = msgspec.msgpack.encode([(None, whole), *parts])
-            answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY), began)
+            answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY))
         except (GivenUpError, ChildError) as error:
             problem = (
                 f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB to compile. "

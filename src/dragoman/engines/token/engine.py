@@ -584,7 +584,8 @@ class TokenEngine:
         self, tenant: str, work: Callable[[Request], Done], request: Request
     ) -> Done:
         """Run on a thread what may take longer than some microseconds."""
-        room = -1 if request.tools or default_guarantee(request) else _QUICK
+        slow = request.tools or default_guarantee(request) or getattr(self.format, "slow", False)
+        room = -1 if slow else _QUICK
         room -= 20 * len(request.sampling.logit_bias or ())
         for item in request.items:
             if not isinstance(item, Message) or not isinstance(item.content, str):
