@@ -213,6 +213,22 @@ def test_compiled_grammars_are_bounded_by_the_memory_they_take(monkeypatch) -> N
     guide.close()
 
 
+def test_a_grammar_that_reached_its_limit_is_compiled_again(monkeypatch) -> None:
+    monkeypatch.setattr(constraints, "MAX_STATES", 1_000)
+    guide = GrammarCompiler(ByteTokenizer())
+    grammar = Grammar("start: /(?s:.*)a(?s:.){200}b(?s:.){100}/")
+    first = guide.compiled(grammar)
+    motion, random = first.state(), np.random.default_rng(1)
+    with pytest.raises(FaultError, match="too many states"):
+        for byte in random.choice(list(b"ab"), 2_000):
+            motion.mask(np.zeros(256))
+            motion.accept([int(byte)])
+    second = guide.compiled(grammar)
+    assert second is not first
+    second.state().mask(np.zeros(256))
+    guide.close()
+
+
 def test_a_tenant_is_not_given_what_another_compiled() -> None:
     guide = GrammarCompiler(ByteTokenizer())
     grammar = Grammar('start: "a"')
