@@ -211,6 +211,20 @@ def test_what_is_larger_than_the_most_is_refused_by_its_place(place, most, more)
     assert raised.value.fault.param == f"schema{place}"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"properties": {f"p{n}": {"not": {}} for n in range(400)}},
+        {"properties": {"x" * 100_000: {"not": {}}}},
+        {"$ref": "#/" + "a/" * 50_000},
+    ],
+)
+def test_a_refusal_is_brief(wrong) -> None:
+    with pytest.raises(FaultError) as raised:
+        enforceable(wrong, "schema")
+    assert len(raised.value.fault.message) < 1_000
+
+
 def test_references_in_a_ring_are_followed_once() -> None:
     ring = {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}
     assert enforceable(ring, "schema") == ring
