@@ -409,3 +409,18 @@ async def test_a_choice_and_a_grammar_bind_the_whole_answer(engine: TokenEngine)
         assert chosen.status == "incomplete" or chosen.text in texts
         summed = await answer(engine, asked(seed, 1.0, extra={"chat": {"guided_grammar": sums}}))
         assert summed.status == "incomplete" or re.fullmatch(r"\d\d?(\+\d\d?){1,3}", summed.text)
+
+
+def test_a14_the_grammar_used_least_recently_is_compiled_again(monkeypatch) -> None:
+    compiler = GrammarCompiler(ByteTokenizer())
+    first, second, third = (Grammar(f'start: "{word}"') for word in ("one", "two", "six"))
+    try:
+        weight = compiler.compiled(first).weight
+        monkeypatch.setattr(constraints, "MAX_KEPT", 2 * weight + weight // 2)
+        kept, other = compiler.compiled(first), compiler.compiled(second)
+        assert compiler.compiled(first) is kept  # and so is used later than the second
+        compiler.compiled(third)
+        assert compiler.compiled(first) is kept
+        assert compiler.compiled(second) is not other
+    finally:
+        compiler.close()
