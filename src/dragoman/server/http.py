@@ -432,10 +432,13 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         status, fault = self._problem or (400, bad_request(msg))
         body = wire_error.encode(fault)
-        id = next(request_ids[0]).encode()
+        id = next(request_ids[0])
+        if entry := cast(Any, self.app).entry():
+            entry.end = fault.code
+            entry.write("-", "-", status, id)
         headers = [
             *MARKS,
-            *[(name, id) for name in ID_HEADERS],
+            *[(name, id.encode()) for name in ID_HEADERS],
             JSON_TYPE,
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from operator import index
-from traceback import format_tb
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -57,9 +55,6 @@ class ScoringModel(Protocol):
     def close(self, slot: Slot) -> None:
         """The sequence has ended."""
         ...
-
-
-_log = logging.getLogger("dragoman")
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -128,13 +123,3 @@ class TokenCounter:
         elif self.count >= self._job.limit:
             self.end = "length"
         return id
-
-
-def model_fault(error: Exception) -> Fault:
-    """The fault of a model that raised. Reported and logged without the exception's text, which may
-    quote a prompt."""
-    if isinstance(error, FaultError):
-        return error.fault
-    kind = type(error).__name__
-    _log.error("the model failed with %s:\n%s", kind, "".join(format_tb(error.__traceback__)))
-    return Fault("internal", f"The model failed with {kind}; this server's log says where.")
