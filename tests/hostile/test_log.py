@@ -226,8 +226,12 @@ async def test_n3_what_an_engine_raises_is_logged_with_traceback_and_request(
     assert b"missing" not in call.body
     (record,) = errors(caplog)
     assert record.request == "req_mine"
-    assert " for req_mine\nTraceback" in record.getMessage()
-    assert "KeyError: 'what is missing'" in record.getMessage()
+    said = record.getMessage()
+    assert " for req_mine\nTraceback" in said
+    assert "KeyError" in said
+    assert "in broken" in said or isinstance(engine, Stub)
+    # What a model of tokens says may quote a prompt.
+    assert ("what is missing" in said) is not isinstance(engine, TokenEngine)
     await engine.close()
 
 

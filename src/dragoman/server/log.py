@@ -129,6 +129,6 @@ def printable(text: str) -> str:
     r"""Text on one line, without what commands a terminal.
 
     >>> printable("a\r\n\x1b[2Jb")
-    'a??[2Jb'
+    'a???[2Jb'
     """
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -12,9 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from dragoman.core.request import Sampling
-from dragoman.engines.base import fault_from
 
-from .source import Job, NewTokens, TokenCounter
+from .source import Job, NewTokens, TokenCounter, model_fault
 
 Stream = Callable[[list[int], Sampling], AsyncIterator[int | Sequence[int]]]
 """Takes the ids of the prompt and the sampling; yields ids, one or several at a time."""
@@ -210,6 +209,6 @@ class StreamModel:
             task = asyncio.current_task()
             cancelled = task is not None and task.cancelling()
             if counter.end is None and not cancelled:  # else an error of the stream's own clean-up
-                await queue.put((index, NewTokens([], [], fault_from(error))))
+                await queue.put((index, NewTokens([], [], model_fault(error))))
         else:
             await queue.put((index, NewTokens([], [], "stop")))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
-from dragoman.engines.base import fault_from, request_id
+from dragoman.engines.base import request_id
 
 from .next_token import NextTokenModel
-from .source import Job, NewTokens, ScoringModel, Slot, TokenCounter
+from .source import Job, NewTokens, ScoringModel, Slot, TokenCounter, model_fault
 
 if TYPE_CHECKING:
     from .sampler import Sampler
@@ -170,7 +170,7 @@ class RunningSequence:
             _log.exception("the model could not close a slot")
 
     def fail(self, error: Exception) -> None:
-        self._end(fault_from(error, request=self._request))
+        self._end(model_fault(error, self._request))
 
     def take_new(self) -> NewTokens | None:
         """The new tokens, to be delivered on the reader's loop."""

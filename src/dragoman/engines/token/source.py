@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
+from traceback import format_tb
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from msgspec import Struct
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 from dragoman.core.request import Sampling
+from dragoman.engines.base import request_id
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
     Logits = NDArray[Any]
     """Scores of every token of the vocabulary, floats, before the softmax."""
+
+
+_log = logging.getLogger("dragoman")
 
 
 class Slot(Protocol):
@@ -123,3 +128,15 @@ class TokenCounter:
         elif self.count >= self._job.limit:
             self.end = "length"
         return id
+
+
+def model_fault(error: Exception, request: str | None = None) -> Fault:
+    """The fault of a model that raised, which is logged with the id of the request. Neither has the
+    exception's text, which may quote a prompt."""
+    if isinstance(error, FaultError):
+        return error.fault
+    kind, frames = type(error).__name__, "".join(format_tb(error.__traceback__))
+    request = request_id.get() if request is None else request
+    what = f"the model failed with {kind}{f' for {request}' if request else ''}"
+    _log.error("%s\nTraceback:\n%s", what, frames, extra={"request": request})
+    return Fault("internal", f"The model failed with {kind}; this server's log says where.")
