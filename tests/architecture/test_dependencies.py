@@ -33,7 +33,7 @@ def licence(package: Distribution) -> str:
     return expression.removesuffix(" License")
 
 
-def test_few_packages() -> None:
+def test_an_install_brings_no_more_packages_than_are_decided() -> None:
     assert len(required()) <= PACKAGES
 
 

@@ -10,7 +10,7 @@ from tests.mock import Asked, Reply, chunk, head, stream
 from tests.samples import samples
 
 TRIALS = samples(5, 20)
-AT_ONCE = 1.0
+AT_ONCE = 0.25
 """Seconds by the clock of the loop (tests/steady.py) within which the upstream must see it. Work
 and a machine that stops count as moments there, so this is time that somebody waited on purpose."""
 

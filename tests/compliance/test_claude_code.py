@@ -288,7 +288,7 @@ CUT = answered(call(0, "call_a", "Bash"), more(0, '{"command":"touch cut"')).pie
     ],
     ids=["429", "503", "cut", "reset"],
 )
-async def test_it_asks_again_where_an_answer_fails(first, tmp_path) -> None:
+async def test_claude_code_asks_again_where_an_answer_fails(first, tmp_path) -> None:
     """A call that was cut is not run."""
     async with behind(lambda _: first if len(server.up.asked) == 1 else DONE) as server:
         printed = await run_claude(server.base_url, tmp_path, "Go.")
@@ -298,7 +298,7 @@ async def test_it_asks_again_where_an_answer_fails(first, tmp_path) -> None:
     assert '"type": "tool_use"' not in json.dumps([each.get("message") for each in printed])
 
 
-async def test_it_says_so_where_every_answer_fails(tmp_path) -> None:
+async def test_claude_code_reports_where_every_answer_fails(tmp_path) -> None:
     environ = {"CLAUDE_CODE_MAX_RETRIES": "1"}
     async with behind(Reply(CUT)) as server:
         *_, end = await run_claude(server.base_url, tmp_path, "Go.", code=1, **environ)
@@ -306,7 +306,7 @@ async def test_it_says_so_where_every_answer_fails(tmp_path) -> None:
     assert "ended the stream before the answer was finished" in end["result"]
 
 
-async def test_it_compacts_a_conversation_that_exceeds_the_context(tmp_path) -> None:
+async def test_claude_code_compacts_a_conversation_that_exceeds_the_context(tmp_path) -> None:
     """It does at the words of this protocol, which say what Chat has a code for."""
     problem = {"message": "There are 9 tokens, and 8 fit.", "code": "context_length_exceeded"}
     long = json.dumps({"command": "head -c 20000 /dev/zero | tr '\\0' a", "description": "Fills"})

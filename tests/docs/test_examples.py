@@ -46,7 +46,9 @@ def server() -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a:DeprecationWarning")  # by the SDK
 @pytest.mark.parametrize("page", BY_PAGE)
-def test_pages(page, eval_example: EvalExample, request, capsys) -> None:
+def test_python_in_pages_prints_what_they_say(
+    page, eval_example: EvalExample, request, capsys
+) -> None:
     """The examples of a page run one after the other, as if typed into one session."""
     known: dict[str, object] = {}
     for example in BY_PAGE[page]:
@@ -65,7 +67,7 @@ def test_pages(page, eval_example: EvalExample, request, capsys) -> None:
 
 
 @pytest.mark.parametrize("module", DOCTESTED)
-def test_docstrings(module) -> None:
+def test_examples_in_docstrings_hold(module) -> None:
     outcome = doctest.testmod(importlib.import_module(module))
     assert outcome.attempted
     assert not outcome.failed

@@ -108,7 +108,7 @@ async def test_same_question_has_the_same_answer() -> None:
     assert (one.text, one.usage) == (two.text, two.usage)
 
 
-async def test_choices_differ() -> None:
+async def test_choices_of_the_demo_engine_differ() -> None:
     response = await ask("Hello!", sampling=Sampling(n=3))
     assert response.choices == (0, 1, 2)
     assert response.reasons == ("stop",) * 3

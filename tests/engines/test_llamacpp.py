@@ -49,7 +49,7 @@ def asking(text: str) -> Request:
     )
 
 
-async def test_it_answers_in_text_and_in_calls(engine: LlamaCpp) -> None:
+async def test_gguf_model_answers_in_text_and_in_calls(engine: LlamaCpp) -> None:
     assert (await answered(engine, asking("Hello!"))).text == HELLO
     wanted = replace(asking("What is the weather in Paris?"), tools=(WEATHER,))
     (call,) = (await answered(engine, wanted)).output
@@ -107,7 +107,7 @@ async def test_the_tokens_of_a_demanded_form_are_those_of_its_text(
     assert trimmed  # else there is nothing left to align
 
 
-async def test_other_tokens_are_as_they_come(engine: LlamaCpp) -> None:
+async def test_tokens_without_a_format_are_as_llamacpp_sent_them(engine: LlamaCpp) -> None:
     request = replace(asking("Hello!"), sampling=Sampling(temperature=0, logprobs=True))
     assert engine.prepare(request, ANYONE) is None
     assert engine.prepare(replace(asking("Hello!"), format=SHAPE), ANYONE) is None

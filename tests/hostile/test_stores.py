@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
@@ -13,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from dragoman.core.event import Event
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores.base import Breaker, Paging, Record
+from dragoman.server.state import run
+from dragoman.server.state.run import Run
+from dragoman.stores.base import Breaker, Paging, Record, StoreError
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore, migrate
 from tests.postgres import Postgres
-from tests.server.state.storing import Server, storing
-from tests.server.stubs import OPENING, Call, Stub
+from tests.server.state.storing import Server, frames, identity, storing
+from tests.server.stubs import OPENING, Call, Stub, word
 from tests.server.stubs import closing as ended
 
 PATIENCE = 0.3
@@ -45,20 +48,19 @@ class Known:
 
 
 async def known(server: Server) -> Known:
-    asked = [
-        await server.ask(),
-        await server.ask(stream=True),
-        await server.ask(background=True),
-        await on(server, "POST", "/v1/conversations", {"items": []}),
-        await on(server, "POST", "/v1/chat/completions", CHAT),
-    ]
-    ids = [
-        json.loads(call.body.split(b"data: ")[-1])["id"] for call in asked if call is not asked[1]
-    ]
-    first = json.loads(asked[1].body.split(b"data: ")[1].split(b"\n")[0])
-    for run in tuple(server.memory.runs.live.values()):
-        await run.finished()
-    return Known(ids[0], first["response"]["id"], *ids[1:])
+    response, stream = await server.ask(), await server.ask(stream=True)
+    background = await server.ask(background=True)
+    conversation = await on(server, "POST", "/v1/conversations", {"items": []})
+    completion = await on(server, "POST", "/v1/chat/completions", CHAT)
+    for live in tuple(server.memory.runs.live.values()):
+        await live.finished()
+    return Known(
+        response.json["id"],
+        identity(stream),
+        background.json["id"],
+        conversation.json["id"],
+        completion.json["id"],
+    )
 
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}], "store": True}
@@ -257,6 +259,137 @@ async def test_run_is_not_ended_by_a_server_whose_clock_differs(
         (run,) = one.memory.runs.live.values()
         await run.finished()
         assert (await two.get(f"/{asked.json['id']}")).json["status"] == "completed"
+
+
+# ---- a store that fails for a moment -------------------------------------------------------
+
+
+class Failing:
+    """Fails at these methods of a store while it is `on`."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.on = False
+        self.failed = 0
+        self._again = asyncio.Event()
+        for name in names:
+            monkeypatch.setattr(store, name, self._method(getattr(store, name)))
+
+    def _method(self, inside: Callable[..., Any]) -> Callable[..., Any]:
+        async def method(*given: Any, **named: Any) -> Any:
+            if self.on:
+                self.failed += 1
+                self._again.set()
+                raise StoreError("The disk is full.", "SQLite")
+            return await inside(*given, **named)
+
+        return method
+
+    async def more(self) -> None:
+        """Return when it has failed once more."""
+        self._again.clear()
+        await self._again.wait()
+
+
+@pytest.mark.parametrize(
+    ("background", "ending"),
+    [(False, False), (True, False), (True, True)],  # the client of a stream waits for the end
+    ids=["stream", "background", "background, at the end"],
+)
+async def test_answer_is_stored_though_its_store_fails_for_a_moment(
+    background, ending, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(run, "RETRY", 0.01)
+    monkeypatch.setattr(run, "BEHIND", 0.01)
+    first, second, third = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    text = (word("a"), first, word("b"), second, word("c"), third)
+    store = SqliteStore(tmp_path / "store.db")
+    failing = Failing(store, monkeypatch, "append", "finish", "log")
+    async with (
+        asyncio.timeout(BOUND),
+        storing(Stub(*OPENING, *text, *ended("abc")), store) as server,
+    ):
+        asking = asyncio.create_task(server.ask(stream=True, background=background))
+        while not server.memory.runs.live or not (await ids(store, "")):
+            await asyncio.sleep(0.01)
+        (live,) = server.memory.runs.live.values()
+        while not live._stored:
+            await asyncio.sleep(0.01)
+        first.set()
+        while not live._first:  # what came is in the store alone
+            await asyncio.sleep(0.01)
+        failing.on = True
+        follower = asyncio.create_task(taken(live))
+        second.set()
+        await failing.more()
+        if ending:
+            third.set()
+            await failing.more()
+            await failing.more()
+        failing.on = False
+        third.set()
+        body = (await asking).body
+        assert b"x-dragoman-loss" not in body
+        assert b'"delta":"c"' in body
+        found = (await server.get(f"/resp_{live.record.id}")).json
+        assert found["status"] == "completed"
+        assert found["output"][0]["content"][0]["text"] == "abc"
+        replay = await server.get(f"/resp_{live.record.id}?stream=true")
+        assert frames(replay.body) == frames(body)
+        assert len(await follower) == len(OPENING) + 3 + len(ended(""))
+
+
+async def taken(live: Run) -> list[Event]:
+    return [event async for batch in live.follow() for event in batch]
+
+
+async def test_background_answer_that_cannot_be_stored_says_so(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(run, "RETRY", 0.01)
+    monkeypatch.setattr(run.held, "__defaults__", (0.05,))
+    store = SqliteStore(tmp_path / "store.db")
+    failing = Failing(store, monkeypatch, "finish")
+    failing.on = True
+    async with asyncio.timeout(BOUND), storing(Stub(), store) as server:
+        asked = await server.ask(stream=True, background=True)
+        assert failing.failed > 1
+        assert b"x-dragoman-loss: dropped: store" in asked.body
+        assert caplog.text.count("could not be stored") == 1
+
+
+async def test_run_whose_end_cannot_be_stored_holds_up_no_cancel(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run, "PATIENCE", 0.1)
+    store = SqliteStore(tmp_path / "store.db")
+    failing = Failing(store, monkeypatch, "finish")
+    gate = asyncio.Event()
+    async with asyncio.timeout(BOUND), storing(Stub(*OPENING, gate), store) as server:
+        asked = await server.ask(background=True)
+        failing.on = True
+        path = f"/v1/responses/{asked.json['id']}/cancel"
+        assert (await on(server, "POST", path)).json["status"] in ("queued", "in_progress")
+        failing.on = False
+        for live in tuple(server.memory.runs.live.values()):
+            await live.finished()
+        assert (await on(server, "POST", path)).json["status"] == "cancelled"
+
+
+async def test_runs_of_others_are_left_alone_after_the_store_failed(tmp_path, monkeypatch) -> None:
+    """Their servers could not renew their leases either."""
+    store = SqliteStore(tmp_path / "store.db")
+    failing = Failing(store, monkeypatch, "take_orphans")
+    failing.on = True
+    other = replace(whole("r", ""), status="in_progress", response=None, owner="other", lease=1.0)
+    async with asyncio.timeout(BOUND), storing(Stub(), store, lease=2) as server:
+        await store.begin(other)
+        server.memory.begin()
+        await failing.more()
+        failing.on = False
+        await asyncio.sleep(1.0)
+        assert await store.renew_leases(["r"], time.time() + 60) == ()
+        await asyncio.sleep(1.5)
+        found = await store.get("", "r")
+        assert found is not None
+        assert found.running
 
 
 # ---- bounds --------------------------------------------------------------------------------

@@ -290,7 +290,7 @@ async def test_time_outs_of_one_request_win() -> None:
                 pass
 
 
-async def test_ipv6() -> None:
+async def test_ipv6_address_is_connected_to_and_named_in_brackets() -> None:
     async with Peer(answering(plain(b"hello")), host="::1") as peer, Client() as client:
         assert await fetch(client, peer.url) == b"hello"
     assert f"host: [::1]:{peer.port}".encode() in peer.requests[0]

@@ -52,7 +52,7 @@ def through(peer: Peer, credentials: str = "") -> Proxies:
     return Proxies(http=proxy, https=proxy)
 
 
-async def test_https(server_tls, trusting) -> None:
+async def test_https_connection_is_reused(server_tls, trusting) -> None:
     serve = answering(plain(b"hello"), plain(b"again"))
     async with Peer(serve, server_tls("127.0.0.1")) as peer, Client(tls=trusting) as client:
         assert await get(client, peer.url) == b"hello"

@@ -48,7 +48,7 @@ def chosen(environ: dict[str, str], url: str) -> str | None:
 
 
 @pytest.mark.parametrize(("environ", "http", "https"), CASES["variables"])
-def test_variables(environ, http, https) -> None:
+def test_proxy_of_a_scheme_comes_from_its_variable(environ, http, https) -> None:
     assert chosen(environ, "http://a.example/") == http
     assert chosen(environ, "https://a.example/") == https
 

@@ -252,7 +252,8 @@ async def test_status_of_an_upstream_becomes_the_sdks_exception(wire) -> None:
         return blocks.refusal(status, REFUSALS[status][1], "No, thank you.", "retry-after: 7")
 
     upstream: JSON = {"wire": wire, "pass_client_key": True}
-    async with behind(refuse, **upstream) as server, sdk(server.base_url) as client:
+    server_of = behind(refuse, **upstream)
+    async with server_of as server, sdk(server.base_url, api_key="of-the-client") as client:
         for status, (name, kind) in REFUSALS.items():
             for stream in (False, True):
                 with pytest.raises(anthropic.APIStatusError) as caught:

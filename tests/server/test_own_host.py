@@ -392,6 +392,9 @@ class Link(asyncio.Transport):
 
     abort = close
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.closed
 
@@ -403,7 +406,7 @@ class Link(asyncio.Transport):
 
 
 def connected(app: Any) -> tuple[HTTPProtocol, Link]:
-    limits = {"header_limit": 65536, "read_time": 60}
+    limits = {"header_limit": 65536, "read_time": 60, "stall": 60}
     config = HTTPConfig(app, **limits, interface="asgi3", proxy_headers=False, log_config=None)
     config.load()
     state, link = ServerState(), Link()

@@ -140,3 +140,14 @@ async def test_part_is_deleted_with_its_last_response_and_never_before(postgres:
     await connection.close()
     for store in stores:
         await store.close()
+
+
+async def test_read_that_nobody_waits_for_leaves_nothing_behind(postgres: Postgres) -> None:
+    store = PostgresStore(await postgres.database())
+    await store.ready()
+    reading = asyncio.create_task(store._read("SELECT pg_sleep(0.2)"))
+    await asyncio.sleep(0.05)
+    reading.cancel()
+    await asyncio.wait((reading,))
+    await store.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -126,7 +126,7 @@ def test_reasoning_over_both_wires(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_one_call(sdk: OpenAI, choice) -> None:
+def test_forced_call_reaches_clients_whole_and_streamed(sdk: OpenAI, choice) -> None:
     question = "What is the weather in Paris?"
     asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice}
     for completion in (chat(sdk, question, **asked), chat_stream(sdk, question, **asked)[1]):

@@ -76,7 +76,7 @@ class App:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
-        budget = Budget(settings.memory, int(settings.memory * share))
+        self.budget = budget = Budget(settings.memory, int(settings.memory * share))
         if memory is not None:
             memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
         lane = Gate(1, settings.queue, settings.queue_time, share)
@@ -131,6 +131,7 @@ class App:
                     if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
                         return None
                 caller = self._caller(exchange)
+                exchange.tenant = caller.tenant
             if b"upgrade" in headers and exchange.header(b"upgrade").lower() == "websocket":
                 raise FaultError(NO_WEBSOCKET)
             handler = self._router.handlers.get((exchange.method, path))

@@ -107,4 +107,5 @@ class Endpoints:
         memory = self._service.memory
         if memory is None:
             return without_store(request)[0]
-        return (await understand(request, memory.store, caller.tenant)).whole
+        most = self._service.settings.body_limit
+        return (await understand(request, memory.store, caller.tenant, most=most)).whole

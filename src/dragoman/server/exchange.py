@@ -33,6 +33,10 @@ class Held(Protocol):
 
     size: int
 
+    def resize(self, size: int) -> None:
+        """They are so many from now on. Raises FaultError where there is no room for more."""
+        ...
+
     def close(self) -> None:
         """They are not held any more."""
         ...
@@ -73,10 +77,11 @@ class Exchange:
     the body of the request where all of it came before the handler was called, until it is taken;
     else it is to be read. `hold` is what that holds of the memory, until the answer has it. `entry`
     is its line in the request log, if there is one. `passed` are headers of the request that may
-    travel to an upstream.
+    travel to an upstream. `tenant` is whose request it is.
     """
 
     status = 0
+    tenant = ""
     whole: bytes | None = None
     hold: Held | None = None
     entry: Entry | None = None
@@ -166,10 +171,11 @@ class Exchange:
         self.end()
 
     def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-        """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
-        self.status = status
+        """Answer whole; a body is JSON. A HEAD request gets the headers alone. Raises FaultError
+        where there is no room for the body."""
         kind = (JSON_TYPE,) if body else ()
         self.start(status, [*self.marks, *headers, *kind], body)
+        self.status = status
         if self.entry is not None:
             self.end()
 

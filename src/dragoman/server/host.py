@@ -232,6 +232,7 @@ class Server(uvicorn.Server):
                 app,
                 header_limit=settings.header_limit,
                 read_time=settings.read_time,
+                stall=settings.stall,
                 http=HTTPProtocol,
                 ws="websockets-sansio",
                 ws_max_size=settings.body_limit,

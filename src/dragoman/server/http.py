@@ -19,6 +19,7 @@ from dragoman.wire import error as wire_error
 
 from .cancellation import GONE, Peer
 from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
+from .limits import Budget, Hold
 
 _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
@@ -101,6 +102,8 @@ class HTTPExchange(Exchange):
         close = b"" if self.keep_alive else b"connection: close\r\n"
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         parts = (STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n")
+        if body is not None and len(body) > HIGH_WATER_LIMIT:
+            connection.hold(self.tenant, len(body))
         self.response_started = True
         if body is None:
             self._head = b"".join(parts)
@@ -139,6 +142,8 @@ def _target(url: bytes) -> tuple[str, bytes, bytes]:
     return unquote(parsed.path.decode("ascii")), parsed.query, parsed.netloc
 
 
+SLOWEST = 1024
+"""Bytes that a client must read in a second of an answer that is written, not to be let go."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_LOOK, LAST_LOOK = 0.01, 5.0
 """Seconds between two looks for a reset: the first and the longest."""
@@ -158,12 +163,16 @@ async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
 
 
 class HTTPConfig(Config):
-    """uvicorn's configuration, and two limits it does not have: bytes and seconds of a head."""
+    """uvicorn's configuration, and limits it does not have: bytes and seconds of a head, and how
+    long an answer may be left unread."""
 
-    def __init__(self, app: Any, *, header_limit: int, read_time: float, **options: Any) -> None:
+    def __init__(
+        self, app: Any, *, header_limit: int, read_time: float, stall: float, **options: Any
+    ) -> None:
         super().__init__(app, **options)
         self.header_limit = header_limit
         self.read_time = read_time
+        self.stall = stall
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -172,9 +181,9 @@ class HTTPProtocol(HttpToolsProtocol):
     # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
     # fmt: off
     __slots__ = (
-        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_in_head",
-        "_limit", "_patience", "_pending", "_problem", "_received", "_refused", "_timed", "_timer",
-        "_timer_at", "_unread", "_upgrades", "defaults",
+        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_hold",
+        "_in_head", "_limit", "_patience", "_pending", "_problem", "_received", "_refused",
+        "_stall", "_timed", "_timer", "_timer_at", "_unread", "_upgrades", "defaults",
     )
     # fmt: on
 
@@ -189,12 +198,14 @@ class HTTPProtocol(HttpToolsProtocol):
         self.pipeline = cast(Any, [])  # requests behind the one that is answered; a deque is large
         self._limit = config.header_limit
         self._patience = config.read_time
+        self._stall = config.stall
         # Since when the next request is awaited; None while one is answered.
         self._awaited: float | None = None
         self._allowed = 0.0  # seconds it may be awaited
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._unread = 0  # bytes that the client had not read when the timer went off
+        self._unread = 0  # bytes that the client had not read when last looked at
+        self._hold: Hold | None = None  # of a whole answer that the client has not read
         self._in_head = False
         self._timed = False  # the rest of that head is awaited
         # Whether nothing was ended, and nothing of a body came, since data was last received: it is
@@ -223,6 +234,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         self.connections.discard(self)
         self._give_up()
+        self._release()
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -262,9 +274,23 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._release()
         if self._answered is not None and self._answered.peer is not None:
             self._answered.peer.drained()
         self._answer()
+
+    def hold(self, tenant: str, size: int) -> None:
+        """Count an answer that is about to be written, until the client has read it. Raises
+        FaultError where there is no room for it."""
+        self._release()  # there is none as a rule: no answer is begun before those are read
+        budget: Budget = cast(Any, self.app).budget
+        hold = self._hold = budget.hold(tenant)
+        hold.resize(size)
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
 
     def _give_up(self) -> None:
         """Nobody gets the answer that is being given."""
@@ -298,7 +324,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if exchange is None or self._refused:
             return
         if self.flow.write_paused:
-            self._await(self.timeout_keep_alive)
+            self._await_reading()
             return
         self._awaited = self._pending = None
         self._answered = exchange
@@ -412,15 +438,19 @@ class HTTPProtocol(HttpToolsProtocol):
         """An answer was written: go on with the next request, or wait for it."""
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
+        if self._hold is not None and not self.flow.write_paused:
+            self._release()
         if not exchange.keep_alive:
             self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._await_reading()
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._pending = self._answered = cast(Any, self.pipeline).pop(0)
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
-        elif not self._in_head:
+        elif self._awaited is None and not self._in_head:
             self._awaited, self._allowed = self.loop.time(), self.timeout_keep_alive
             if self._timer is None or self._timer_at > self._awaited + self._allowed:
                 self._set_timer(self._awaited + self._allowed)
@@ -458,6 +488,11 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._timer is None or self._timer_at > now + seconds:
             self._set_timer(now + seconds)
 
+    def _await_reading(self) -> None:
+        """From now on the client has to get on with reading what was written."""
+        self._unread = self.transport.get_write_buffer_size()
+        self._await(self._stall)
+
     def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -473,7 +508,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def _look_at_the_clock(self) -> None:
         self._timer = None
-        if self._awaited is None or self._refused or self.transport.is_closing():
+        if self._awaited is None:
             return
         cycle = self._answered
         if cycle is not None and not cycle.response_complete and self._pending is None:
@@ -484,10 +519,12 @@ class HTTPProtocol(HttpToolsProtocol):
             self._set_timer(due)
         elif unread := self.transport.get_write_buffer_size():
             # The answers before are still being read, unless they are not.
-            if unread == self._unread:
+            if unread > self._unread - SLOWEST * self._allowed:
                 self.transport.abort()
-            self._unread = unread
-            self._await(self._allowed)
+                return
+            self._await_reading()
+        elif self._refused or self.transport.is_closing():
+            pass  # what is left to send is on its way
         elif self._in_head:
             problem = f"The head did not come within {self._patience:g} s (read_time)."
             self._problem = 408, Fault("stalled", problem, "client")
@@ -503,6 +540,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._refused = True
         self._give_up()
         self.transport.write_eof()
+        self._await_reading()
         self.loop.call_later(LINGER, self.transport.close)
 
     def _head_size(self) -> int:

@@ -105,6 +105,9 @@ class Service(Struct, frozen=True):
             watch.limit(self.settings.deadline)
             if not isinstance(plan, Plan):
                 plan = await plan
+                if plan.size > SMALL and exchange is not None:
+                    hold = exchange.hold = exchange.hold or self.budget.hold(caller.tenant)
+                    hold.resize(hold.size + plan.size)
             if not plan.background:
                 await self.gate.enter(caller.tenant)
         return plan
@@ -506,6 +509,8 @@ class Answers:
     ) -> None:
         service = self._service
         plan = await service.admit(plan, caller, exchange)
+        if plan.size > SMALL:
+            caller = replace(caller, size=caller.size + plan.size)
         if not plan.background:
             kind: type[Responder] = Stream if plan.request.stream else Unary
             kind(service, exchange, caller, plan, wire).start()

@@ -132,7 +132,9 @@ class Settings(Limits, frozen=True, kw_only=True):
     ] = ("codex",)
     stall: Annotated[
         float,
-        about("Seconds that a client may leave a stream unread before it is disconnected.", ge=0.1),
+        about(
+            "Seconds that a client may leave an answer unread before it is disconnected.", ge=0.1
+        ),
     ] = 120.0
     drain: Annotated[
         float, about("Seconds that running answers have to finish at shutdown.", ge=0)

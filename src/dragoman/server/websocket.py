@@ -292,7 +292,13 @@ class Connection:
     async def _remembered(self, request: Request) -> Plan:
         """The plan of a turn that only the connection remembers."""
         id, tenant = new_id(), self.caller.tenant
-        asked = await understand(request, self._runs.store, tenant, recent=self._recent)
+        asked = await understand(
+            request,
+            self._runs.store,
+            tenant,
+            most=self.service.settings.body_limit,
+            recent=self._recent,
+        )
         record = Record(
             id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
         )

@@ -122,6 +122,23 @@ class Breaker:
         _log.warning("The %s store answers again.", self._kind)
 
 
+class TooMuchError(Exception):
+    """What was asked for is larger than whoever asked can take."""
+
+
+class Room(Struct):
+    """How many bytes may still be read, of `most` in all."""
+
+    most: int = 2**62
+    left: int = 2**62
+
+    def take(self, size: int) -> None:
+        """Read so many. Raises TooMuchError where that is too much."""
+        self.left -= size
+        if self.left < 0:
+            raise TooMuchError
+
+
 # ---- values --------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import getpass
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -233,6 +233,7 @@ class PostgresStore(Store):
         self._opening = asyncio.Lock()
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def clock(self) -> float:
         ((moment,),) = await self._read("SELECT extract(epoch FROM clock_timestamp())")
@@ -245,13 +246,29 @@ class PostgresStore(Store):
         await super().ready()
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        async with self._connected() as connection:
-            found: list[Any] = await connection.fetch(statement, *bound(values))
-            return found
+        return await self._whole(self._fetch(statement, values))
 
     _write = _read
 
     async def _transact(
+        self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
+    ) -> T:
+        return await self._whole(self._commit(inserts, steps))
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Work that is done even where nobody waits for it any more: asyncpg would cancel it over
+        a connection of its own, which may outlive this store."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _fetch(self, statement: str, values: Sequence[object]) -> Sequence[Row]:
+        async with self._connected() as connection:
+            found: list[Any] = await connection.fetch(statement, *bound(values))
+            return found
+
+    async def _commit(
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> T:
         result: Any = None
@@ -291,6 +308,8 @@ class PostgresStore(Store):
 
     async def close(self) -> None:
         await super().close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._patience)
         for held in (self._listener, self._pool):
             if held is not None:
                 held.terminate()
@@ -325,6 +344,10 @@ class PostgresStore(Store):
 
     async def listen(self, notified: Callable[..., None]) -> None:
         """Call back for every NOTIFY on the channel named like the schema. Raises StoreError."""
+        if self._listener is None or self._listener.is_closed():
+            await self._whole(self._listen(notified))
+
+    async def _listen(self, notified: Callable[..., None]) -> None:
         async with self._opening:
             if self._listener is None or self._listener.is_closed():
                 with self._errors_as():

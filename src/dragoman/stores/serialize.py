@@ -23,7 +23,7 @@ from dragoman.core.item import Annotation, Item
 from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
 
-from .base import Conversation, Record, RunStatus, StoreError, input_id
+from .base import Conversation, Record, Room, RunStatus, StoreError, input_id
 
 LARGE = 1_024
 """Bytes of a whole record, of its tools, or characters of its instructions: below it nothing is
@@ -214,6 +214,7 @@ def _whole(body: _Body, parts: Parts) -> Request:
         fields["instructions"] = parts.value(body.instructions, str)
     if body.tools is not None:
         fields["tools"] = parts.value(body.tools, tuple[Tool, ...])
+    parts.take(body.blocks)
     blocks = (parts.value(block, tuple[Item, ...]) for block in body.blocks)
     fields["items"] = (*(item for block in blocks for item in block), *body.request.items)
     return replace(body.request, **fields)
@@ -233,15 +234,21 @@ def digests(joined: bytes | None) -> Iterator[bytes]:
 
 
 class Parts:
-    """The parts that some records refer to; each is decoded once, for all of them."""
+    """The parts that some records refer to; each is decoded once, for all of them, and takes its
+    bytes of the room as often as it is referred to."""
 
-    def __init__(self, rows: Iterable[Sequence[Any]] = ()) -> None:
+    def __init__(self, rows: Iterable[Sequence[Any]] = (), room: Room | None = None) -> None:
         self._packed = {bytes(digest): data for digest, data in rows}
         self._values: dict[bytes, Any] = {}
+        self._room = room or Room()
 
     def have(self, digests: Iterable[bytes]) -> bool:
         """Whether all of these parts are there."""
         return all(digest in self._packed for digest in digests)
+
+    def take(self, digests: Iterable[bytes]) -> None:
+        """Take the bytes of these. Raises TooMuchError."""
+        self._room.take(sum([len(self._packed[digest]) for digest in digests]))
 
     def value(self, digest: bytes, type: Any) -> Any:
         """The value of a part."""

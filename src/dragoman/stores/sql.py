@@ -24,7 +24,7 @@ from typing import ClassVar, TypeVar
 from msgspec.structs import replace
 
 from dragoman.core.fold import unfold
-from dragoman.core.item import JSON, Item, Reasoning
+from dragoman.core.item import JSON, Item, ItemReference, Reasoning
 from dragoman.core.response import Response
 
 from . import retention
@@ -37,9 +37,11 @@ from .base import (
     Page,
     Paging,
     Record,
+    Room,
     StoredAnswer,
     StoreError,
     Subscribers,
+    TooMuchError,
     call_digests,
     index_key,
     slowness,
@@ -216,7 +218,7 @@ class Store(ABC):
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
         so is one for a run that has ended or is not known."""
         if not await self._transact((), partial(_append, id, segment, pack_events(segment.events))):
-            raise StoreError(f"No response {id} is being made.")
+            raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
     def finish(
@@ -259,36 +261,51 @@ class Store(ABC):
         found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant)
         return found[0] if found else None
 
-    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
+    async def chain(self, tenant: str, id: str, room: Room | None = None) -> tuple[Record, ...]:
         """A response and all before it through `previous`, the earliest first; empty when one of
-        them is not known."""
+        them is not known. Raises TooMuchError where there is no room for them."""
+        room = room or Room()
         statement = f"""
             WITH RECURSIVE chain (seq, previous, depth) AS (
                 SELECT seq, previous, 0 FROM responses WHERE id = $1 AND tenant = $2
                 UNION ALL
                 SELECT p.seq, p.previous, chain.depth + 1 FROM chain
                 JOIN responses p ON p.id = chain.previous AND p.tenant = $2
+            ), size (bytes) AS (
+                SELECT sum(length(r.record) + coalesce(length(r.response), length(e.response), 0))
+                FROM chain JOIN responses r ON r.seq = chain.seq {_ENDS}
             )
-            {_RECORD} FROM chain JOIN responses r ON r.seq = chain.seq {_JOINED}
-            ORDER BY chain.depth DESC
+            {_RECORD}, size.bytes FROM chain JOIN responses r ON r.seq = chain.seq {_JOINED}
+            JOIN size ON size.bytes <= $3 OR chain.depth = 0 ORDER BY chain.depth DESC
         """
-        rows = await self._read(statement, id, tenant)
-        records = await self._recorded(rows)
+        rows = await self._read(statement, id, tenant, room.left)
+        room.take(rows[0][-1] if rows else 0)
+        records = await self._recorded([row[:-1] for row in rows], room)
         whole = records and len(records) == len(rows) and records[0].previous is None
         return tuple(records) if whole else ()
 
+    async def find_items(self, tenant: str, items: Iterable[str]) -> dict[str | None, Item]:
+        """The items with these ids in the input or output of any response, the first of each."""
+        wanted = dict.fromkeys(items)
+        seqs: dict[int, None] = {}
+        for keys in chunks(_index_keys(wanted)):
+            listed = places(len(keys), 2)
+            where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
+                SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
+            statement = f"SELECT r.seq FROM responses r WHERE {where}"
+            seqs |= dict.fromkeys(seq for (seq,) in await self._read(statement, tenant, *keys))
+        found: dict[str | None, Item] = {}
+        for some in chunks(sorted(seqs), 8):  # records may be large
+            where = f"WHERE r.seq IN ({places(len(some))}) ORDER BY r.seq"
+            for record in await self._records(where, *some):
+                for item in record.items:
+                    if item.id in wanted and not isinstance(item, ItemReference):
+                        found.setdefault(item.id, item)
+        return found
+
     async def find_item(self, tenant: str, item: str) -> Item | None:
         """The item with this id in the input or output of any response."""
-        key, last = index_key(item), ""
-        where = """WHERE r.tenant = $1 AND (r.id = $2 OR r.seq IN (
-                SELECT seq FROM item_index WHERE tenant = $1 AND item = $2))
-            AND r.seq > coalesce((SELECT seq FROM responses WHERE id = $3), 0)
-            ORDER BY r.seq LIMIT 1"""
-        while records := await self._records(where, tenant, key, last):
-            if (found := records[0].item(item)) is not None:
-                return found
-            last = records[0].id
-        return None
+        return (await self.find_items(tenant, (item,))).get(item)
 
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
         """The responses with reasoning that made the calls with these digests, each once. Of
@@ -361,16 +378,21 @@ class Store(ABC):
         statement = f"{_RECORD} FROM responses r {_JOINED} {tail}"
         return await self._recorded(await self._read(statement, *values))
 
-    async def _recorded(self, rows: Sequence[Row]) -> list[Record]:
+    async def _recorded(self, rows: Sequence[Row], room: Room | None = None) -> list[Record]:
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
-        between the two statements."""
+        between the two statements. Raises TooMuchError where there is no room for the parts."""
+        room = room or Room()
         found: list[Row] = []
         for some in chunks(
             {digest for row in rows if row[_PARTS] for digest in digests(row[_PARTS])}
         ):
-            statement = f"SELECT digest, data FROM parts WHERE digest IN ({places(len(some))})"
-            found += await self._read(statement, *some)
-        parts = Parts(found)
+            where = f"WHERE digest IN ({places(len(some), 2)})"
+            fits = f"(SELECT sum(length(data)) FROM parts {where}) <= $1"
+            statement = f"SELECT digest, CASE WHEN {fits} THEN data END FROM parts {where}"
+            found += await self._read(statement, room.left, *some)
+            if found and found[-1][1] is None:
+                raise TooMuchError
+        parts = Parts(found, room)
         return [
             unpack_record(row, parts)
             for row in rows
@@ -486,11 +508,15 @@ class Store(ABC):
         await self._transact((), partial(self._room, id))
 
     async def list_items(
-        self, tenant: str, id: str, paging: Paging | None = None
+        self, tenant: str, id: str, paging: Paging | None = None, room: Room | None = None
     ) -> Page[Item] | None:
-        """A page of a conversation's items, or all of them in their order."""
+        """A page of a conversation's items, or all of them in their order. Raises TooMuchError
+        where there is no room for all of them."""
         if await self.get_conversation(tenant, id) is None:
             return None
+        if room is not None:
+            size = "SELECT coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
+            room.take((await self._read(size, id))[0][0])
         where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
         sign, order = _direction(paging)
         values: list[object] = [id, paging.limit + 1]
@@ -595,7 +621,7 @@ def _append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
     if (yield _APPEND, (id, segment.first, len(segment.events), events)):
         return True
     if (yield f"SELECT u.seq {_LIVE}", (id,)):
-        raise StoreError(f"The log of {id} has a gap before {segment.first}.")
+        raise ConflictError(f"The log of {id} has a gap before {segment.first}.")
     return False
 
 

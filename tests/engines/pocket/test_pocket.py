@@ -43,7 +43,7 @@ def test_the_files_are_those_that_training_wrote() -> None:
         assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == digest, name
 
 
-def test_it_is_small() -> None:
+def test_pocket_model_has_half_a_million_weights_in_under_two_megabytes() -> None:
     weights = read(FOLDER / "model.safetensors")
     assert 500_000 < sum(weight.size for weight in weights.values()) < 600_000
     assert sum(file.stat().st_size for file in FOLDER.iterdir() if file.is_file()) < 1.5 * MEGABYTE

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 import dragoman
 from dragoman.core.fold import fold
+from dragoman.core.interfaces import Secret
 from dragoman.core.item import Message
 from dragoman.core.request import Request, Sampling
 from dragoman.engines.token import TokenEngine, from_stream
 from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.prompt import ByteTokenizer
+from dragoman.server.settings import Settings
 from tests.engines.stage import heard
 from tests.engines.token.models import Table
 
@@ -278,6 +281,7 @@ async def test_r4_w10_invalid_field_is_a_400_that_names_it() -> None:
 
 
 async def test_r4_42_disconnect_frees_the_slot() -> None:
+    """How soon is counted in test_scheduler.py."""
     model = Table(size=VOCABULARY.size)
     engine = TokenEngine(HARMONY, model, VOCABULARY, ends=())
     model.table[:, 256:] = -50.0  # it never ends
@@ -301,11 +305,20 @@ async def test_r4_43_usage_counts_prompt_output_reasoning_and_cache() -> None:
     tokens = raw_ids(text, VOCABULARY)
     assert usage["output_tokens"] == len(tokens)
     assert usage["total_tokens"] == usage["input_tokens"] + len(tokens)
-    assert 13 <= usage["output_tokens_details"]["reasoning_tokens"] < len(tokens)
     engine = speaking(text)
     asked = Request(model="oss", items=(Message("user", "Hi"),), tools=())
     plain = (await whole(engine, tools=[]))["usage"]
     assert plain["input_tokens"] == await engine.count(asked)
+    assert usage["output_tokens_details"]["reasoning_tokens"] == len(
+        raw_ids("<|channel|>analysis<|message|>Let me think.<|end|>", VOCABULARY)
+    )
+    model = Table(size=VOCABULARY.size, reuse=True)
+    model.table[:, VOCABULARY.controls["<|return|>"]] = 50.0  # it ends at once
+    reusing = TokenEngine(HARMONY, model, VOCABULARY, name="oss")
+    first, second = [(await whole(reusing, tools=[]))["usage"] for _ in range(2)]
+    assert first["input_tokens_details"]["cached_tokens"] == 0
+    assert second["input_tokens_details"]["cached_tokens"] == second["input_tokens"] - 1
+    await reusing.close()
 
 
 async def test_r4_w23_tool_output_counts_as_input() -> None:
@@ -354,7 +367,13 @@ def _nameless(output: list[JSON]) -> list[JSON]:
 
 
 async def test_r4_w14_cost_of_a_token_is_constant() -> None:
+    """In tokens that are decoded, and in all calls of Python functions."""
     pieces: list[int] = []
+    calls = 0
+
+    def called(frame: object, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call"
 
     class Counting(ByteTokenizer):
         def piece(self, id: int) -> bytes:
@@ -371,9 +390,16 @@ async def test_r4_w14_cost_of_a_token_is_constant() -> None:
         one = engine(size)
         await heard(one, Request(model="oss", items=(Message("user", "Hi"),)))
         pieces.clear()
-        await heard(one, Request(model="oss", items=(Message("user", "Hi"),)))
-        counts.append(len(pieces))
-    assert counts[1] <= 4 * counts[0] + 100
+        calls = 0
+        sys.setprofile(called)
+        try:
+            await heard(one, Request(model="oss", items=(Message("user", "Hi"),)))
+        finally:
+            sys.setprofile(None)
+        counts.append((len(pieces), calls))
+    (short, few), (long, many) = counts
+    assert long <= 4 * short + 100
+    assert many <= 4.1 * few
 
 
 async def test_r4_w15_nothing_of_a_conversation_is_printed_or_logged(capfd, caplog) -> None:
@@ -398,6 +424,18 @@ def test_r4_w16_whatever_the_model_writes_the_answer_ends_and_is_the_same_in_any
 
     assert said(1) == said(3) == said(1_000)
     assert said(1)[0] == "completed"
+
+
+async def test_r4_w19_keys_and_limits_hold_for_a_token_engine() -> None:
+    settings = Settings(keys=(Secret("right"),), body_limit=1_000, memory=10_000)
+    transport = dragoman.transport(speaking(SAYS), settings)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://dragoman/v1") as http:
+        statuses = []
+        for key, text in (("wrong", "Hi"), ("right", "Hi"), ("right", "Hi" * 1_000)):
+            headers = {"authorization": f"Bearer {key}"}
+            body = {"model": "oss", "input": text}
+            statuses.append((await http.post("/responses", json=body, headers=headers)).status_code)
+    assert statuses == [401, 200, 413]
 
 
 async def test_r4_w19_models_and_health_are_there() -> None:

@@ -20,7 +20,8 @@ TIMES = samples(1_000, 4_000)
 
 
 def sampler(prompt: tuple[int, ...] = (), **settings: object) -> Sampler:
-    return Sampler(Sampling(**settings), prompt, lambda id: Token(str(id), id=id))
+    bias = check(Sampling(logit_bias=settings.get("logit_bias")), len(SCORES))
+    return Sampler(Sampling(**settings), prompt, lambda id: Token(str(id), id=id), bias)
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -170,3 +171,10 @@ def test_invalid_settings_are_refused_by_name(field, value) -> None:
 def test_settings_that_mean_something_are_not() -> None:
     check(Sampling(temperature=0, top_p=1, min_p=0, repetition_penalty=1.1, top_logprobs=20), 6)
     check(Sampling(logit_bias={"5": -100}), 6)
+
+
+def test_biases_are_added_at_once() -> None:
+    many = {str(id): float(id % 7) for id in range(100_000)} | {"07": 1.0}
+    bias = check(Sampling(logit_bias=many), 100_001)
+    assert bias is not None
+    assert (bias[6], bias[7], bias[100_000]) == (6.0, 1.0, 0.0)

@@ -23,7 +23,7 @@ VALUES: list[Any] = CASES["values"]
 
 
 @pytest.mark.parametrize("given", CASES["schemas"], ids=json.dumps)
-def test_it_agrees_with_jsonschema(given) -> None:
+def test_validator_agrees_with_jsonschema(given) -> None:
     for value in VALUES:
         told = jsonschema.Draft202012Validator(given).is_valid(value)
         assert valid(value, given, judge) == told, value
@@ -43,7 +43,7 @@ def test_a_reference_that_leads_nowhere_or_in_circles_fits_nothing() -> None:
     assert not valid(1, {"$ref": "#"}, judge)
 
 
-def test_it_agrees_on_random_schemas_and_values_near_them() -> None:
+def test_validator_agrees_on_random_schemas_and_values_near_them() -> None:
     chance = random.Random(1)
     for seed in range(samples(60, 600)):
         asked = schema(random.Random(seed))

@@ -36,7 +36,7 @@ def test_anything_else_raises_nothing(text) -> None:
 
 
 @pytest.mark.parametrize(("said", "value"), CASES["values"])
-def test_values(said, value) -> None:
+def test_python_literal_becomes_its_json_value(said, value) -> None:
     found = calls(f"f(a={said})")
     assert json.loads(found[0][0][1]) == {"a": value}
 
@@ -72,7 +72,7 @@ DEFS = {"Day": {"enum": [1, 2]}, "Loop": {"$ref": "#/$defs/Loop"}}
     ("schema", "text", "said"),
     [*CASES["typed"], ({"type": "array"}, "[" * 100_000, json.dumps("[" * 100_000))],
 )
-def test_typed(schema, text, said) -> None:
+def test_text_becomes_a_value_of_its_schemas_type(schema, text, said) -> None:
     assert typed(text, "a", {"properties": {"a": schema}, "$defs": DEFS}) == said
 
 

@@ -28,7 +28,7 @@ async def test_a_streamed_one_is_stored_too(server: Server) -> None:
     assert again.choices[0].message.content == "Hello, world"
 
 
-async def test_they_are_listed_in_pages(server: Server) -> None:
+async def test_stored_completions_are_listed_in_pages(server: Server) -> None:
     ids = sorted([(await stored(server)).id for _ in range(3)])
     listed = [one.id async for one in server.sdk.chat.completions.list(limit=2)]
     assert sorted(listed) == ids
@@ -36,7 +36,7 @@ async def test_they_are_listed_in_pages(server: Server) -> None:
     assert none == []
 
 
-async def test_those_meant_are_listed_wherever_they_stand(server: Server) -> None:
+async def test_completions_with_a_label_are_listed_wherever_they_stand(server: Server) -> None:
     labels = [{"k": "v", "n": str(place)} for place in range(5)]
     labels[1] = labels[2] = labels[3] = {"k": "other"}
     for metadata in labels:
@@ -57,7 +57,7 @@ async def test_their_messages_are_listed(server: Server) -> None:
     assert listed == [("system", "Be brief."), ("user", "Hi")]
 
 
-async def test_they_are_labelled_and_forgotten(server: Server) -> None:
+async def test_stored_completions_are_labelled_and_deleted(server: Server) -> None:
     answer = await stored(server)
     labelled = await server.sdk.chat.completions.update(answer.id, metadata={"k": "w"})
     assert labelled.metadata == {"k": "w"}

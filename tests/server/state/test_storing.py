@@ -175,11 +175,11 @@ async def test_record_holds_what_its_connection_forgot_while_the_rest_was_looked
     before = Record(id="r", tenant="", wire="responses", created_at=0, request=asked)
     recent = {"r": replace(before, status="completed", response=answer(Message("assistant", "b")))}
 
-    async def found(tenant: str, item: str) -> Message:
+    async def found(tenant: str, items: set[str]) -> dict[str, Message]:
         recent.clear()
-        return Message("user", "c", id=item)
+        return {item: Message("user", "c", id=item) for item in items}
 
-    monkeypatch.setattr(memory.store, "find_item", found)
+    monkeypatch.setattr(memory.store, "find_items", found)
     request = Request(model="stub", items=(ItemReference("msg_c"),), previous_response_id="resp_r")
     plan = memory.plan("responses", request, ANYONE, recent)
     assert not isinstance(plan, Plan)

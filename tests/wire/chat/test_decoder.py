@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from dragoman.core.event import Delta, Failed, Finished, ItemAdded, ItemDone
 from dragoman.core.fold import fold
-from dragoman.core.item import FunctionCall
+from dragoman.core.item import FunctionCall, Message
+from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.wire import json as wire_body
 from dragoman.wire import sse as wire_sse
 from dragoman.wire.chat import CHAT
+from dragoman.wire.protocol import STANDARD
 from tests.cases import cases
 from tests.wire.chat.answering import (
     STOP,
@@ -98,9 +100,14 @@ def test_v4_a_reader_knows_each_call_at_every_moment() -> None:
     assert isinstance(done, ItemDone)
 
 
-def test_v18_nothing_is_printed(capfd) -> None:
+def test_v18_nothing_is_printed_or_logged_and_what_is_lost_is_listed(capfd, caplog) -> None:
+    caplog.set_level(0)
     hear(sse(b"garbage", call(index=0, id="c", name="f", arguments="oops"), chunk({}, "x-y")))
+    request = Request(model="m", items=(Message("user", "Hi"),), max_tool_calls=3)
+    _, losses = CHAT.encode_request(request, STANDARD)
+    assert [(loss.field, loss.action) for loss in losses] == [("max_tool_calls", "dropped")]
     assert capfd.readouterr() == ("", "")
+    assert not caplog.records
 
 
 def test_v19_ids_are_the_same_in_deltas_final_items_and_on_every_reading() -> None:

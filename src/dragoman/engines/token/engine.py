@@ -374,7 +374,7 @@ class TokenEngine:
         echo: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """Continue a raw prompt, a text or ids; the answer is text as it stands."""
-        plan = partial(self._raw_plan, prompt, request, echo)
+        plan = partial(self._raw_plan, prompt, request, caller.tenant, echo)
         return self._answer(partial(self._turns.run, caller.tenant, plan))
 
     async def count(self, request: Request) -> int:
@@ -475,7 +475,7 @@ class TokenEngine:
         lowered, prompt, ids = self._lowered(request)
         asked = lowered.request
         ends, markers = self._ends_of(asked)
-        jobs = self._jobs(ids, asked, ends)
+        jobs = self._jobs(ids, asked, ends, tenant)
         try:
             grammar = self.format.grammar(asked)
             requirement = self._enforcer.requirement(asked, grammar, ends, tenant)
@@ -500,7 +500,9 @@ class TokenEngine:
             restore=with_summary(request, lowered.restore),
         )
 
-    def _raw_plan(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
+    def _raw_plan(
+        self, prompt: str | Sequence[int], request: Request, tenant: str, echo: bool
+    ) -> Plan:
         self._check_size(len(prompt), request)
         ids = raw_ids(prompt, self.tokenizer)
         for id in ids:
@@ -512,7 +514,7 @@ class TokenEngine:
             text = b"".join(map(self.tokenizer.piece, ids)).decode("utf-8", "replace")
         return Plan(
             request=request,
-            jobs=self._jobs(ids, request, ends, echo=echo),
+            jobs=self._jobs(ids, request, ends, tenant, echo=echo),
             parser=lambda turn: RawParser(turn, self.tokenizer),
             losses=self._unsupported_sampling(request.sampling),
             echo=text if echo else None,
@@ -526,7 +528,13 @@ class TokenEngine:
         return self._ends.union(ids), (*stops.texts, *texts)
 
     def _jobs(
-        self, ids: list[int], request: Request, ends: frozenset[int], *, echo: bool = False
+        self,
+        ids: list[int],
+        request: Request,
+        ends: frozenset[int],
+        tenant: str,
+        *,
+        echo: bool = False,
     ) -> tuple[Job, ...]:
         """The sequences of a prompt, one for each choice, with a seed of its own. Raises FaultError
         for invalid limits and sampling fields, and for a prompt that leaves no room for an
@@ -537,10 +545,11 @@ class TokenEngine:
             raise FaultError(bad_request(f"{asked} is less than {least}", "max_output_tokens"))
         if not ids:
             raise FaultError(bad_request("There is nothing in the prompt."))
+        bias = None
         if self._scores:
             from .sampler import check
 
-            check(sampling, self.tokenizer.size)
+            bias = check(sampling, self.tokenizer.size)
         elif sampling.logprobs:
             problem = "this model gives tokens without probabilities"
             raise FaultError(unsupported(problem, "logprobs"))
@@ -560,6 +569,8 @@ class TokenEngine:
             limit=limit,
             size=self.tokenizer.size,
             scored=echo and bool(sampling.logprobs),
+            tenant=tenant,
+            bias=bias,
         )
         if sampling.seed is None:
             return (job,) * count
@@ -571,6 +582,7 @@ class TokenEngine:
     ) -> Done:
         """Run on a thread what may take longer than some microseconds."""
         room = -1 if request.tools or default_guarantee(request) else _QUICK
+        room -= 20 * len(request.sampling.logit_bias or ())
         for item in request.items:
             if not isinstance(item, Message) or not isinstance(item.content, str):
                 room = -1

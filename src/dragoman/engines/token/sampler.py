@@ -8,7 +8,7 @@ min-p, top-k, top-p. Log-probabilities are those of the model itself, before all
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,6 +18,8 @@ from dragoman.core.item import Token
 from dragoman.core.request import Sampling
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .constraints import GrammarState
     from .source import Logits
 
@@ -38,9 +40,9 @@ Describe = Callable[[int], Token]
 """The token of an id, with its text and bytes and no log-probability yet."""
 
 
-def check(sampling: Sampling, size: int) -> None:
-    """Raises FaultError, naming the field, for an invalid value; `size` is that of the
-    vocabulary."""
+def check(sampling: Sampling, size: int) -> NDArray[Any] | None:
+    """What `logit_bias` adds to each score. Raises FaultError, naming the field, for an invalid
+    value; `size` is that of the vocabulary."""
     for name, (low, high) in _RANGES.items():
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:
@@ -55,6 +57,12 @@ def check(sampling: Sampling, size: int) -> None:
         if not key.isascii() or not key.isdigit() or int(key) >= size:
             problem = f"{key!r} is no token id of this model, which has {size}"
             raise FaultError(bad_request(problem, "logit_bias"))
+    if not sampling.logit_bias:
+        return None
+    added = np.zeros(size)
+    ids = np.fromiter(map(int, sampling.logit_bias), dtype=np.intp)
+    np.add.at(added, ids, np.fromiter(sampling.logit_bias.values(), dtype=np.float64))
+    return added
 
 
 class Sampler:
@@ -65,7 +73,13 @@ class Sampler:
     1
     """
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], describe: Describe) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        describe: Describe,
+        bias: NDArray[Any] | None = None,
+    ) -> None:
         self._describe = describe
         self._prompt = prompt
         self._counts: dict[int, int] = {}
@@ -76,13 +90,13 @@ class Sampler:
         self._frequency = sampling.frequency_penalty or 0.0
         self._presence = sampling.presence_penalty or 0.0
         self._repetition = sampling.repetition_penalty or 1.0
-        self._bias = sampling.logit_bias or {}
+        self._bias = bias
         self._top = sampling.top_logprobs or 0
         self._seen: np.ndarray | None = None
         seed = None if sampling.seed is None else sampling.seed % 2**64
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._plain = not (
-            self._bias or self._frequency or self._presence or self._repetition != 1.0
+            bias is not None or self._frequency or self._presence or self._repetition != 1.0
         )
 
     def choose(self, logits: Logits, constraint: GrammarState | None = None) -> int:
@@ -123,8 +137,8 @@ class Sampler:
 
     def _adjust(self, logits: Logits) -> None:
         """Apply bias and penalties, in place."""
-        for key, bias in self._bias.items():
-            logits[int(key)] += bias
+        if self._bias is not None:
+            logits[: len(self._bias)] += self._bias
         if self._repetition != 1.0:
             if self._seen is None:
                 self._seen = np.zeros(len(logits), dtype=bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +92,12 @@ class RunningSequence:
         self.over = False
         self.reading = True  # the prompt is not read to its end
         self.slot: Any = None
-        self._request = request_id.get()  # which the model's thread does not know
+        self._trace = request_id.get()  # which the model's thread does not know
+        self.request = id(inbox)  # the same for all sequences of a request
         self._index = index
         self._inbox = inbox
         self._counter = TokenCounter(job)
-        self._ids: list[int] = list(job.prompt)
+        self._ids: list[int] = []  # filled by `open`: many may wait
         self._due: deque[int] = deque()
         self._sampler: Sampler | None = None
         self._cached: int | None = None
@@ -114,12 +115,13 @@ class RunningSequence:
 
     def open(self, model: ScoringModel | NextTokenModel, describe: Callable[[int], Token]) -> None:
         job = self.job
+        self._ids = list(job.prompt)
         if isinstance(model, NextTokenModel):
             self.slot = model.open(job.prompt, job.sampling)
         else:
             from .sampler import Sampler
 
-            self._sampler = Sampler(job.sampling, job.prompt, describe)
+            self._sampler = Sampler(job.sampling, job.prompt, describe, job.bias)
             # A prompt to be scored is read from its beginning: a single id leaves nothing to reuse.
             self.slot = model.open(job.prompt[:1] if job.scored else job.prompt)
             self._cached = self.slot.length
@@ -170,7 +172,7 @@ class RunningSequence:
             _log.exception("the model could not close a slot")
 
     def fail(self, error: Exception) -> None:
-        self._end(model_fault(error, self._request))
+        self._end(model_fault(error, self._trace))
 
     def take_new(self) -> NewTokens | None:
         """The new tokens, to be delivered on the reader's loop."""
@@ -233,6 +235,10 @@ class RunningSequence:
 class Scheduler:
     """Runs sequences on a model, `concurrency` at a time; `queue` more may wait.
 
+    The next to run is one of the tenant, and of the request, that has fewest running, or waited
+    longest for one. No request has more than three quarters of the places: what is asked for beside
+    it begins at once.
+
     `describe` gives the text of a token, for log-probabilities. The thread starts with the first
     sequence and ends with `close`.
     """
@@ -257,6 +263,7 @@ class Scheduler:
         self._queues: dict[asyncio.AbstractEventLoop, ThreadQueue] = {}
         self._waiting: deque[RunningSequence] = deque()
         self._active: list[RunningSequence] = []
+        self._turns: dict[str | int, int] = {}  # when a tenant or request last got a place
 
     # ---- on the event loop ---------------------------------------------------------------
 
@@ -316,7 +323,12 @@ class Scheduler:
             if self._closing:
                 raise FaultError(CLOSED)
             free = self._concurrency - len(self._active)
-            if len(self._arrivals) + len(self._waiting) + len(sequences) > self._queue + free:
+            waiting = [*self._arrivals, *self._waiting]
+            tenant = sequences[0].job.tenant
+            # A queue that others have filled is no reason to refuse who has nothing in it.
+            first = not any(each.job.tenant == tenant for each in (*waiting, *self._active))
+            most = self._queue + (max(free, self._concurrency) if first else free)
+            if len(waiting) + len(sequences) > most:
                 raise FaultError(BUSY)
             self._arrivals += sequences
             if self._thread is None:
@@ -338,9 +350,11 @@ class Scheduler:
         try:
             # There was work a moment ago, and no request came or went: skip the lock.
             while (busy and not self._woken and not self._closing) or self._wait():
-                while self._waiting and len(self._active) < self._concurrency:
-                    sequence = self._waiting.popleft()
+                while (sequence := self._next()) is not None:
+                    self._waiting.remove(sequence)
                     self._active.append(sequence)
+                    turn = len(self._turns) and max(self._turns.values()) + 1
+                    self._turns[sequence.job.tenant] = self._turns[sequence.request] = turn
                     try:
                         sequence.open(self._model, self._describe)
                     except Exception as error:
@@ -356,7 +370,7 @@ class Scheduler:
             while not (
                 self._woken
                 or self._closing
-                or (self._waiting and len(self._active) < self._concurrency)
+                or self._next() is not None
                 or any(sequence.ready for sequence in self._active)
             ):
                 self._change.wait()
@@ -373,6 +387,25 @@ class Scheduler:
         if any(m.cancelled for m in self._waiting):
             self._waiting = deque(m for m in self._waiting if not m.cancelled)
         return True
+
+    def _next(self) -> RunningSequence | None:
+        """The sequence to run next, if there is a place for one."""
+        if not self._waiting:
+            self._turns.clear()
+        if not self._waiting or len(self._active) >= self._concurrency:
+            return None
+        turns = self._turns
+        tenants = Counter(each.job.tenant for each in self._active)
+        requests = Counter(each.request for each in self._active)
+        share = self._concurrency - self._concurrency // 4
+        return min(
+            (each for each in self._waiting if requests[each.request] < share),
+            key=lambda each: (
+                *(tenants[each.job.tenant], turns.get(each.job.tenant, -1)),
+                *(requests[each.request], turns.get(each.request, -1)),
+            ),
+            default=None,
+        )
 
     def _round(self) -> bool:
         """One token for every sequence that can continue; False when none can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from operator import index
 from traceback import format_tb
@@ -66,7 +67,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """One sequence to run: its prompt, how to choose its tokens, and what ends it.
 
     `limit` is the most new tokens, `ends` are the ids that end it, `size` is that of the
-    vocabulary. `scored` asks for the log-probabilities of the prompt's own tokens too.
+    vocabulary. `scored` asks for the log-probabilities of the prompt's own tokens too. `bias` is
+    what `logit_bias` adds to each score: made once, as it may be large, and there may be 128 jobs.
     """
 
     prompt: tuple[int, ...]
@@ -76,6 +78,8 @@ class Job(Struct, frozen=True, kw_only=True):
     size: int
     constraint: GrammarState | None = None
     scored: bool = False
+    tenant: str = ""
+    bias: NDArray[Any] | None = None
 
 
 class NewTokens(Struct):

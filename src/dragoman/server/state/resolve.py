@@ -23,7 +23,16 @@ from dragoman.core.item import (
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
-from dragoman.stores.base import Record, StoredAnswer, StoreError, call_digest, named
+from dragoman.stores.base import (
+    Record,
+    Room,
+    StoredAnswer,
+    StoreError,
+    TooMuchError,
+    call_digest,
+    named,
+)
+from dragoman.stores.serialize import pack
 from dragoman.stores.sql import Store
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
@@ -70,13 +79,24 @@ Recent = dict[str, Record]
 """What a connection remembers, by its id; the request of each record is whole."""
 
 
+def too_much(field: str, room: Room) -> FaultError:
+    """Why a request is refused that would become too large by what a field stands for."""
+    problem = (
+        f"{field}: what it stands for makes the request larger than {room.most} bytes, which is "
+        "this server's limit (body_limit). Begin anew with what matters, or a summary."
+    )
+    return FaultError(Fault("too_large", problem, "client", field))
+
+
 class Asked(Struct, frozen=True):
     """What a request asks for: `whole` is as the engine gets it, `conversation` the id of the one
-    it belongs to, `answers` are those of the chain that it goes on from."""
+    it belongs to, `answers` are those of the chain that it goes on from, and `size` how many bytes
+    of what is stored it brings along."""
 
     whole: Request
     conversation: str | None = None
     answers: tuple[StoredAnswer, ...] = ()
+    size: int = 0
 
 
 async def understand(
@@ -84,6 +104,7 @@ async def understand(
     store: Store,
     tenant: str,
     *,
+    most: int | None = None,
     inherit: bool = False,
     id: str | None = None,
     recent: Recent | None = None,
@@ -92,9 +113,10 @@ async def understand(
     left out are those of the response before; with the `id` of its response the items have the ids
     that they are known by here, for which an engine has no use.
 
-    Raises FaultError, naming the field, when something it refers to is not there.
+    Raises FaultError, naming the field, when something it refers to is not there, or is more than
+    `most` bytes.
     """
-    recent = recent or {}
+    recent, room = recent or {}, Room() if most is None else Room(most, most)
     given = request.conversation
     conversation: str | None = given["id"] if isinstance(given, dict) else given
     before: tuple[Item, ...] = ()
@@ -103,28 +125,39 @@ async def understand(
     if (previous := request.previous_response_id) is not None:
         name = "previous_response_id"
         near = recent.get(bare(previous))
-        records = await store.chain(tenant, bare(previous)) if near is None else (near,)
+        try:
+            records = await store.chain(tenant, bare(previous), room) if near is None else (near,)
+        except TooMuchError:
+            raise too_much(name, room) from None
         if not records:
             problem = f"{name}: there is no response {previous!r}, or no longer"
             raise FaultError(Fault("previous_response_not_found", problem, "client", name))
         if records[-1].running:
             problem = f"{previous!r} is still being made; wait until it has ended"
             raise FaultError(bad_request(problem, name))
-        before = await _history(store, tenant, records, recent, ids=id is not None)
+        before = await _history(store, tenant, records, recent, room, ids=id is not None)
+        if near is not None:
+            try:
+                room.take(len(pack(before)))
+            except TooMuchError:
+                raise too_much(name, room) from None
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:
-        page = await store.list_items(tenant, bare(conversation))
+        try:
+            page = await store.list_items(tenant, bare(conversation), room=room)
+        except TooMuchError:
+            raise too_much("conversation", room) from None
         if page is None:
             raise FaultError(no_conversation(conversation, "conversation"))
-        before = await _resolved(page.items, store, tenant, recent)
+        before = await _resolved(page.items, store, tenant, recent, room)
     own = request.items if id is None else named(request.items, id)
-    items = before + await _resolved(own, store, tenant, recent)
+    items = before + await _resolved(own, store, tenant, recent, room)
     if previous is not None or conversation is not None:
         check_outputs(items, len(before))
     whole = for_engine(request, items, instructions)
     answers = [StoredAnswer(r.request.model, r.response) for r in records if r.response is not None]
-    return Asked(whole, conversation, tuple(answers))
+    return Asked(whole, conversation, tuple(answers), room.most - room.left)
 
 
 _OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
@@ -171,7 +204,7 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
 
 
 async def _history(
-    store: Store, tenant: str, records: Sequence[Record], recent: Recent, ids: bool
+    store: Store, tenant: str, records: Sequence[Record], recent: Recent, room: Room, ids: bool
 ) -> tuple[Item, ...]:
     """All that was asked and answered in a chain, the earliest first."""
     items: list[Item] = []
@@ -185,13 +218,13 @@ async def _history(
             items.append(item)
     for record in records:
         given = named(record.request.items, record.id) if ids else record.request.items
-        items += await _resolved(given, store, tenant, recent)
+        items += await _resolved(given, store, tenant, recent, room)
         items += record.response.output if record.response is not None else ()
     return tuple(items)
 
 
 async def _resolved(
-    items: Sequence[Item], store: Store, tenant: str, recent: Recent
+    items: Sequence[Item], store: Store, tenant: str, recent: Recent, room: Room
 ) -> tuple[Item, ...]:
     """The items, with those they refer to in the place of references."""
     if ItemReference not in map(type, items):
@@ -199,13 +232,22 @@ async def _resolved(
     records = recent.values()
     near = {item.id: item for record in reversed(records) for item in record.items}
     near |= {item.id: item for item in items if not isinstance(item, ItemReference)}
+    wanted = {item.id for item in items if isinstance(item, ItemReference)} - near.keys()
+    near |= await store.find_items(tenant, wanted)
+    sizes: dict[str, int] = {}
     found: list[Item] = []
     for place, item in enumerate(items):
         if isinstance(item, ItemReference):
-            meant = near.get(item.id) or await store.find_item(tenant, item.id)
+            meant = near.get(item.id)
             if meant is None:
                 problem = f"There is no item {item.id!r}"
                 raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
+            if item.id not in sizes:
+                sizes[item.id] = len(pack(meant))
+            try:
+                room.take(sizes[item.id])
+            except TooMuchError:
+                raise too_much(f"input[{place}].id", room) from None
             found.append(meant)
         else:
             found.append(item)

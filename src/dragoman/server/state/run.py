@@ -14,7 +14,8 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -29,8 +30,17 @@ from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
 from dragoman.server.limits import Gate
-from dragoman.stores.base import LogSegment, OutboxMessage, Record, StoreError, named
+from dragoman.stores.base import (
+    ConflictError,
+    LogSegment,
+    OutboxMessage,
+    Record,
+    StoreError,
+    named,
+)
 from dragoman.stores.sql import Store
+
+T = TypeVar("T")
 
 Batches = AsyncGenerator[list[Event], None]
 """Events, as many at a time as there are."""
@@ -49,6 +59,12 @@ LOOK = 10.0
 """Seconds to wait for more of a run elsewhere before looking whether it goes on."""
 PATIENCE = 5.0
 """Seconds to wait until a run that shall end has ended."""
+RETRY = 0.5
+"""Seconds until a store that failed is asked again by those who can wait."""
+FOLLOWED = 30.0
+"""Seconds for which those who follow a run wait for a store that fails."""
+HELD = 600.0
+"""Seconds for which the end of a background run is held for a store that fails."""
 
 NOT_STORED = Loss("store", "dropped", "this response could not be stored")
 DIED = Fault(
@@ -224,8 +240,11 @@ class Run:
         while self._stored < self._first + len(self.events) and not (
             self._broken or self._complete
         ):
+            before = self._stored
             await self._write()
             self._show(self._stored)
+            if self._stored == before:  # the store failed: the events wait here
+                await asyncio.sleep(RETRY)
 
     async def _write(self) -> None:
         if self._complete:
@@ -234,7 +253,7 @@ class Run:
         del self.events[: self._stored - self._first]
         self._first = self._stored
         events = tuple(self.events)
-        coming = iter(events)
+        coming = iter(events[self._folded - self._first :])
         try:
             self._fold.feed_all(coming)
         except Exception as error:
@@ -244,8 +263,11 @@ class Run:
         try:
             await self._runs.store.append(self.record.id, LogSegment(self._stored, events))
             self._stored += len(events)
-        except StoreError:
+        except ConflictError:  # it was deleted, or ended by another server
             self._broken = True
+        except StoreError:
+            if not self.record.background:
+                self._runs.write_soon(self)
         if not self.record.background:
             self._writing = None
 
@@ -291,7 +313,8 @@ class Run:
             ending = self._put(whole, turn, messages)
         else:
             rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
-            ending = self._runs.store.finish(record.id, response, rest, turn, messages)
+            finish = partial(self._runs.store.finish, record.id, response, rest, turn, messages)
+            ending = held(finish) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
         self._ending.add_done_callback(self._ended)
 
@@ -305,6 +328,8 @@ class Run:
             fault_from(error)
             stored = False
         last = self.events[-1]
+        if not stored and self.record.background:
+            _log.warning("The background response %s could not be stored.", self.record.id)
         if not stored and isinstance(last, Finished) and self.response is not None:
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
             self.response = replace(self.response, losses=(*self.response.losses, NOT_STORED))
@@ -333,7 +358,7 @@ class Run:
         place = 0
         while True:
             if place < self._first:
-                log = await self._runs.store.log(self.record.id, place)
+                log = await held(partial(self._runs.store.log, self.record.id, place), FOLLOWED)
                 if not log:  # it was deleted
                     return
                 for segment in log:
@@ -358,6 +383,20 @@ class Run:
             self._changed = asyncio.Event()
         self._changed.clear()
         await self._changed.wait()
+
+
+async def held(ask: Callable[[], Awaitable[T]], seconds: float = HELD) -> T:
+    """What a store is asked, again and again for a while where it fails. Raises StoreError."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return await ask()
+        except ConflictError:
+            raise
+        except StoreError:
+            if time.monotonic() > end:
+                raise
+        await asyncio.sleep(RETRY)
 
 
 def unstarted(record: Record) -> Response:
@@ -461,15 +500,15 @@ class Runs:
             return
         place, running = 0, record.running
         while True:
-            for segment in await self.store.log(record.id, place):
+            for segment in await held(partial(self.store.log, record.id, place), FOLLOWED):
                 place += len(segment.events)
                 yield list(segment.events)
                 if isinstance(segment.events[-1], TERMINAL):
                     return
             if not running:
                 return
-            await self.store.wait(record.id, place, LOOK)
-            now = await self.store.get(record.tenant, record.id)
+            await held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)
+            now = await held(partial(self.store.get, record.tenant, record.id), FOLLOWED)
             running = now is not None and now.running
 
     def send(self, record: Record, sink: Sink) -> Handle:
@@ -491,7 +530,9 @@ class Runs:
         run = self.live.get(record.id)
         if run is not None and not run.ended:
             run.stop()
-            await run.finished()
+            with suppress(TimeoutError):  # its end is not stored yet
+                async with asyncio.timeout(PATIENCE):
+                    await run.finished()
         elif record.running:
             await self.store.request_cancel(record.tenant, record.id)
             with suppress(TimeoutError):
@@ -547,11 +588,13 @@ class Runs:
                     await run.finished()
 
     async def _keep_up(self) -> None:
-        swept, sweeping = -math.inf, None
+        swept, calm, sweeping = -math.inf, 0.0, None
         try:
             while True:
                 await self._tended(self._renew())
-                await self._tended(self._end_orphans())
+                # After a failure of the store its owners have the time to renew their leases.
+                if time.monotonic() > calm and not await self._tended(self._end_orphans()):
+                    calm = time.monotonic() + self.lease
                 if sweeping is None or sweeping.done():  # leases do not wait for it
                     now = time.monotonic()
                     if self.store.is_crowded(now - swept):
@@ -562,14 +605,15 @@ class Runs:
             if sweeping is not None:
                 sweeping.cancel()
 
-    async def _tended(self, work: Awaitable[object]) -> None:
-        """A part of the upkeep, which is tried again where it fails."""
+    async def _tended(self, work: Awaitable[object]) -> bool:
+        """A part of the upkeep, which is tried again where the store fails: then False."""
         try:
             await work
         except StoreError:  # the store has logged it
-            pass
+            return False
         except Exception:
             _log.exception("The upkeep of runs failed, and goes on.")
+        return True
 
     async def _renew(self) -> None:
         own = {id: run for id, run in self.live.items() if run.begun and not run.ended}

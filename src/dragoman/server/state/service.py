@@ -50,7 +50,8 @@ ENCODER_VERSION = 2
 class Plan(Struct, frozen=True):
     """How a request is answered: `request` is for the engine, `echoed` what the answer repeats.
 
-    `run` stores the answer, if it is stored; a `background` run goes on without its client.
+    `run` stores the answer, if it is stored; a `background` run goes on without its client. `size`
+    is how many bytes of what is stored the request brings along.
     """
 
     request: Request
@@ -58,6 +59,7 @@ class Plan(Struct, frozen=True):
     losses: tuple[Loss, ...] = ()
     run: Run | None = None
     background: bool = False
+    size: int = 0
 
 
 class Memory:
@@ -87,6 +89,7 @@ class Memory:
         self._sender = Sender(store, webhooks)
         self._dialect = settings.dialect
         self._inherit = settings.inherit_instructions
+        self._most = settings.body_limit
 
     def begin(self) -> None:
         """See to the runs, and send what there is to send, from now on."""
@@ -130,18 +133,29 @@ class Memory:
         previous = request.previous_response_id
         near = previous is not None and bare(previous) in recent  # it may be forgotten meanwhile
         asked = await understand(
-            request, self.store, caller.tenant, inherit=self._inherit, recent=recent
+            request,
+            self.store,
+            caller.tenant,
+            most=self._most,
+            inherit=self._inherit,
+            recent=recent,
         )
         if stored and asked.conversation is not None:
             await self.store.check_room(bare(asked.conversation))
         whole, found = await recalled(asked, self.store, caller.tenant)
         losses += found
-        if previous and near and await self.store.get(caller.tenant, bare(previous)) is None:
+        if previous and near and not await self._has(caller.tenant, bare(previous)):
             # Only the connection has what came before, so that the record must hold it.
             request, previous = replace(request, items=asked.whole.items), None
         if not stored:
-            return Plan(whole, replace(request, store=False), losses)
-        return self._recorded(wire, caller, request, whole, losses, previous, asked.conversation)
+            return Plan(whole, replace(request, store=False), losses, size=asked.size)
+        plan = self._recorded(wire, caller, request, whole, losses, previous, asked.conversation)
+        return replace(plan, size=asked.size)
+
+    async def _has(self, tenant: str, id: str) -> bool:
+        with suppress(StoreError):  # the connection remembers, so that nobody has to wait for it
+            return await self.store.get(tenant, id) is not None
+        return False
 
     def _recorded(
         self,

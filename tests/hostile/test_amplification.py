@@ -1,0 +1,108 @@
+"""A small request that stands for much is refused for what it stands for, and is looked up once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.hostile.stage import gateway, watched
+from tests.mock import completion, plain
+from tests.product import Product, configured
+
+LIMIT = 2_000_000
+"""The server's `body_limit` here."""
+LARGE = "word " * 60_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("amplification")
+    settings = f"[server]\nbody_limit = {LIMIT}\nanswer_limit = {LIMIT}\n"
+    answer = plain(200, completion({"content": "ok"}))
+    with gateway(lambda _: answer, *configured(folder, settings)) as (running, model):
+        yield running, model
+
+
+def respond(server: Product, **body: object):
+    data = json.dumps({"model": "m", **body}).encode()
+    return server.request("POST", "/v1/responses", data)
+
+
+def item(text: str, **fields: object) -> dict[str, object]:
+    part = {"type": "input_text", "text": text}
+    return {"type": "message", "role": "user", "content": [part], **fields}
+
+
+def references(ids: list[str]) -> list[dict[str, object]]:
+    return [{"type": "item_reference", "id": id} for id in ids]
+
+
+def refused(answer, field: str) -> None:
+    assert answer.status == 413, answer.body[:500]
+    error = answer.json["error"]
+    assert error["param"] == field
+    assert "(body_limit)" in error["message"]
+
+
+def test_7_04_a_chain_counts_as_a_body_does(server) -> None:
+    running, model = server
+    previous: dict[str, object] = {}
+    sizes = []
+    for _ in range(10):
+        answer = respond(running, input=LARGE, **previous)
+        if answer.status != 200:
+            break
+        sizes.append(len(model.asked[-1].body))
+        previous = {"previous_response_id": answer.json["id"]}
+    refused(answer, "previous_response_id")
+    assert len(sizes) >= 5
+    assert max(sizes) < 2 * LIMIT
+    with watched(running) as cost:  # the same input again and again is stored once, and sent often
+        refused(respond(running, input="hi", **previous), "previous_response_id")
+        counted = json.dumps({"model": "m", "input": "hi", **previous}).encode()
+        refused(
+            running.request("POST", "/v1/responses/input_tokens", counted), "previous_response_id"
+        )
+    assert cost.grown < 50
+
+
+def test_7_04_a_conversation_counts_as_a_body_does(server) -> None:
+    running, _ = server
+    made = running.request("POST", "/v1/conversations", b"{}").json["id"]
+    for _ in range(8):
+        data = json.dumps({"items": [item(LARGE)]}).encode()
+        assert running.request("POST", f"/v1/conversations/{made}/items", data).status == 200
+    refused(respond(running, input="hi", conversation=made), "conversation")
+
+
+@pytest.mark.parametrize("count", [7, 100, 5_000])
+def test_7_06_7_09_references_to_one_large_item_count_as_often_as_they_stand(server, count) -> None:
+    running, model = server
+    stored = respond(running, input=[item(LARGE, id="msg_large")]).json["id"]
+    model.asked.clear()
+    with watched(running) as cost:
+        answer = respond(running, input=references(["msg_large"] * count))
+        place = LIMIT // len(LARGE)
+        refused(answer, f"input[{place}].id")
+        kept = respond(running, input=references(["msg_large"] * place))
+        assert kept.status == 200
+    assert cost.grown < 80
+    (asked,) = model.asked
+    assert asked.body.count(LARGE[:1000].encode()) >= place
+    assert running.request("DELETE", f"/v1/responses/{stored}").status == 200
+
+
+@pytest.mark.parametrize("named", ["derived", "given"])
+def test_7_07_many_references_are_looked_up_together(server, named) -> None:
+    running, model = server
+    count = 2_000
+    given = [item("hi", **({"id": f"msg_{n}x"} if named == "given" else {})) for n in range(count)]
+    first = respond(running, input=given).json["id"].removeprefix("resp_")
+    ids = [f"msg_{n}x" if named == "given" else f"msg_{first}_in{n}" for n in range(count)]
+    with watched(running) as cost:
+        assert respond(running, input=references(ids)).status == 200
+    assert len(model.asked[-1].json["messages"]) == count
+    assert cost.pause < 0.5
+    missing = respond(running, input=references([*ids, "msg_nobody"]))
+    assert (missing.status, missing.json["error"]["param"]) == (404, f"input[{count}].id")

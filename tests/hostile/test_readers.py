@@ -1,0 +1,105 @@
+"""Clients that read slowly, or not at all, hold little, and not for long."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.stage import gateway, watched
+from tests.mock import completion, plain
+from tests.product import Product, configured
+from tests.samples import samples
+
+SIZE = 4_000_000
+WHOLE = plain(200, completion({"content": "word " * (SIZE // 5)}))
+BUDGET = 24_000_000
+CLIENTS = samples(20, 60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("readers")
+    settings = f"[server]\nkeep_alive = 2\nstall = 2\nmemory = {BUDGET}\n"
+    with gateway(lambda _: WHOLE, *configured(folder, settings)) as (running, _):
+        yield running
+
+
+@contextmanager
+def asking(server: Product, path: str, body: object, *fields: str) -> Iterator[socket.socket]:
+    """A connection on which this was asked, and that takes few bytes before somebody reads."""
+    data = json.dumps(body).encode()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        f"host: 127.0.0.1:{server.port}",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+        *fields,
+    ]
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall("\r\n".join((*lines, "", "")).encode() + data)
+        yield client
+
+
+def clients_of(server: Product) -> int:
+    """How many connections of clients the server has open."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = {f[9] for f in lines if f[1].endswith(f":{server.port:04X}") and f[3] != "0A"}
+    files = Path(f"/proc/{server.process.pid}/fd").iterdir()
+    return len(ours & {str(file.readlink())[8:-1] for file in files if file.is_symlink()})
+
+
+CHAT = "/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+RESPONSES = "/v1/responses", {"model": "m", "input": "hi"}
+
+
+ROWS = {"2d.07 passed on": (*CHAT, "close"), "2d.07 stored": (*RESPONSES, "keep-alive")}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_whole_answers_that_nobody_reads_are_let_go(server, name) -> None:
+    path, body, kept = ROWS[name]
+    until = time.monotonic() + 30
+    with ExitStack() as stack, watched(server) as cost:
+        clients = [
+            stack.enter_context(asking(server, path, body, f"connection: {kept}"))
+            for _ in range(CLIENTS)
+        ]
+        while clients_of(server) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        while clients_of(server) > 1 and time.monotonic() < until:  # one asks for its health
+            time.sleep(0.1)
+        assert len(clients) == CLIENTS
+        assert clients_of(server) <= 1
+    assert cost.grown < 20 * CLIENTS  # while they are made, and stored
+    answer = server.request("POST", path, json.dumps(body).encode())
+    assert (answer.status, len(answer.body) > SIZE) == (200, True)
+
+
+def test_what_there_is_no_room_for_is_refused_and_may_be_asked_again(server) -> None:
+    path, body = CHAT
+    with ExitStack() as stack:
+        clients = [stack.enter_context(asking(server, path, body)) for _ in range(20)]
+        heads = [client.recv(4096, socket.MSG_WAITALL).decode("latin-1") for client in clients]
+    statuses = [head.split(" ", 2)[1] for head in heads]
+    assert BUDGET // SIZE - 2 < statuses.count("200") < 20
+    refused = next(head for head in heads if " 429 " in head).lower()
+    assert "retry-after: 1" in refused
+    assert "(memory)" in refused
+
+
+def test_a_client_that_takes_its_time_gets_all(server) -> None:
+    path, body = CHAT
+    size = 0
+    with asking(server, path, body, "connection: close") as client:
+        time.sleep(0.3)
+        while piece := client.recv(65536):
+            size += len(piece)
+    assert size > SIZE
