@@ -185,7 +185,7 @@ def test_tools_documents_and_options_reach_the_template() -> None:
     assert render("{{ tools is none }}", tools=TOOLS, tool_choice="none") == "True"
 
 
-def test_an_answer_may_begin_inside_the_reasoning() -> None:
+def test_an_answer_may_begin_inside_the_reasoning(monkeypatch) -> None:
     template = Template(CHATML, "hermes", CONTROLS)
     thought = parse(template, "hm</think>Hi", reasoning=ReasoningOptions("high"))
     assert thought.said == [("thought", "hm"), ("text", "Hi")]
@@ -194,10 +194,11 @@ def test_an_answer_may_begin_inside_the_reasoning() -> None:
     assert parse(template, "Hi").said == [("text", "Hi")]
     faulty = Template("{{ raise_exception('no') }}", "hermes")
     assert parse(faulty, "Hi").said == [("text", "Hi")]
+    monkeypatch.setattr("dragoman.formats.template.MAX_REMEMBERED", 64)
     for number in range(70):  # what is remembered of options is bounded
         extra = {"chat": {"chat_template_kwargs": {"n": number}}}
         template.parser(request(extra=extra), Turn("1", 0, "m"))
-    assert len(template._starts_thinking) <= 65
+    assert len(template._starts_thinking) <= 64
 
 
 def test_the_date_is_given_and_never_looked_up() -> None:

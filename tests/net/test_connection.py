@@ -387,6 +387,39 @@ async def test_a_trickle_is_no_silence() -> None:
         await test_a_trickle_is_no_silence()
 
 
+async def test_a_trickle_has_an_end_where_the_body_has_a_total() -> None:
+    """A byte now and then is never silent, and would go on for years."""
+    connection, wire = asked(idle=100, total=0.05)
+    connection.data_received(plain(b"x" * 10_000)[:-9_999])
+    with pytest.raises(NetTimeoutError, match=r"did not complete its answer in 0\.05 s") as caught:
+        while await connection.read():
+            await asyncio.sleep(0.005)
+            connection.data_received(b"x")
+    assert caught.value.phase == "total"
+    assert wire.aborted
+
+
+async def test_a_head_has_a_total() -> None:
+    connection, wire = asked(first_byte=0.05)
+    reading = asyncio.create_task(connection.read_head())
+    while not reading.done():
+        connection.data_received(b"HTTP/1.1 200 OK\r\nx: " if connection._overhead == 0 else b"x")
+        await asyncio.sleep(0.005)
+    with pytest.raises(NetTimeoutError, match="no response headers"):
+        await reading
+    assert wire.aborted
+
+
+async def test_an_upload_that_hardly_gets_on_is_given_up(monkeypatch) -> None:
+    connection, wire = connected()
+    left = [100_000, 99_999, 99_998]
+    monkeypatch.setattr(wire, "get_write_buffer_size", lambda: left.pop(0))
+    connection.send(b"", first_byte=0.02)
+    with pytest.raises(NetTimeoutError):
+        await connection.read_head()
+    assert left == [99_998]
+
+
 async def test_slow_reader_is_no_silence_of_the_peer() -> None:
     connection, wire = asked(idle=0.02)
     connection.data_received(plain(b"hello")[:-3])

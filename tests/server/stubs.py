@@ -230,14 +230,20 @@ class Call:
 @asynccontextmanager
 async def served(app: App, settings: Settings | None = None) -> AsyncIterator[int]:
     """The application behind a real port, which is given."""
-    settings = settings or Settings()
+    async with hosted(app, settings or Settings()) as (_, port):
+        yield port
+
+
+@asynccontextmanager
+async def hosted(app: App, settings: Settings) -> AsyncIterator[tuple[Server, int]]:
+    """The same, with the server."""
     listener = bind(Settings(port=0), exact=True)
     ready = asyncio.Event()
     server = Server(app, settings, ready.set)
     task = asyncio.create_task(server.serve([listener]))
     await ready.wait()
     try:
-        yield listener.getsockname()[1]
+        yield server, listener.getsockname()[1]
     finally:
         server.should_exit = True
         await task

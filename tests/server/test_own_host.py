@@ -406,8 +406,8 @@ class Link(asyncio.Transport):
 
 
 def connected(app: Any) -> tuple[HTTPProtocol, Link]:
-    limits = {"header_limit": 65536, "read_time": 60, "stall": 60}
-    config = HTTPConfig(app, **limits, interface="asgi3", proxy_headers=False, log_config=None)
+    options = {"interface": "asgi3", "proxy_headers": False, "log_config": None}
+    config = HTTPConfig(app, Settings(), **options)
     config.load()
     state, link = ServerState(), Link()
     protocol = HTTPProtocol(config, state, {}, asyncio.get_running_loop())

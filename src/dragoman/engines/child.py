@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -50,6 +51,33 @@ class GivenUpError(Exception):
     """The process took more than its limits allow, or died."""
 
 
+class Interest:
+    """Somebody waits for the work of a thread. `process` is one that the work waits for."""
+
+    def __init__(self) -> None:
+        self.left = False
+        self.process = 0
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        self.left = True
+        if self.process:
+            end(self.process)
+
+    def began(self, process: int) -> None:
+        """The work waits for a process; 0: no longer. Raises CancelledError where nobody waits for
+        the work."""
+        self.process = process
+        if self.left:
+            if process:
+                end(process)
+            raise CancelledError
+
+
+here = threading.local()
+"""The interest in the work of this thread, where there is any to lose."""
+
+
 class Child:
     """A process that answers messages by a function of ours.
 
@@ -74,11 +102,12 @@ class Child:
         with self._lock:
             self._start(limits)
 
-    def ask(self, message: bytes, limits: Limits, began: Callable[[int], None]) -> bytes:
-        """The answer. `began` is called with the id of the process, to be ended by whoever loses
-        interest. Raises ChildError and GivenUpError."""
+    def ask(self, message: bytes, limits: Limits) -> bytes:
+        """The answer. Its process ends with the interest in this thread's work (`here.interest`).
+        Raises ChildError and GivenUpError."""
         if not FORKS:
             return self._here(message)
+        interest = getattr(here, "interest", None) or Interest()
         ours, theirs = Pipe()
         with ours:
             with theirs:
@@ -87,7 +116,7 @@ class Child:
                 if not ours.poll(START_SECONDS):
                     raise GivenUpError
                 pid = int(ours.recv_bytes())
-                began(pid)
+                interest.began(pid)
                 ours.send_bytes(message)
                 if not ours.poll(limits.seconds * PATIENCE):
                     end(pid)
@@ -95,6 +124,8 @@ class Child:
                 return _unwrapped(ours.recv_bytes(limits.answer + 1))
             except (EOFError, OSError) as error:
                 raise GivenUpError from error
+            finally:
+                interest.began(0)
 
     def close(self) -> None:
         """End the process."""
@@ -241,7 +272,7 @@ def _limit(seconds: int, memory: int) -> Callable[[], None]:
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF)
-    whole = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    whole = max(round(used.ru_utime + used.ru_stime + seconds), 1)
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: whole}
     with suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])

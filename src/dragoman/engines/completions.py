@@ -109,6 +109,7 @@ class CompletionServer(Remote):
     ) -> None:
         super().__init__(base_url, **options | {"wire": "auto"})
         self.format = find_format(format) if isinstance(format, str) else format
+        self._slow = getattr(self.format, "slow", False)
         self._setting = dated() if setting is None else setting
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:

@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import datetime
 import logging
+import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.item import JSON
 from dragoman.formats.format import PLAIN, Format, Setting
 from dragoman.formats.harmony.format import Harmony
 from dragoman.formats.markup.families import BY_NAME, PROFILES
 from dragoman.formats.markup.format import Markup
+
+from .child import Child, ChildError, GivenUpError, Limits
 
 NAMES: dict[str, Callable[[], Format]] = {"harmony": Harmony} | {
     profile.name: partial(Markup, profile) for profile in PROFILES
@@ -83,7 +90,7 @@ def format_of(
     from dragoman.formats.template import from_config  # needs the `local` extra
 
     try:
-        found = from_config(config, own, known, named)
+        found = from_config(config, own, known, named, StrangersProgram)
     except ValueError as error:
         if named is not None:  # its own layout, then
             return by_name(named)
@@ -91,6 +98,54 @@ def format_of(
     if warning := warning_of(found):
         _log.warning("%s: %s", folder, warning)
     return found
+
+
+MAX_SECONDS, MAX_MEMORY = 2, 512 * 1024 * 1024
+"""Seconds of the processor, and bytes of memory, that a folder's template may take to be read, and
+for each prompt."""
+_ANSWER = 64 * 1024 * 1024
+_LIMITS = Limits(MAX_SECONDS, MAX_MEMORY, _ANSWER)
+_TOO_MUCH = f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB"
+
+
+class StrangersProgram:
+    """The template of a folder, which anyone may have written: a program in a process of its own.
+    Raises ValueError for one that cannot be read."""
+
+    def __init__(self, text: str) -> None:
+        self._child = Child(f"{__name__}:rendering", text.encode("utf-8", "replace"))
+        try:
+            self._child.start(_LIMITS)
+        except ChildError as error:
+            raise ValueError(str(error).removeprefix("ValueError: ")) from error
+        except GivenUpError as error:
+            raise ValueError(f"reading the chat template {_TOO_MUCH}") from error
+
+    def __call__(self, variables: dict[str, JSON], today: str | None) -> str:
+        try:
+            answer = self._child.ask(pickle.dumps((variables, today)), _LIMITS)
+        except (ChildError, GivenUpError) as error:
+            problem = f"The model's chat template {_TOO_MUCH} for this conversation"
+            raise FaultError(Fault("internal", problem)) from error
+        if answer.startswith(b"{"):
+            raise FaultError(msgspec.json.decode(answer, type=Fault))
+        return answer[1:].decode("utf-8", "surrogatepass")
+
+
+def rendering(setup: bytes) -> Callable[[bytes], bytes]:
+    """What renders a template in a child; a fault is an object of JSON."""
+    from dragoman.formats.template import Program
+
+    program = Program(setup.decode())
+
+    def answer(message: bytes) -> bytes:
+        try:
+            text = program(*pickle.loads(message))  # noqa: S301 - the parent is no stranger
+        except FaultError as error:
+            return msgspec.json.encode(error.fault)
+        return b"." + text.encode("utf-8", "surrogatepass")
+
+    return answer
 
 
 def warning_of(format: Format) -> str | None:

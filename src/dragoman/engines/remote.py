@@ -372,6 +372,7 @@ class Remote:
     """
 
     _kind: type[Upstream] = Upstream
+    _slow = False  # whether preparing a request takes a thread, however small it is
 
     def __init__(
         self,
@@ -400,7 +401,8 @@ class Remote:
         )
         self.retries = retries
         self.header_hold = header_hold
-        self.timeouts = timeouts
+        self.timeouts = timeouts or self.upstream.client.timeouts
+        self._stream_timeouts = replace(self.timeouts, total=None)
 
     @property
     def base_url(self) -> str:
@@ -443,7 +445,7 @@ class Remote:
             ask = partial(stream_of, begin, caller=caller)
             return Driver(fan_out(ask, request), caller, sink)
         if asked is None:
-            if caller.size:
+            if caller.size or self._slow:
                 ready = asyncio.to_thread(self._prepare, request, caller)
                 begin = partial(self.start, request, caller, sink, room)
                 return Deferred(ready, begin, caller, sink)
@@ -566,7 +568,8 @@ class Remote:
                 # calls with one id for the same call.
                 turn.call_ids |= {i.call_id for i in request.items if isinstance(i, _CALLS)}
             url, fields = upstream.url + wire.path, (JSON_BODY, *headers)
-            exchange = upstream.client.stream("POST", url, fields, body, timeouts=self.timeouts)
+            timeouts = self._stream_timeouts if asked.stream else self.timeouts
+            exchange = upstream.client.stream("POST", url, fields, body, timeouts=timeouts)
             return UpstreamRequest(
                 upstream,
                 caller,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -40,6 +41,9 @@ from .prompt import Marks, Prompt
 MAX_CHARACTERS = 16_000_000
 """Longer prompts are refused: no context is that long."""
 
+MAX_REMEMBERED = 1_024
+"""Options of which it is remembered whether they open the reasoning."""
+
 FALLBACK = "hermes"
 """The family that most models are trained on, for templates of none that is known."""
 _RESERVED = frozenset(
@@ -47,6 +51,39 @@ _RESERVED = frozenset(
 )
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 """Unicode's private use areas: characters without a meaning of their own."""
+
+
+Rendering = Callable[[dict[str, JSON], str | None], str]
+"""The text of a template with these variables, on a date. Raises FaultError."""
+
+
+class Program:
+    """A template that was read. An error in it raises ValueError."""
+
+    def __init__(self, text: str) -> None:
+        self._template = _compiled(text)
+        self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
+
+    def __call__(self, variables: dict[str, JSON], today: str | None) -> str:
+        given: dict[str, Any] = dict(variables)
+        if today is not None or self._needs_date:
+            given["strftime_now"] = lambda form: strftime(form, today) if today else ""
+        refusal = "the model's chat template refuses this conversation"
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(given):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_CHARACTERS:
+                    problem = f"the prompt is longer than {MAX_CHARACTERS} characters"
+                    raise FaultError(bad_request(f"{refusal}: {problem}"))
+        except _RejectedError as error:
+            raise FaultError(bad_request(f"{refusal}: {error.message}")) from error
+        except (TemplateError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            problem = f"The model's chat template failed: {type(error).__name__}: {error}"
+            raise FaultError(Fault("internal", problem)) from error
+        return "".join(pieces)
 
 
 class Template(Markup):
@@ -57,6 +94,7 @@ class Template(Markup):
       the template (`recognised` is False where `FALLBACK` had to be taken).
     - `controls` are the texts of the vocabulary's control tokens.
     - `variables` are further template variables, such as `bos_token`.
+    - `program` renders the template elsewhere; by default here, with no limit of time or memory.
 
     >>> chat = Template("{% for m in messages %}<s>{{ m.content }}{% endfor %}", "hermes", ["<s>"])
     >>> from dragoman.core.item import Message
@@ -70,6 +108,7 @@ class Template(Markup):
         profile: Profile | str | None = None,
         controls: Iterable[str] = (),
         variables: Mapping[str, str] | None = None,
+        program: Rendering | None = None,
     ) -> None:
         known = {each for each in controls if len(each) > 1}
         self._marks = Marks(known)
@@ -82,12 +121,12 @@ class Template(Markup):
         self.controls |= {*known, *self.profile.ends}
         start = self.profile.states["start"].marks
         self._thought_opens = tuple(mark for mark, to in start.items() if to == "thought")
-        self._template = _compiled(text)
-        self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
+        self._program = Program(text) if program is None else program
+        self.slow = program is not None
         self._variables = dict(variables or {})
         pattern = self._marks.pattern.pattern
         self._control_start = re.compile(f"(?=(?:{pattern}))(.)", re.DOTALL)
-        self._starts_thinking: dict[str, bool] = {}
+        self._starts_thinking: dict[bytes, bool] = {}
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt. Raises FaultError naming the item for what is not text, and with the
@@ -95,6 +134,8 @@ class Template(Markup):
         losses = LossList()
         turns = messages(request, losses, self.profile.id_length)
         text, separator = self._run(turns, tools(request), _options(request), setting)
+        if self.slow:
+            self.starts_thinking(request)  # known to the parser then, which may not wait
         pieces = (
             piece.replace(separator, "") if isinstance(piece, str) else piece
             for piece in self._marks.split(text)
@@ -115,25 +156,7 @@ class Template(Markup):
             problem = "the conversation is nested too deeply for a chat template"
             raise FaultError(bad_request(problem)) from error
         variables = {**self._variables, **variables, "add_generation_prompt": True}
-        today = setting.today
-        if today is not None or self._needs_date:
-            variables["strftime_now"] = lambda form: strftime(form, today) if today else ""
-        refusal = "the model's chat template refuses this conversation"
-        pieces: list[str] = []
-        size = 0
-        try:
-            for piece in self._template.generate(variables):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_CHARACTERS:
-                    problem = f"the prompt is longer than {MAX_CHARACTERS} characters"
-                    raise FaultError(bad_request(f"{refusal}: {problem}"))
-        except _RejectedError as error:
-            raise FaultError(bad_request(f"{refusal}: {error.message}")) from error
-        except (TemplateError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
-            problem = f"The model's chat template failed: {type(error).__name__}: {error}"
-            raise FaultError(Fault("internal", problem)) from error
-        return "".join(pieces), separator
+        return self._program(variables, setting.today), separator
 
     def _separated(self, value: JSON, separator: str) -> JSON:
         """A value in which no text is a control token, or can become one at its end."""
@@ -164,7 +187,7 @@ class Template(Markup):
         """Whether the template opens the reasoning, so that the answer begins inside it (Qwen3 and
         DeepSeek-R1 templates do). Found by rendering one message."""
         options = _options(request)
-        key = json.dumps(options, sort_keys=True, default=str)
+        key = sha256(json.dumps(options, sort_keys=True, default=str).encode()).digest()
         known = self._starts_thinking.get(key)
         if known is None:
             try:
@@ -172,7 +195,7 @@ class Template(Markup):
                 text, _ = self._run([hello], [], options, PLAIN)
             except FaultError:
                 text = ""
-            if len(self._starts_thinking) > 64:
+            if len(self._starts_thinking) >= MAX_REMEMBERED:
                 self._starts_thinking.clear()
             known = self._starts_thinking[key] = text.rstrip().endswith(self._thought_opens)
         return known
@@ -183,12 +206,14 @@ def from_config(
     template: str | None = None,
     controls: Iterable[str] | None = None,
     profile: str | None = None,
+    read: Callable[[str], Rendering] | None = None,
 ) -> Template:
     """The format of a model folder, from the text of its `tokenizer_config.json`.
 
     `template` is the text of `chat_template.jinja`, where there is one; `controls` are the control
     tokens of the vocabulary, by default those that the configuration names; `profile` is the name
-    of the family, by default recognised. Raises ValueError where there is no template.
+    of the family, by default recognised. `read` makes the program of the template, for one that is
+    not trusted. Raises ValueError where there is no template.
     """
     value = json.loads(config)
     if not isinstance(value, dict):
@@ -209,7 +234,7 @@ def from_config(
         entries = added.values() if isinstance(added, dict) else ()
         special = (each for each in entries if isinstance(each, dict) and each.get("special"))
         controls = {*filter(None, map(_content, special)), *variables.values()}
-    return Template(found, profile, controls, variables)
+    return Template(found, profile, controls, variables, read(found) if read else None)
 
 
 def profile_of(template: str, controls: Iterable[str] = ()) -> Profile | None:

@@ -473,6 +473,7 @@ class Exchange(Struct, eq=False):
             bodiless=self._bodiless,
             first_byte=timeouts.first_byte,
             idle=timeouts.idle,
+            total=timeouts.total,
         )
 
     async def connect(self, on_readable: Callable[[], None], *, fresh: bool) -> None:

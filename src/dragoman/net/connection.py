@@ -18,12 +18,18 @@ class Timeouts(msgspec.Struct, frozen=True):
 
     `connect` covers the wait for a free connection and, again from zero, everything up to
     the end of the TLS handshake; `first_byte` runs from the request's last byte to the end
-    of the response headers; `idle` is the silence allowed inside a body.
+    of the response headers; `idle` is the silence allowed inside a body, and `total` what all of
+    it may take from its headers on. Streams want none.
     """
 
     connect: float | None = 10.0
     first_byte: float | None = 600.0
     idle: float | None = 600.0
+    total: float | None = 1200.0
+
+
+SLOWEST_UPLOAD = 1000
+"""Bytes per second that a peer must take of a request."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -65,6 +71,7 @@ class Connection(asyncio.Protocol):
         "_answered",
         "_bodiless",
         "_buffered",
+        "_by",
         "_deadline",
         "_fields",
         "_first_byte",
@@ -79,6 +86,7 @@ class Connection(asyncio.Protocol):
         "_state",
         "_timer",
         "_timer_at",
+        "_total",
         "_unsent",
         "_until_eof",
         "_waiter",
@@ -121,6 +129,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._deadline = math.inf
+        self._by = math.inf  # when all of the body has to be here
 
     def send(
         self,
@@ -130,9 +139,10 @@ class Connection(asyncio.Protocol):
         bodiless: bool = False,
         first_byte: float | None = None,
         idle: float | None = None,
+        total: float | None = None,
     ) -> None:
         """Write a request. `bodiless`: its answer has no body whatever the headers say (HEAD,
-        CONNECT). `first_byte` and `idle`: time-outs in seconds, as in Timeouts."""
+        CONNECT). `first_byte`, `idle` and `total`: time-outs in seconds, as in Timeouts."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.trailers: list[tuple[bytes, bytes]] = []
@@ -145,6 +155,7 @@ class Connection(asyncio.Protocol):
         self._unsent = 0
         self._first_byte = math.inf if first_byte is None else first_byte
         self._idle = math.inf if idle is None else idle
+        self._total = math.inf if total is None else total
         self._state = _HEAD
         self.over = False
         if len(body) <= _JOINED_WRITE:
@@ -252,10 +263,12 @@ class Connection(asyncio.Protocol):
         elif self._overhead > self._limits.header_bytes:
             self._fail(self._too_large())
         if self._state == _BODY:
+            now = self._loop.time()
             if state == _BODY:
-                self._deadline = self._loop.time() + self._idle
+                self._deadline = min(now + self._idle, self._by)
             else:
-                self._allow(self._idle)
+                self._by = now + self._total
+                self._allow(min(self._idle, self._total))
         if self.parts or self._state != state:
             if self.on_readable is not None:  # a call less per read than by `_wake`
                 self.on_readable()
@@ -423,7 +436,8 @@ class Connection(asyncio.Protocol):
             pass  # whoever goes on allows more time
         elif self._state == _HEAD:
             unsent = self.transport.get_write_buffer_size()
-            if unsent and unsent != self._unsent:
+            taken = self._unsent - unsent
+            if unsent and (not self._unsent or taken > SLOWEST_UPLOAD * self._first_byte):
                 self._unsent = unsent  # still uploading, and getting on
                 self._allow(self._first_byte)
             else:
@@ -431,6 +445,9 @@ class Connection(asyncio.Protocol):
                 self._fail(NetTimeoutError(message, "first_byte"))
         elif self.parts:
             self._allow(self._idle)  # we are slow, not the peer
+        elif self._loop.time() >= self._by:
+            message = f"{self.peer} did not complete its answer in {self._total:g} s"
+            self._fail(NetTimeoutError(message, "total"))
         else:
             message = f"{self.peer} fell silent for {self._idle:g} s in the middle of its answer"
             self._fail(NetTimeoutError(message, "idle"))

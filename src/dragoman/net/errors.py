@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Phase = Literal["pool", "connect", "tls", "proxy", "first_byte", "idle"]
+Phase = Literal["pool", "connect", "tls", "proxy", "first_byte", "idle", "total"]
 
 
 class NetError(Exception):

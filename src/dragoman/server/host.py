@@ -20,7 +20,7 @@ import uvicorn
 
 from .app import App
 from .auth import SHORTEST, is_loopback, key_names
-from .http import HTTPConfig, HTTPProtocol
+from .http import HTTPConfig, HTTPProtocol, SocketProtocol
 from .log import log_errors
 from .settings import Settings
 
@@ -230,11 +230,9 @@ class Server(uvicorn.Server):
         super().__init__(
             HTTPConfig(
                 app,
-                header_limit=settings.header_limit,
-                read_time=settings.read_time,
-                stall=settings.stall,
+                settings,
                 http=HTTPProtocol,
-                ws="websockets-sansio",
+                ws=SocketProtocol,
                 ws_max_size=settings.body_limit,
                 ws_per_message_deflate=False,
                 interface="asgi3",

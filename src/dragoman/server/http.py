@@ -1,8 +1,10 @@
-"""HTTP/1.1 of one connection: parses requests, bounds them, and writes responses."""
+"""HTTP/1.1 of one connection: parses requests, bounds them, and writes responses; and the time that
+WebSocket messages may take."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from itertools import chain
@@ -12,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from dragoman.core.error import Fault, FaultError, bad_request
@@ -20,6 +23,7 @@ from dragoman.wire import error as wire_error
 from .cancellation import GONE, Peer
 from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
 from .limits import Budget, Hold
+from .settings import Settings
 
 _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
@@ -142,8 +146,6 @@ def _target(url: bytes) -> tuple[str, bytes, bytes]:
     return unquote(parsed.path.decode("ascii")), parsed.query, parsed.netloc
 
 
-SLOWEST = 1024
-"""Bytes that a client must read in a second of an answer that is written, not to be let go."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_LOOK, LAST_LOOK = 0.01, 5.0
 """Seconds between two looks for a reset: the first and the longest."""
@@ -163,16 +165,11 @@ async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
 
 
 class HTTPConfig(Config):
-    """uvicorn's configuration, and limits it does not have: bytes and seconds of a head, and how
-    long an answer may be left unread."""
+    """uvicorn's configuration, and the limits it does not have."""
 
-    def __init__(
-        self, app: Any, *, header_limit: int, read_time: float, stall: float, **options: Any
-    ) -> None:
+    def __init__(self, app: Any, limits: Settings, **options: Any) -> None:
         super().__init__(app, **options)
-        self.header_limit = header_limit
-        self.read_time = read_time
-        self.stall = stall
+        self.limits = limits
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -182,7 +179,7 @@ class HTTPProtocol(HttpToolsProtocol):
     # fmt: off
     __slots__ = (
         "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_hold",
-        "_in_head", "_limit", "_patience", "_pending", "_problem", "_received", "_refused",
+        "_in_head", "_limit", "_patience", "_pending", "_problem", "_rate", "_received", "_refused",
         "_stall", "_timed", "_timer", "_timer_at", "_unread", "_upgrades", "defaults",
     )
     # fmt: on
@@ -196,9 +193,9 @@ class HTTPProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.pipeline = cast(Any, [])  # requests behind the one that is answered; a deque is large
-        self._limit = config.header_limit
-        self._patience = config.read_time
-        self._stall = config.stall
+        limits = config.limits
+        self._limit, self._patience = limits.header_limit, limits.read_time
+        self._stall, self._rate = limits.stall, limits.min_rate
         # Since when the next request is awaited; None while one is answered.
         self._awaited: float | None = None
         self._allowed = 0.0  # seconds it may be awaited
@@ -373,7 +370,8 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._upgrades:
             if not free:
                 raise ValueError("an answer is on its way")  # which a socket would tear
-            self._awaited, self._in_head = None, False  # what comes now is no HTTP
+            self._in_head = False  # what comes now is no HTTP, but for a body
+            self._await(self._patience)
             self.scope = cast(
                 Any, {"method": self.parser.get_method().decode("ascii"), "headers": self.headers}
             )
@@ -419,6 +417,17 @@ class HTTPProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.append(cast(Any, exchange))
 
+    def handle_websocket_upgrade(self) -> None:
+        """The connection is another protocol's from now on."""
+        self._awaited = None
+        super().handle_websocket_upgrade()
+        protocol = cast(SocketProtocol, self.transport.get_protocol())
+        if not protocol.handshake_initiated:  # it says nothing of a head that it cannot read
+            self.connections.discard(protocol)
+            self.connections.add(self)
+            self.transport.set_protocol(self)
+            self.send_400_response("the WebSocket handshake has a body, or too many headers")
+
     def _check_version(self, version: str, exchange: HTTPExchange) -> None:
         """Refuse what the parser lets through and is no HTTP/1.1 or HTTP/1.0 (RFC 9112)."""
         problem = ""
@@ -459,6 +468,7 @@ class HTTPProtocol(HttpToolsProtocol):
         cycle = self._answered
         if cycle is not None and cycle.response_started and not cycle.response_complete:
             self.transport.close()  # an answer is on its way; nothing may be written into it
+            self._await_reading()
             return
         status, fault = self._problem or (400, bad_request(msg))
         body = wire_error.encode(fault)
@@ -510,20 +520,19 @@ class HTTPProtocol(HttpToolsProtocol):
         self._timer = None
         if self._awaited is None:
             return
-        cycle = self._answered
-        if cycle is not None and not cycle.response_complete and self._pending is None:
-            # Nothing may be written into an answer; it comes first.
-            self._awaited = self.loop.time()
-        due = self._awaited + self._allowed
-        if self.loop.time() < due:
-            self._set_timer(due)
+        cycle, now = self._answered, self.loop.time()
+        ending = self._refused or self.transport.is_closing()
+        if not (ending or cycle is None or cycle.response_complete or self._pending):
+            self._awaited = now  # nothing may be written into an answer; it comes first
+        if now < self._awaited + self._allowed:
+            self._set_timer(self._awaited + self._allowed)
         elif unread := self.transport.get_write_buffer_size():
             # The answers before are still being read, unless they are not.
-            if unread > self._unread - SLOWEST * self._allowed:
+            if unread > self._unread - self._rate * self._allowed:
                 self.transport.abort()
                 return
             self._await_reading()
-        elif self._refused or self.transport.is_closing():
+        elif ending:
             pass  # what is left to send is on its way
         elif self._in_head:
             problem = f"The head did not come within {self._patience:g} s (read_time)."
@@ -551,3 +560,56 @@ class HTTPProtocol(HttpToolsProtocol):
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
         fault = Fault("too_large", problem, "client")
         self._problem = 431, fault
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, with limits on the time of a message and of reading an answer."""
+
+    _begun = math.inf  # since when a message is awaited that has begun to come
+    _latest = 0.0  # when something of it came
+    _size = 0  # bytes of it
+    _timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not (self.conn.reader.buffer or self.frames):
+            self._begun = math.inf
+            return
+        self._latest = self.loop.time()
+        if self._begun == math.inf:
+            self._begun, self._size = self._latest, 0
+        self._size += len(data)
+        if self._timer is None:
+            limits: Settings = cast(Any, self.config).limits
+            self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
+
+    def _look_at_the_clock(self, limits: Settings) -> None:
+        self._timer, now = None, self.loop.time()
+        if self._begun == math.inf or self.close_sent or self.transport.is_closing():
+            self._give_time(limits)
+            return
+        if self.read_paused:  # it is we who let it wait
+            self._begun = self._latest = now
+        rate_kept = self._begun + self._size / limits.min_rate
+        if now < min(self._latest, rate_kept) + limits.read_time:
+            self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
+            return
+        self.conn.fail(1008, "the rest of a message did not come in time (read_time, min_rate)")
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.close()
+        self._give_time(limits)
+
+    def _give_time(self, limits: Settings) -> None:
+        """Close even if the client does not take the last of what was sent."""
+        if self._timer is None and self.transport.get_write_buffer_size():
+            self._timer = self.loop.call_later(limits.stall, self.transport.abort)
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        self._give_time(cast(Any, self.config).limits)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()

@@ -18,7 +18,9 @@ RETRY_AFTER = "1"
 """Seconds after which it is worth asking again when everything is taken."""
 
 _JSON = "application/json"
-STALLED = Fault("stalled", "The rest of the body did not come in time (read_time).", "client")
+STALLED = Fault(
+    "stalled", "The rest of the body did not come in time (read_time, min_rate).", "client"
+)
 
 
 class Gate:
@@ -214,7 +216,7 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight, ho
 
     Raises FaultError when its head says that it is not JSON, when it is larger than `body_limit`,
     when there is no room for it, when the client disconnects, and when nothing comes for
-    `read_time` seconds.
+    `read_time` seconds, or too little.
     """
     length = check_head(exchange, settings.body_limit)
     exchange.hold = hold
@@ -228,9 +230,12 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight, ho
     pieces: list[bytes] = []
     size = 0
     more = True
+    now = asyncio.get_running_loop().time
+    begun = now()
     with Watch(roster) as watch:
         while more:
-            watch.limit(settings.read_time, STALLED)
+            left = begun + settings.read_time + size / settings.min_rate - now()
+            watch.limit(min(left, settings.read_time), STALLED)
             piece, more = await exchange.read()
             pieces.append(piece)
             size += len(piece)

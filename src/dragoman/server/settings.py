@@ -80,10 +80,19 @@ class Settings(Limits, frozen=True, kw_only=True):
     read_time: Annotated[
         float,
         about(
-            "Seconds for receiving the headers of a request, and between two parts of its body.",
+            "Seconds for receiving the headers of a request, and between two parts of its body or "
+            "of a WebSocket message.",
             ge=0.1,
         ),
     ] = 60.0
+    min_rate: Annotated[
+        int,
+        about(
+            "Bytes per second that a body or a WebSocket message must come with on average, after "
+            "`read_time`, and that a whole answer must be read with, after `stall`.",
+            ge=1,
+        ),
+    ] = 1000
     concurrency: Annotated[int, about("Requests processed at the same time, per worker.", ge=1)] = (
         1024
     )

@@ -370,6 +370,21 @@ async def test_p35_beside_tools_an_answer_is_a_call_or_fits_the_schema(engine: T
     assert len(kinds) == 2 or engine.name == "pocket"  # the model had the choice
 
 
+async def test_f17_a_schema_that_is_not_strict_is_enforced_as_far_as_it_can_be(
+    engine: TokenEngine,
+) -> None:
+    items = {"type": "integer", "minimum": 1, "maximum": 9}
+    several = {"type": "array", "items": items, "uniqueItems": True, "minItems": 1, "maxItems": 2}
+    schema = {"type": "object", "properties": {"n": several}, "required": ["n"]}
+    format = JSONSchema("n", schema, strict=False)
+    response = await answer(engine, asked(1, 0.0, format=format))
+    assert response.status == "completed"
+    assert json.loads(response.text).keys() == {"n"}
+    assert response.guarantee == "best-effort"
+    lost = [loss.field for loss in response.losses]
+    assert lost == ["format.schema.properties.n.uniqueItems"]
+
+
 async def test_a_choice_and_a_grammar_bind_the_whole_answer(engine: TokenEngine) -> None:
     texts = ["yes", "no", "no, never", "né"]
     sums = 'start: N ("+" N){1,3}\nN: /[0-9]{1,2}/'

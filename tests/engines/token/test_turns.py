@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from dragoman.engines.token.turns import Turns, began
+from dragoman.engines.child import here
+from dragoman.engines.token.turns import Turns
 
 
 async def test_tenants_go_round() -> None:
@@ -55,11 +56,11 @@ async def test_a_process_ends_with_the_interest_in_it() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     def work() -> None:
-        began(process.pid)
+        here.interest.began(process.pid)
         said.set()
         process.wait()
         with pytest.raises(BaseException, match=""):
-            began(0)
+            here.interest.began(0)
 
     with process:
         waiting = asyncio.ensure_future(turns.run("a", work))

@@ -8,11 +8,15 @@ import jsonschema
 import pytest
 
 from dragoman.core.error import FaultError
+from dragoman.core.request import JSONSchema, Request
 from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar
-from dragoman.formats.grammar.schema import FORMATS, NOT_ENFORCED, enforceable
+from dragoman.formats.grammar.demand import JSONBody, unenforced
+from dragoman.formats.grammar.lark import Writer
+from dragoman.formats.grammar.schema import FORMATS, NOT_ENFORCED, enforceable, valid
 from dragoman.formats.prompt import ByteTokenizer
 from tests.cases import cases
+from tests.formats.grammar.accepts import verdict
 from tests.formats.grammar.schemas import schema
 from tests.samples import samples
 
@@ -28,6 +32,51 @@ def test_p34_a_keyword_that_cannot_be_enforced_is_refused_by_its_place(refused, 
     fault = raised.value.fault
     assert (fault.code, fault.param) == ("invalid_request", f"format.schema.{place}")
     assert fault.message.startswith(f"format.schema.{place}: ")
+
+
+@pytest.mark.parametrize(("format", "text", "fits"), CASES["values"])
+def test_f12_texts_of_a_format_are_what_they_are_called(format, text, fits) -> None:
+    asked = {"type": "string", "format": format, "allOf": [{"minLength": 1}]}
+    schema = enforceable(asked, "")
+    assert (verdict(grammar(schema), json.dumps(text)) == "whole") is fits
+
+    def judge(leaf: dict[str, Any], string: str) -> bool:
+        return verdict(grammar(leaf), json.dumps(string)) == "whole"
+
+    assert valid(text, schema, judge) is fits
+
+
+def grammar(schema: dict[str, Any]) -> Grammar:
+    writer = Writer()
+    return writer.grammar(writer.body(JSONBody("", schema)))
+
+
+A = {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind"]}
+ROOT = {"type": "object", "$defs": {"a": A}}
+
+
+@pytest.mark.parametrize(("left", "right"), CASES["apart"])
+def test_f17_alternatives_of_which_only_one_can_fit_are_enforced(left, right) -> None:
+    fitted = enforceable({"properties": {"x": {"oneOf": [left, right]}}, **ROOT}, "")
+    BYTES.constrain(grammar(fitted))
+
+
+@pytest.mark.parametrize(("left", "right"), CASES["overlapping"])
+def test_f17_alternatives_that_may_both_fit_are_refused(left, right) -> None:
+    with pytest.raises(FaultError, match=r"x\.oneOf: . and . may both fit.* write anyOf"):
+        enforceable({"properties": {"x": {"oneOf": [left, right]}}, **ROOT}, "")
+
+
+def test_f17_of_a_schema_that_is_not_strict_what_can_be_is_enforced() -> None:
+    loose = {"properties": {"a": {"uniqueItems": True, "minItems": 2}}, "not": {}}
+    fitted = enforceable(loose, "", strict=False)
+    assert fitted == {"properties": {"a": {"minItems": 2}}, "additionalProperties": False}
+    with pytest.raises(FaultError, match=r"a\.minItems: must be a number"):
+        enforceable({"properties": {"a": {"uniqueItems": True, "minItems": "2"}}}, "", strict=False)
+    places = ["format.schema.properties.a.uniqueItems", "format.schema.not"]
+    for strict, lost in ((False, places), (None, []), (True, [])):
+        request = Request(model="m", format=JSONSchema("n", loose, strict=strict))
+        assert [loss.field for loss in unenforced(request)] == lost
 
 
 def test_all_such_keywords_are_named_at_once() -> None:

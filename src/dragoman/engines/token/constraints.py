@@ -38,8 +38,6 @@ from dragoman.formats.grammar.demand import (
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
 
-from .turns import began
-
 if TYPE_CHECKING:
     import llguidance
     from numpy.typing import NDArray
@@ -308,7 +306,7 @@ class GrammarCompiler:
         ]
         try:
             message = msgspec.msgpack.encode([(None, whole), *parts])
-            answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY), began)
+            answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY))
         except (GivenUpError, ChildError) as error:
             problem = (
                 f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB to compile. "
@@ -475,4 +473,4 @@ def _error_text(error: str) -> str:
     """The first lines of an error: after them comes the grammar itself."""
     lines = [line.strip() for line in error.partition("<state>")[0].splitlines()]
     text = " ".join(line for line in lines if line and "|" not in line[:6])
-    return text[:300]
+    return (text.partition("failed to compile JSON schema: ")[2] or text).rstrip(" ^")[:300]

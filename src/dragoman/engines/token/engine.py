@@ -26,6 +26,7 @@ from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
 from dragoman.engines.find_format import dated
 from dragoman.formats.format import Format, Parser, Setting
+from dragoman.formats.grammar.demand import unenforced
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
@@ -486,7 +487,9 @@ class TokenEngine:
         if requirement is None and asked.tools and asked.parallel_tool_calls is False:
             why = "nothing limits the model to one call"
             losses.append(Loss("parallel_tool_calls", "dropped", why))
-        if lowered.grammar_described and default_guarantee(request):
+        loose = lowered.client_losses(unenforced(asked))
+        losses += loose
+        if (lowered.grammar_described or loose) and default_guarantee(request):
             requirement = replace(requirement or Requirement(None, None), described=True)
         if requirement is not None and requirement.constraint is not None:
             jobs = tuple(replace(job, constraint=requirement.constraint()) for job in jobs)
@@ -581,7 +584,8 @@ class TokenEngine:
         self, tenant: str, work: Callable[[Request], Done], request: Request
     ) -> Done:
         """Run on a thread what may take longer than some microseconds."""
-        room = -1 if request.tools or default_guarantee(request) else _QUICK
+        slow = request.tools or default_guarantee(request) or getattr(self.format, "slow", False)
+        room = -1 if slow else _QUICK
         room -= 20 * len(request.sampling.logit_bias or ())
         for item in request.items:
             if not isinstance(item, Message) or not isinstance(item.content, str):

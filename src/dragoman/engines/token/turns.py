@@ -6,10 +6,10 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from dragoman.engines.child import end
+from dragoman.engines.child import Interest, here
 
 THREADS = 4
 """Threads of an engine for what takes long before an answer; one of them is left to each tenant
@@ -18,36 +18,16 @@ STACK = 16 * 1024 * 1024
 """Bytes of stack of such a thread: more than a child's (`child.STACK`), which overflows first."""
 
 Done = TypeVar("Done")
-_here = threading.local()
 
 
-class Turn:
-    """One piece of work. `process` is the child's process that it waits for."""
+class Turn(Interest):
+    """One piece of work."""
 
     def __init__(self, tenant: str, work: Callable[[], Any]) -> None:
+        super().__init__()
         self.tenant = tenant
         self.work = work
         self.future: Future[Any] = Future()
-        self.left = False
-        self.process = 0
-
-    def leave(self) -> None:
-        """Nobody waits for it any more."""
-        self.left = True
-        if self.process:
-            end(self.process)
-
-
-def began(process: int) -> None:
-    """The work of this thread waits for a process, which is ended with it; 0: no longer."""
-    turn: Turn | None = getattr(_here, "turn", None)
-    if turn is None:
-        return
-    turn.process = process
-    if turn.left:
-        if process:
-            end(process)
-        raise CancelledError
 
 
 class Turns:
@@ -97,7 +77,7 @@ class Turns:
 
     def _work(self) -> None:
         while (turn := self._next()) is not None:
-            _here.turn = turn
+            here.interest = turn
             try:
                 result = turn.work()
             except BaseException as error:  # a library's panic is no Exception
@@ -105,7 +85,7 @@ class Turns:
                 turn.future.set_exception(failure)
             else:
                 turn.future.set_result(result)
-            _here.turn = None
+            here.interest = None
             with self._change:
                 self._running[turn.tenant] -= 1
                 self._change.notify()

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON, Call, FunctionCall, Item, Message
+from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -23,7 +24,7 @@ from dragoman.core.request import (
 from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.tools import ToolFilter, flat
 
-from .schema import enforceable, valid
+from .schema import enforceable, fitting, valid
 
 
 class JSONBody(Struct, frozen=True):
@@ -200,7 +201,8 @@ def demand(request: Request) -> Demand | None:
     if isinstance(request.format, JSONObject | JSONSchema):
         text = JSONBody("format", ANY_OBJECT)
         if isinstance(request.format, JSONSchema):
-            schema = enforceable(request.format.schema or {}, "format.schema")
+            strict = request.format.strict is not False
+            schema = enforceable(request.format.schema or {}, "format.schema", strict=strict)
             text = JSONBody("format.schema", schema)
     tools = tuple(_allowed_tools(request))
     must = False
@@ -223,6 +225,17 @@ def demand(request: Request) -> Demand | None:
         if isinstance(request.format, JSONSchema)
         else not isinstance(request.format, JSONObject),
     )
+
+
+def unenforced(request: Request) -> tuple[Loss, ...]:
+    """What the schema of a format that is not strict asks for, and no grammar enforces."""
+    match request.format:
+        case JSONSchema(schema=dict(schema), strict=False):
+            return tuple(
+                Loss(f"format.schema.{each.place}", "dropped", each.why)
+                for each in fitting(schema)[1]
+            )
+    return ()
 
 
 def _allowed_tools(request: Request) -> Iterator[AllowedTool]:

@@ -37,6 +37,7 @@ class Writer:
     def __init__(self, separators: tuple[str, str] = SPACED) -> None:
         self._options: dict[str, JSON] = {
             "whitespace_flexible": False,
+            "coerce_one_of": True,  # which is refused before where it is not the same
             "item_separator": separators[0],
             "key_separator": separators[1],
         }

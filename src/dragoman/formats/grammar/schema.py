@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import starmap
 from typing import Any
+
+from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
@@ -72,12 +76,28 @@ _FORMATS_NOT_ENFORCED = frozenset(
     {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"}
     | {"json-pointer", "relative-json-pointer", "regex"}
 )
+_DAY = (  # of the Gregorian calendar
+    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-"
+    r"(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}"
+    r"(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
+_TIME = "[0-9]{2}:[0-9]{2}:[0-5]"  # leap seconds are few, and of no hour
+_LABEL = "(?:[^.]{1,2}|[^.]{2}[^.-][^.]*|[^.]{3}(?:[^.-][^.]*)?)"  # of no other alphabet
+_EXACT: dict[str, dict[str, JSON]] = {
+    "date": {"pattern": f"^{_DAY}$"},
+    "time": {"pattern": f"^{_TIME}"},
+    "date-time": {"pattern": f"^{_DAY}[Tt ]{_TIME}"},
+    "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
+}
+"""What a grammar's own formats leave out."""
 MAX_CHARACTERS = 262_144
 """The most characters of a schema's keys and texts, and of its other values one each."""
 MAX_REFERENCES = 200
 """The most references that lead from one to the next: each takes stack of the compiler."""
 MAX_OPTIONAL = 400
 """The most optional properties of an object: any of them may come next, at each token."""
+MAX_COMPARED = 20_000
+"""How many alternatives of `oneOf`, parts of them and values are compared to tell them apart."""
 MAX_STEP = 10_000
 """The greatest `multipleOf`: so many remainders are told apart."""
 MAX_ENTRIES = {
@@ -98,9 +118,19 @@ _OPEN = frozenset({"additionalProperties", "patternProperties"})
 """Keywords that say which other properties an object may have."""
 
 
-def enforceable(schema: Mapping[str, JSON], param: str) -> dict[str, JSON]:
+class Misfit(Struct, frozen=True):
+    """What of a schema cannot be enforced: its place (`properties.a.not`), and why. `wrong` is what
+    no schema may say."""
+
+    place: str
+    why: str
+    wrong: bool = False
+
+
+def enforceable(schema: Mapping[str, JSON], param: str, *, strict: bool = True) -> dict[str, JSON]:
     """The schema for a grammar. Keys keep their order, which is the order of the answer. Raises
-    FaultError naming, by its place (`properties.a.not`), every keyword that cannot be enforced.
+    FaultError naming, by its place, every keyword that cannot be enforced; where it is not `strict`
+    only what is wrong.
 
     Objects that list properties have no others unless the schema says so, so that a weak model
     comes to an end; what fits is still what was asked for.
@@ -110,58 +140,241 @@ def enforceable(schema: Mapping[str, JSON], param: str) -> dict[str, JSON]:
     """
     if (problem := _too_large(schema)) is not None:
         raise FaultError(bad_request(problem, param))
-    losses: list[tuple[str, str]] = []  # the place of what is lost, and why
-    fitted = _fitted(dict(schema), "", losses, bound=not _joins(dict(schema)))
-    if losses:
-        (place, why), *others = losses
-        also = f"; nor can {', '.join(place for place, _ in others)}" if others else ""
-        raise FaultError(bad_request(f"{why}{also}", f"{param}.{place}"))
-    return fitted if isinstance(fitted, dict) else {}
+    fitted, misfits = fitting(schema)
+    if first := next((each for each in misfits if strict or each.wrong), None):
+        others = [each.place for each in misfits if each is not first]
+        also = f"; nor can {', '.join(others)}" if others else ""
+        raise FaultError(bad_request(f"{first.why}{also}", f"{param}.{first.place}"))
+    return fitted
 
 
-def _fitted(
-    schema: JSON, place: str, losses: list[tuple[str, str]], *, bound: bool, depth: int = 0
-) -> JSON:
+def fitting(schema: Mapping[str, JSON]) -> tuple[dict[str, JSON], list[Misfit]]:
+    """What of a schema a grammar can enforce, and what it cannot."""
+    whole = _Whole(dict(schema))
+    fitted = _fitted(whole.root, "", whole)
+    if not any(misfit.wrong for misfit in whole.misfits):
+        whole.misfits += filter(None, starmap(whole.overlap, whole.choices))
+    return fitted if isinstance(fitted, dict) else {}, whole.misfits
+
+
+class _Whole:
+    """A schema being fitted: what does not fit, and the `choices` of which one must."""
+
+    def __init__(self, root: dict[str, JSON]) -> None:
+        self.root = root
+        self.bound = not _joins(root)
+        self.identified = any("$id" in each for each in objects(root))
+        self.misfits: list[Misfit] = []
+        self.choices: list[tuple[str, list[JSON]]] = []
+        self._room = MAX_COMPARED
+        self._compared: dict[tuple[int, int], bool] = {}
+
+    def overlap(self, place: str, schemas: list[JSON]) -> Misfit | None:
+        """Two of the schemas that a value may fit both, as far as is known."""
+        if self._have_kinds(schemas):
+            return None
+        for one, left in enumerate(schemas):
+            for other, right in enumerate(schemas):
+                if one != other and not self.apart(left, right, 16):
+                    pair = f"{min(one, other)} and {max(one, other)}"
+                    why = f"{pair} may both fit, and that only one does cannot be enforced"
+                    return Misfit(place, f"{why}: write anyOf, or tell them apart")
+        return None
+
+    def _have_kinds(self, schemas: list[JSON]) -> bool:
+        """Whether all are objects that must have one property, which is another value in each."""
+        values: dict[str, list[str]] = {}
+        for schema in schemas:
+            match find(self.root, schema["$ref"]) if _is_reference(schema) else schema:
+                case {"type": "object", "properties": dict(listed), "required": list(must)}:
+                    for name in must:
+                        match listed.get(name):
+                            case {"const": str() | int() as one} | {"enum": [str() | int() as one]}:
+                                values.setdefault(name, []).append(f"{one!r}")
+        return any(len({*texts}) == len(texts) == len(schemas) for texts in values.values())
+
+    def apart(self, left: JSON, right: JSON, depth: int) -> bool:
+        """Whether no answer to the left schema fits the right one. Where they are bound, an answer
+        has no properties but those that are listed."""
+        known = self._compared.get((id(left), id(right)))
+        if known is None:
+            known = self._compared[id(left), id(right)] = self._apart(left, right, depth)
+        return known
+
+    def _apart(self, left: JSON, right: JSON, depth: int) -> bool:
+        self._room -= 1
+        if left is False or right is False:
+            return True
+        if not (isinstance(left, dict) and isinstance(right, dict) and depth and self._room > 0):
+            return False
+        apart = partial(self.apart, depth=depth - 1)
+        for each in ("$ref", "allOf", "anyOf", "oneOf"):  # one part of a schema may tell it apart
+            every = all if each in ("anyOf", "oneOf") else any
+            if each in left and every(apart(part, right) for part in self._parts(left[each])):
+                return True
+            if each in right and every(apart(left, part) for part in self._parts(right[each])):
+                return True
+        for one, other in ((left, right), (right, left)):
+            if "const" in one or "enum" in one:
+                values = one.get("enum", [one.get("const")])
+                sizes = (1 + len(each.get("enum", ())) for each in objects(other))
+                self._room -= len(values) * sum(sizes)
+                fits = (valid(value, other, lambda *_: True, self.root) for value in values)
+                return self._room > 0 and not any(fits)
+        kinds = _kinds(left) & _kinds(right)
+        return all(_told_apart(kind, left, right, apart, self.bound) for kind in kinds)
+
+    def _parts(self, value: JSON) -> list[JSON]:
+        return value if isinstance(value, list) else [find(self.root, value)]
+
+
+def _is_reference(schema: JSON) -> bool:
+    return isinstance(schema, dict) and schema.keys() == {"$ref"}
+
+
+def _fitted(schema: JSON, place: str, whole: _Whole, depth: int = 0) -> JSON:
     """A schema without what is lost; true and false are schemas too."""
+    losses = whole.misfits
     if not isinstance(schema, dict) or depth > _DEEPEST:
         if not isinstance(schema, bool):
             nested = isinstance(schema, dict)
-            losses.append((place, "is nested too deeply" if nested else "is no schema"))
+            losses.append(Misfit(place, "is nested too deeply" if nested else "is no schema", True))
         return schema
-    fit = partial(_fitted, losses=losses, bound=bound, depth=depth + 1)
+    fit = partial(_fitted, whole=whole, depth=depth + 1)
     fitted: dict[str, JSON] = {}
     for keyword, value in schema.items():
         where = f"{place}.{keyword}" if place else keyword
         most = MAX_ENTRIES.get(keyword)
-        if most is not None and isinstance(value, list | dict | str) and len(value) > most:
-            losses.append((where, f"has {len(value)} entries, and {most} are the most here"))
+        if wrong := _wrong(keyword, value, whole):
+            losses.append(Misfit(where, wrong, True))
+        elif most is not None and isinstance(value, list | dict | str) and len(value) > most:
+            problem = f"has {len(value)} entries, and {most} are the most here"
+            losses.append(Misfit(where, problem, True))
         elif keyword in NOT_ENFORCED:
             if (keyword, value) not in _WITHOUT_EFFECT:
-                losses.append((where, "cannot be enforced"))
+                losses.append(Misfit(where, "cannot be enforced"))
         elif keyword == "minProperties" and value not in (0, 1):
             # nothing stops a model from repeating a property
-            losses.append((where, "cannot be enforced"))
+            losses.append(Misfit(where, "cannot be enforced"))
+        elif keyword in ("pattern", "patternProperties") and (found := _looking(value)):
+            losses.append(Misfit(where, f"{found[0]} cannot be enforced in a regular expression"))
         elif keyword == "multipleOf" and isinstance(value, int) and value > MAX_STEP:
-            losses.append((where, f"is {value}, and {MAX_STEP} is the most here"))
+            losses.append(Misfit(where, f"is {value}, and {MAX_STEP} is the most here", True))
         elif keyword == "format" and str(value) not in FORMATS:
             if str(value) in _FORMATS_NOT_ENFORCED:
-                losses.append((where, f"{value} cannot be enforced"))
+                losses.append(Misfit(where, f"{value} cannot be enforced"))
         elif keyword in _MAP and isinstance(value, dict):
             fitted[keyword] = {name: fit(each, f"{where}.{name}") for name, each in value.items()}
             must = schema.get("required")
             optional = len(value) - len(must if isinstance(must, list) else ())
             if keyword == "properties" and optional > MAX_OPTIONAL:
                 problem = f"has {optional} that are optional, and {MAX_OPTIONAL} are the most here"
-                losses.append((where, problem))
+                losses.append(Misfit(where, problem, True))
         elif keyword in _LIST and isinstance(value, list):
             fitted[keyword] = [fit(each, f"{where}[{n}]") for n, each in enumerate(value)]
+            if keyword == "oneOf":
+                whole.choices.append((where, value))
         elif keyword in _ONE:
             fitted[keyword] = fit(value, where)
         elif keyword != "x-guidance":  # which would be taken for an order
             fitted[keyword] = value
-    if bound and fitted.get("properties") and not fitted.keys() & _OPEN:
+    if whole.bound and fitted.get("properties") and not fitted.keys() & _OPEN:
         fitted["additionalProperties"] = False
+    if exact := _EXACT.get(str(fitted.get("format"))):
+        fitted["allOf"] = [*fitted.get("allOf", ()), exact]
     return fitted
+
+
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+)
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_LOOKING = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
+"""What looks around, or back at a group: no automaton does."""
+_RUST = re.compile(r"\\[pPxz]|\[\[|&&|\|\||--|~~|\(\?")
+"""What regular expressions in grammars have, or write, in another way than Python's."""
+
+
+def _looking(value: JSON) -> re.Match[str] | None:
+    """What looks around in a pattern, or in those of properties."""
+    patterns = [value] if isinstance(value, str) else value
+    return next(filter(None, map(_LOOKING.search, patterns)), None)
+
+
+def _wrong(keyword: str, value: JSON, whole: _Whole) -> str | None:
+    """What is wrong with the value of a keyword, whatever can be enforced."""
+    number = isinstance(value, int | float) and math.isfinite(value)
+    match keyword:
+        case "type":
+            kinds = value if isinstance(value, list) else [value]
+            known = kinds and all(kind in KINDS.values() for kind in kinds)
+            return None if known else "must be a type of JSON, or a list of them"
+        case "enum" | "required" | "prefixItems" if not isinstance(value, list):
+            return "must be a list"
+        case "anyOf" | "oneOf" | "allOf" if not isinstance(value, list) or not value:
+            return "must be a list with something in it"
+        case _ if keyword in _MAP and not isinstance(value, dict):
+            return "must be an object"
+        case _ if keyword in _COUNTS and not (number and value >= 0 and value == int(value)):
+            return "must be a number of things: 0, 1, 2 …"
+        case _ if keyword in _BOUNDS and not number:
+            return "must be a number"
+        case "multipleOf" if not number or value <= 0:
+            return "must be a number above 0"
+        case "pattern" if not isinstance(value, str):
+            return "must be a text"
+        case "pattern" if not (_RUST.search(value) or _LOOKING.search(value)):
+            try:
+                re.compile(value)
+            except (re.error, RecursionError, OverflowError) as error:
+                return f"is no regular expression: {error}"
+        case "patternProperties":
+            wrong = ((name, _wrong("pattern", name, whole)) for name in value)
+            return next((f"{name} {why}" for name, why in wrong if why), None)
+        case "$ref":
+            inside = str(value).startswith("#/") and "%" not in str(value)
+            other = not str(value).startswith("#")
+            missing = inside and find(whole.root, value) is None
+            if missing or (other and not whole.identified):
+                return f"{value} is not in the schema"
+    return None
+
+
+def _kinds(schema: dict[str, Any]) -> frozenset[str]:
+    """The types that a schema allows, a number that is whole among them."""
+    kinds = schema.get("type", list(KINDS.values()))
+    found = frozenset([kinds] if isinstance(kinds, str) else kinds)
+    return found | {"integer"} if "number" in found else found
+
+
+def _told_apart(
+    kind: str,
+    left: dict[str, Any],
+    right: dict[str, Any],
+    apart: Callable[[JSON, JSON], bool],
+    closed: bool,
+) -> bool:
+    """Whether values of one type cannot fit both schemas."""
+    if kind == "object":
+        mine, other = left.get("properties", {}), right.get("properties", {})
+        must = {*left.get("required", ()), *right.get("required", ())}
+        shut = closed and mine and not left.keys() & _OPEN
+        return any(
+            apart(
+                mine.get(name, not shut), other.get(name, right.get("additionalProperties", True))
+            )
+            for name in must
+            if "patternProperties" not in left and "patternProperties" not in right
+        )
+    if kind in ("integer", "number"):
+        low, high = "minimum", "maximum"
+    else:
+        what = {"string": "Length", "array": "Items"}.get(kind)
+        low, high = f"min{what}", f"max{what}"
+    return any(
+        one.get(low, -math.inf) > other.get(high, math.inf)
+        for one, other in ((left, right), (right, left))
+    )
 
 
 def _too_large(schema: Mapping[str, JSON]) -> str | None:

@@ -1,0 +1,130 @@
+"""Chat templates of strangers' folders that take too much: they cost their own request."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import FaultError
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from dragoman.engines import find_format
+from dragoman.engines.child import Limits
+from tests.hostile.stage import memory, upstream, watched
+from tests.mock import plain
+from tests.product import dragoman
+from tests.samples import samples
+
+MANY = "{% for each in range(99999) %}"
+END = "{% endfor %}"
+GROW = "{% set n = namespace(x=3) %}{% for i in range(40) %}{% set n.x = BY %}{% endfor %}"
+DOUBLE = GROW.replace("3", "'xxxxxxxx'")
+ENDLESS = {
+    "6d.11": MANY + MANY + END + END,
+    "6d.13": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
+    "{{ f(90) }}",
+    "6d.16": GROW.replace("BY", "n.x ** 9"),
+    "6d.17": GROW.replace("BY", "n.x * n.x"),
+    "6d.35": "{{ lipsum(n=99999) }}{{ lipsum(n=99999) }}",
+    "6d.41": MANY + "{% set x = range(99999) | sort(reverse=true) %}" + END,
+    "6d.45": "{% set c = cycler(1) %}" + MANY + MANY + "{% set x = c.next() %}" + END + END,
+}
+LARGE = {
+    "6d.19": DOUBLE.replace("BY", "n.x ~ n.x"),
+    "6d.20": DOUBLE.replace("BY", "n.x + n.x"),
+    "6d.21": DOUBLE.replace("'xxxxxxxx'", "[1, 2, 3]").replace("BY", "n.x + n.x"),
+    "6d.22": DOUBLE.replace("BY", "n.x | replace('x', 'xx')"),
+    "6d.23": DOUBLE.replace("BY", "[n.x, n.x] | join"),
+    "6d.24": "{{ '%999999999d' % 1 }}",
+    "6d.25": "{{ '%999999999d' | format(1) }}",
+    "6d.26": "{{ '{:999999999}'.format(messages | length) }}",
+    "6d.27": "{{ 'x' | center(999999999) }}",
+    "6d.28": "{{ messages[0].role.ljust(999999999) }}",
+    "6d.29": "{{ messages[0].role.zfill(999999999) }}",
+    "6d.30": "{{ '\t'.expandtabs(999999999) }}",
+    "6d.31": "{{ 'x\nx' | indent(999999999) }}",
+    "6d.32": "{{ messages | tojson(indent=999999999) }}",
+    "6d.34": "{{ 'x' | slice(999999999) | list | length }}",
+    "6d.42": "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+    "6d.43": "{{ 'x'.encode().join([('x' * 99999).encode()] * 99999) }}",
+}
+BOMBS = {**ENDLESS, **LARGE}
+QUICK = ("6d.16", "6d.35", *LARGE)
+"""The others are endless in other ways, and each takes its second."""
+ASKED = Request(model="m", items=(Message("user", "hi"),))
+
+
+def folder_of(folder: Path, template: str) -> Path:
+    (folder / find_format.CONFIG).write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "named", (samples(len(QUICK), len(BOMBS)) == len(BOMBS) and BOMBS) or QUICK
+)
+def test_a_template_that_takes_too_much_is_given_up(tmp_path, monkeypatch, named) -> None:
+    limits = Limits(seconds=1, memory=256 * 2**20, answer=64 * 2**20)
+    monkeypatch.setattr(find_format, "_LIMITS", limits)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    used = time.process_time()
+    with pytest.raises((ValueError, FaultError)):
+        find_format.format_of(folder_of(tmp_path, BOMBS[named])).render(ASKED)
+    assert time.process_time() - used < 1.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_an_ordinary_template_is_rendered_as_here(tmp_path) -> None:
+    from dragoman.formats.template import Template
+
+    text = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% endfor %}"
+    asked = Request(model="m", items=(Message("user", "<s> \udcff h\u00e9"),))
+    folder = folder_of(tmp_path, text)
+    elsewhere = find_format.format_of(folder, ["<s>"])
+    assert elsewhere.render(asked) == Template(text, None, ["<s>"]).render(asked)
+
+
+def test_what_a_template_refuses_is_told(tmp_path) -> None:
+    told = find_format.format_of(folder_of(tmp_path, "{{ raise_exception('only cats') }}"))
+    with pytest.raises(FaultError, match="refuses this conversation: only cats"):
+        told.render(ASKED)
+    with pytest.raises(ValueError, match="cannot be read: line 1"):
+        find_format.format_of(folder_of(tmp_path, "{% if %}"))
+
+
+def test_a_server_with_such_a_template_answers_others(tmp_path) -> None:
+    text = "{% if messages[0].content == 'bomb' %}" + ENDLESS["6d.16"] + "{% endif %}hi"
+    folder = folder_of(tmp_path, text)
+
+    def body(content: str) -> dict[str, Any]:
+        return {"model": "m", "messages": [{"role": "user", "content": content}]}
+
+    said = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
+    said["choices"] = [{"index": 0, "text": "yes", "finish_reason": "stop"}]
+    with upstream(lambda _: plain(200, said)) as model:
+        words = ("--upstream", model.base_url, "--wire", "completions", "--format", str(folder))
+        with dragoman(*words) as server:
+            assert server.post("chat", body("hi")).status == 200
+            with watched(server) as cost:
+                answer = server.post("chat", body("bomb"))
+            assert answer.status == 500
+            assert "template" in answer.json["error"]["message"]
+            assert cost.pause < 1.0
+            assert cost.grown < 200
+            assert server.post("chat", body("hi")).status == 200
+
+
+def test_7_03_template_variables_leave_bounded_memory(tmp_path) -> None:
+    with dragoman("pocket") as server:
+        message = {"role": "user", "content": "hi"}
+        body = {"model": "pocket", "messages": [message], "max_tokens": 2}
+        assert server.post("chat", body).status == 200
+        before = memory(server.process.pid)
+        for number in range(samples(8, 40)):
+            options = {"chat_template_kwargs": {"x": f"{number}" + "x" * 5_000_000}}
+            assert server.post("chat", {**body, **options}).status == 200
+        assert memory(server.process.pid) - before < 120
