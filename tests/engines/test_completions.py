@@ -26,11 +26,14 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import (
     AllowedTools,
     Completion,
+    CustomTool,
     FunctionTool,
     JSONObject,
     NamedTool,
+    Namespace,
     Request,
     Sampling,
+    UnknownTool,
 )
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer, remote
@@ -43,6 +46,14 @@ from tests.formats.plain import PlainFormat
 from tests.mock import Handler, Mock, Reply, mock, plain, stream
 
 ADD = FunctionTool("add", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+CODEX = (  # the kinds of tools in a request of Codex
+    FunctionTool("shell"),
+    CustomTool("apply_patch", syntax="lark", grammar="start: /a/"),
+    Namespace("mcp", (FunctionTool("search"),)),
+    UnknownTool("responses", "web_search", {}),
+)
 
 
 def piece(text: str = "", finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -159,6 +170,17 @@ ENDS: dict[str, tuple[Reply, tuple[str, str, tuple[str, ...]], str]] = {
     "refusal": (plain(400, {"error": {"message": "too long"}}), ("failed", "", ()), "too long"),
     "silence first": (Reply(pieces("x").pieces, pause=0.05), ("completed", "x", ("stop",)), ""),
 }
+
+
+async def test_tools_of_codex_are_emulated_or_dropped_and_none_is_refused() -> None:
+    response = await ask(pieces("Hi"), asking(Message("user", "Hello"), tools=CODEX))
+    assert response.text == "Hi"
+    assert {(loss.action, loss.field) for loss in response.losses} == {
+        ("emulated", "tools[1]"),
+        ("dropped", "tools[1].format"),
+        ("emulated", "tools[2]"),
+        ("dropped", "tools[3]"),
+    }
 
 
 @pytest.mark.parametrize(("reply", "end", "error"), ENDS.values(), ids=ENDS)

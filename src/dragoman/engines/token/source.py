@@ -13,7 +13,7 @@ from msgspec import Struct
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 from dragoman.core.request import Sampling
-from dragoman.engines.base import request_id
+from dragoman.engines.base import new_id, request_id
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,8 +139,9 @@ def model_fault(error: Exception, request: str | None = None) -> Fault:
     exception's text, which may quote a prompt."""
     if isinstance(error, FaultError):
         return error.fault
-    kind, frames = type(error).__name__, "".join(format_tb(error.__traceback__))
+    kind = type(error).__name__
+    frames, id = "".join(format_tb(error.__traceback__)), f"err_{new_id()}"
     request = request_id.get() if request is None else request
     what = f"the model failed with {kind}{f' for {request}' if request else ''}"
-    _log.error("%s\nTraceback:\n%s", what, frames, extra={"request": request})
-    return Fault("internal", f"The model failed with {kind}; this server's log says where.")
+    _log.error("%s: %s\nTraceback:\n%s", id, what, frames, extra={"request": request})
+    return Fault("internal", f"The model failed with {kind}; the server's log has more under {id}.")
