@@ -64,7 +64,7 @@ class HTTPExchange(Exchange):
 
     @property
     def address(self) -> str:
-        return site(self.connection.transport.get_extra_info("peername", ("",))[0])
+        return site((self.connection.transport.get_extra_info("peername") or ("",))[0])
 
     @property
     def full(self) -> bool:
