@@ -245,6 +245,7 @@ class HTTPProtocol(HttpToolsProtocol):
             or cycle.response_started
             or not cycle.chunks  # HTTP/1.0 knows no 100
             or self._in_head
+            or self._refused
             or not hasattr(socket, "TCP_INFO")  # the reset could not be seen
         ):
             return False
