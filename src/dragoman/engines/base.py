@@ -78,7 +78,9 @@ T = TypeVar("T")
 
 
 class LRU(Generic[K, V]):
-    """Keys and values of which the latest are kept, as many as weigh no more than `most`.
+    """Keys and values of which the latest are kept, as many as weigh no more than `most`. An owner
+    who has more than an even share of that makes room with what is its own: nobody pushes out what
+    others have by putting in a lot.
 
     >>> table = LRU[str, int](2)
     >>> for name in "abc":
@@ -90,19 +92,24 @@ class LRU(Generic[K, V]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._weight = 0
-        self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._held: OrderedDict[K, tuple[V, int, Hashable]] = OrderedDict()
+        self._owned: dict[Hashable, OrderedDict[K, int]] = {}  # the weights of each owner's
+        self._weights: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def put(self, key: K, value: V, weight: int) -> None:
+    def put(self, key: K, value: V, weight: int, owner: Hashable = None) -> None:
         """Keep a value. One that is too heavy by itself is not kept, and what had its key goes."""
-        old = self._held.pop(key, None)
-        self._weight += weight - (0 if old is None else old[1])
-        self._held[key] = value, weight
+        if key in self._held:
+            self._drop(key)
+        self._held[key] = value, weight, owner
+        self._owned.setdefault(owner, OrderedDict())[key] = weight
+        self._weights[owner] = self._weights.get(owner, 0) + weight
+        self._weight += weight
         while self._weight > self._most:
-            _, (_, gone) = self._held.popitem(last=False)
-            self._weight -= gone
+            even = self._weights.get(owner, 0) * len(self._weights) <= self._most
+            self._drop(next(iter(self._held if even else self._owned[owner])))
 
     def get(self, key: K) -> V | None:
         """The value, which is now the latest used; None where there is none, or no longer."""
@@ -110,7 +117,16 @@ class LRU(Generic[K, V]):
         if held is None:
             return None
         self._held.move_to_end(key)
+        self._owned[held[2]].move_to_end(key)
         return held[0]
+
+    def _drop(self, key: K) -> None:
+        _, weight, owner = self._held.pop(key)
+        del self._owned[owner][key]
+        self._weight -= weight
+        self._weights[owner] -= weight
+        if not self._owned[owner]:
+            del self._owned[owner], self._weights[owner]
 
 
 SUMMARISED = "the reasoning itself is given as its summary too"

@@ -116,7 +116,7 @@ class MemoryCipher:
     def encrypt(self, data: bytes, bound: bytes) -> bytes:
         """A reference and its signature."""
         id = secrets.token_bytes(_ID)
-        self._held.put(id, data, len(data) + 2 * _ID)
+        self._held.put(id, data, len(data) + 2 * _ID, bound)
         return id + hmac.digest(self._key, id + bound, "sha256")
 
     def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
@@ -335,7 +335,7 @@ class _Recording(Struct):
         match item:
             case Reasoning():
                 if is_opaque(item):
-                    cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY)
+                    cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY, tenant)
                 if "inline" in (item.extra or {}):
                     pass  # it stands in the text, and comes back with it
                 elif self.has_text:
@@ -350,8 +350,8 @@ class _Recording(Struct):
                 if (led := self.led) is not None:
                     key = _key(tenant, item)
                     weight = len(key[3]) + sum(len(repr(each)) for each in led.items)
-                    cache.led.put(key, led, PER_ENTRY + weight)
-                    cache.latest.put(key[:2], key, PER_ENTRY)
+                    cache.led.put(key, led, PER_ENTRY + weight, tenant)
+                    cache.latest.put(key[:2], key, PER_ENTRY, tenant)
                 self.before, self.after, self.has_text = (), (), False
 
 

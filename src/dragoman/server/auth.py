@@ -78,6 +78,8 @@ class Keys:
 
     def name(self, tenant: str) -> str:
         """What the key of a tenant is called in the log: by its variable, or by its tenant."""
+        if not tenant:
+            return ""
         if self._names is None:
             self._names = {
                 tenant_of(key, self._secret()): name

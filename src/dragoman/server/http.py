@@ -64,7 +64,7 @@ class HTTPExchange(Exchange):
 
     @property
     def address(self) -> str:
-        return site(self.connection.transport.get_extra_info("peername", ("",))[0])
+        return site((self.connection.transport.get_extra_info("peername") or ("",))[0])
 
     @property
     def full(self) -> bool:
@@ -245,6 +245,7 @@ class HTTPProtocol(HttpToolsProtocol):
             or cycle.response_started
             or not cycle.chunks  # HTTP/1.0 knows no 100
             or self._in_head
+            or self._refused
             or not hasattr(socket, "TCP_INFO")  # the reset could not be seen
         ):
             return False

@@ -23,7 +23,7 @@ from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
-from dragoman.engines.base import start
+from dragoman.engines.base import request_id, start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.json import Limits, check_size
@@ -536,6 +536,7 @@ class Answers:
             entry = Entry(service.log, record.request.model, "", None, caller.tenant, caller.key)
         try:
             if request is None and service.memory is not None:
+                request_id.set(record.id)  # the task of another request has found it
                 request = await service.memory.reread(record)
             caller = replace(caller, wire=record.wire, stored=True)
             if request is not None:
