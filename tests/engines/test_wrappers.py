@@ -416,20 +416,3 @@ def test_a_value_that_is_too_heavy_takes_its_key_with_it() -> None:
     table.put("a", 1, 1)
     table.put("a", 2, 3)
     assert (table.get("a"), len(table)) == (None, 0)
-
-
-def test_an_owner_with_more_than_a_share_makes_room_with_what_is_its_own() -> None:
-    table = LRU[str, int](100)
-    for number in range(3):
-        table.put(f"b{number}", number, 10, "b")
-    for number in range(1_000):
-        table.put(f"a{number}", number, 10, "a")
-        table.put("large", number, 90, "a")
-    assert [table.get(f"b{number}") for number in range(3)] == [0, 1, 2]
-    assert table.get("a999") is None
-    for number in range(1_000):  # and an owner alone has all of it
-        table.put(f"b{number}", number, 10, "b")
-    table.put("a", 1, 10, "a")
-    assert len(table) == 10
-    assert table.get("a") == 1
-    assert table.get("b999") == 999

@@ -78,23 +78,24 @@ T = TypeVar("T")
 
 
 class LRU(Generic[K, V]):
-    """Keys and values of which the latest are kept, as many as weigh no more than `most`. An owner
-    who has more than an even share of that makes room with what is its own: nobody pushes out what
-    others have by putting in a lot.
+    """Keys and values of which the latest are kept, as many as weigh no more than `most`, and those
+    of one owner no more than `share`.
 
-    >>> table = LRU[str, int](2)
+    >>> table = LRU[str, int](3, share=2)
+    >>> table.put("x", 0, 1, owner="another")
     >>> for name in "abc":
     ...     table.put(name, ord(name), 1)
-    >>> table.get("a"), table.get("c"), len(table)
-    (None, 99, 2)
+    >>> table.get("a"), table.get("c"), table.get("x"), len(table)
+    (None, 99, 0, 3)
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, share: int | None = None) -> None:
         self._most = most
+        self._share = most if share is None else share
         self._weight = 0
         self._held: OrderedDict[K, tuple[V, int, Hashable]] = OrderedDict()
-        self._owned: dict[Hashable, OrderedDict[K, int]] = {}  # the weights of each owner's
-        self._weights: dict[Hashable, int] = {}
+        self._owned: dict[Hashable, OrderedDict[K, None]] = {}
+        self._weights: dict[Hashable, int] = {}  # by owner
 
     def __len__(self) -> int:
         return len(self._held)
@@ -104,12 +105,13 @@ class LRU(Generic[K, V]):
         if key in self._held:
             self._drop(key)
         self._held[key] = value, weight, owner
-        self._owned.setdefault(owner, OrderedDict())[key] = weight
-        self._weights[owner] = self._weights.get(owner, 0) + weight
+        self._owned.setdefault(owner, OrderedDict())[key] = None
         self._weight += weight
+        self._weights[owner] = self._weights.get(owner, 0) + weight
+        while self._weights.get(owner, 0) > self._share:
+            self._drop(next(iter(self._owned[owner])))
         while self._weight > self._most:
-            even = self._weights.get(owner, 0) * len(self._weights) <= self._most
-            self._drop(next(iter(self._held if even else self._owned[owner])))
+            self._drop(next(iter(self._held)))
 
     def get(self, key: K) -> V | None:
         """The value, which is now the latest used; None where there is none, or no longer."""
@@ -122,9 +124,9 @@ class LRU(Generic[K, V]):
 
     def _drop(self, key: K) -> None:
         _, weight, owner = self._held.pop(key)
-        del self._owned[owner][key]
         self._weight -= weight
         self._weights[owner] -= weight
+        del self._owned[owner][key]
         if not self._owned[owner]:
             del self._owned[owner], self._weights[owner]
 

@@ -25,7 +25,7 @@ from dragoman.stores.base import StoreError
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
-from .asgi import ASGIExchange, Receive, Scope, Send
+from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
@@ -41,12 +41,13 @@ from .websocket import Sockets, deny
 
 
 def with_middleware(
-    engine: Engine, settings: Settings, cipher: ReasoningCipher | None = None
+    engine: Engine, settings: Settings, cipher: ReasoningCipher | None = None, share: float = 1.0
 ) -> Engine:
-    """The engine, with all that makes conversations last around it."""
+    """The engine, with all that makes conversations last around it; `share` is the part of the
+    cached reasoning that one tenant may have."""
     again = RetryingReasoning(engine, again=settings.reasoning_retry)
     short = Compacting(Truncating(again))
-    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_cache))
+    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_cache, share))
     return recalling if cipher is None else EncryptingReasoning(recalling, cipher)
 
 
@@ -64,7 +65,10 @@ class App:
     """An ASGI 3 application. `drain` ends its work, `close` releases its engine."""
 
     def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
-        engine = with_middleware(engine, settings, None if memory is None else memory.cipher)
+        passed = getattr(engine, "passes_client_key", False)
+        share = settings.share if passed or len(settings.keys) > 1 else 1.0
+        cipher = None if memory is None else memory.cipher
+        engine = with_middleware(engine, settings, cipher, share)
         self._engine = engine
         self._memory = memory
         self._settings = settings
@@ -73,8 +77,6 @@ class App:
             settings, (lambda: _SECRET) if memory is None else (lambda: memory.store.secret)
         )
         self._browsers = Browsers(settings)
-        passed = getattr(engine, "passes_client_key", False)
-        share = settings.share if passed or len(settings.keys) > 1 else 1.0
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
         self.budget = budget = Budget(settings.memory, int(settings.memory * share))
         if memory is not None:
@@ -189,7 +191,8 @@ class App:
             _check_once(exchange)
             request_id.set(exchange.id)
             self._browsers.check(exchange)
-            return self._sockets.connect(exchange, self._caller(exchange), receive, send)
+            room = scope.get("extensions", {}).get(ROOM)
+            return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
         except FaultError as error:
             return deny(error.fault, exchange, scope, receive, send)
 
