@@ -316,7 +316,7 @@ class Run:
         else:
             rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
             finish = partial(self._runs.store.finish, record.id, response, rest, turn, messages)
-            ending = held(finish) if record.background else finish()
+            ending = self._runs.held(finish, HELD) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
         self._ending.add_done_callback(self._ended)
 
@@ -361,7 +361,7 @@ class Run:
         while True:
             if place < self._first:
                 more = partial(self._runs.store.log, self.record.id, place, SEGMENTS)
-                log = await held(more, FOLLOWED)
+                log = await self._runs.held(more, FOLLOWED)
                 if not log:  # it was deleted
                     return
                 for segment in log:
@@ -386,20 +386,6 @@ class Run:
             self._changed = asyncio.Event()
         self._changed.clear()
         await self._changed.wait()
-
-
-async def held(ask: Callable[[], Awaitable[T]], seconds: float = HELD) -> T:
-    """What a store is asked, again and again for a while where it fails. Raises StoreError."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return await ask()
-        except ConflictError:
-            raise
-        except StoreError:
-            if time.monotonic() > end:
-                raise
-        await asyncio.sleep(RETRY)
 
 
 def unstarted(record: Record) -> Response:
@@ -442,6 +428,7 @@ class Runs:
         self.live: dict[str, Run] = {}
         self._requeue = requeue
         self.lease = lease
+        self._over = False  # nothing is held any more
         self.behind: dict[Run, None] = {}  # those with events to store
         self._timer: asyncio.TimerHandle | None = None
         self._with_upkeep = upkeep
@@ -503,7 +490,7 @@ class Runs:
             return
         place, running = 0, record.running
         while True:
-            log = await held(partial(self.store.log, record.id, place, SEGMENTS), FOLLOWED)
+            log = await self.held(partial(self.store.log, record.id, place, SEGMENTS), FOLLOWED)
             for segment in log:
                 place += len(segment.events)
                 yield list(segment.events)
@@ -513,8 +500,8 @@ class Runs:
                 continue
             if not running:
                 return
-            await held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)
-            now = await held(partial(self.store.get, record.tenant, record.id), FOLLOWED)
+            await self.held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)
+            now = await self.held(partial(self.store.get, record.tenant, record.id), FOLLOWED)
             running = now is not None and now.running
 
     def send(self, record: Record, sink: Sink) -> Handle:
@@ -530,6 +517,20 @@ class Runs:
                 yield Failed(UNFINISHED)
 
         return Driver(events(), ANYONE, sink)
+
+    async def held(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """What the store is asked, again and again for a while where it fails, but not beyond a
+        shutdown. Raises StoreError."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return await ask()
+            except ConflictError:
+                raise
+            except StoreError:
+                if self._over or time.monotonic() > end:
+                    raise
+            await asyncio.sleep(RETRY)
 
     async def cancel(self, record: Record) -> Record:
         """End a run, wherever it runs; the record as it is after that."""
@@ -561,6 +562,7 @@ class Runs:
 
     def stop_all(self) -> None:
         """Stop what runs in the background now."""
+        self._over = True
         for run in self._in_background():
             run.stop(SHUT_DOWN)
 
@@ -585,6 +587,7 @@ class Runs:
             if timer is not None:
                 timer.cancel()
         self._timer = None
+        self._over = True
         runs = tuple(self.live.values())
         for run in runs:
             run.stop(SHUT_DOWN)
