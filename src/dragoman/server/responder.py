@@ -542,6 +542,8 @@ class Answers:
         if exchange.entry is not None:
             exchange.entry.end = ""  # the run has a line of its own, at its end
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
+        if not plan.run.ended:  # what was asked is held until then
+            plan.run.hold, exchange.hold = exchange.hold, None
         if plan.request.stream:
             responder = Stream(service, exchange, caller, plan, wire)
             responder.start(handle=service.memory.runs.send(plan.run.record, responder))
