@@ -20,7 +20,8 @@ def own_data(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
-def test_an_engine_is_served_until_a_signal(monkeypatch) -> None:
+@pytest.mark.parametrize("target", ["script", dragoman.connect("script")], ids=["name", "engine"])
+def test_an_engine_is_served_until_a_signal(target, monkeypatch, capsys) -> None:
     asked: list[tuple[int, bool]] = []
     listener = host.bind(Settings(port=0), exact=True)
     url = f"{host.address(listener)}/v1/models"
@@ -40,11 +41,20 @@ def test_an_engine_is_served_until_a_signal(monkeypatch) -> None:
         with ThreadPoolExecutor(1) as pool, listener:
             visiting = pool.submit(visit)
             with pytest.raises(KeyboardInterrupt):
-                dragoman.serve(dragoman.connect("script"))
+                dragoman.serve(target)
     finally:
         signal.signal(signal.SIGINT, before)
     assert asked == [(8000, True)]
+    ready = f"Dragoman is ready at {url.removesuffix('/models')}; Ctrl-C stops.\n"
+    assert capsys.readouterr().err == ready
     assert [model["id"] for model in visiting.result().json()["data"]] == ["script"]
+
+
+@pytest.mark.parametrize("target", [7, None, object(), dragoman.Message("user", "Hi")])
+def test_what_is_no_engine_is_a_type_error(target) -> None:
+    for given in (dragoman.serve, dragoman.transport, dragoman.connect):
+        with pytest.raises(TypeError, match="is neither an engine nor the name or address of one"):
+            given(target)
 
 
 def test_a_port_that_is_taken_is_not_passed_over() -> None:

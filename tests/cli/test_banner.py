@@ -59,6 +59,14 @@ def test_claude_code_lines_are_shell_and_hold_no_key(key_env, key) -> None:
     ]
 
 
+def test_agents_are_not_sent_to_a_model_that_cannot_hold_their_prompts() -> None:
+    page = banner(URL, [Row("pocket", "this server")])
+    assert "wire_api" not in page
+    assert "claude --model" not in page
+    assert "this model holds 4,096: serve another." in page
+    assert page.endswith("\nCtrl-C stops.")
+
+
 def test_banner_begins_with_address_and_models() -> None:
     first, _, *rest = banner(URL, ROWS).splitlines()
     assert first == f"Dragoman is ready at {URL}"

@@ -11,6 +11,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Started
 from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.core.item import (
+    CustomToolCall,
     FunctionCall,
     FunctionCallOutput,
     Message,
@@ -19,7 +20,16 @@ from dragoman.core.item import (
     Text,
     Thought,
 )
-from dragoman.core.request import FunctionTool, JSONSchema, ReasoningOptions, Request, Sampling
+from dragoman.core.request import (
+    AudioOutput,
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    ReasoningOptions,
+    Request,
+    Sampling,
+)
 from dragoman.core.response import Status, Usage
 from dragoman.engines.remote import Remote
 from dragoman.engines.script import Script
@@ -155,6 +165,45 @@ def test_dicts_are_tools_as_the_official_sdk_has_them() -> None:
     assert build_request("Hi", settings, stream=True).tools == (tool, TOOL)
     with pytest.raises(TypeError, match=r"^tools\[0\].name: is missing"):
         build_request("Hi", {"tools": [{"type": "function"}]}, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "value"),
+    [
+        ("format", {"type": "json_object"}, JSONObject()),
+        (
+            "format",
+            {"type": "json_schema", "name": "n", "schema": {"type": "object"}},
+            JSONSchema("n", {"type": "object"}),
+        ),
+        ("tool_choice", {"type": "function", "name": "f"}, NamedTool("f")),
+        ("reasoning", {"effort": "low"}, ReasoningOptions("low")),
+        ("audio", {"format": "wav"}, AudioOutput(format="wav")),
+    ],
+)
+def test_dicts_are_settings_as_the_official_sdk_has_them(name, said, value) -> None:
+    assert getattr(build_request("Hi", {name: said}, stream=True), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "problem"),
+    [
+        ("format", {"type": "json_schema"}, r"^format\.name: is missing"),
+        ("format", {"type": "xml"}, r"^format\.type: is 'xml'"),
+        ("tool_choice", {"type": "function"}, r"^tool_choice\.name: is missing"),
+        ("reasoning", {"effort": 3}, "^reasoning: "),
+    ],
+)
+def test_a_dict_that_is_no_such_setting_is_a_type_error(name, said, problem) -> None:
+    with pytest.raises(TypeError, match=problem):
+        build_request("Hi", {name: said}, stream=True)
+
+
+def test_calls_with_json_arguments_stand_apart() -> None:
+    output = (FunctionCall("c1", "f", "{}"), CustomToolCall("c2", "patch", "text"))
+    answer = Answer(id="1", created_at=0, model="m", status="completed", output=output)
+    assert answer.calls == output
+    assert answer.function_calls == output[:1]
 
 
 MODEL_SAID = Script(lambda request: f"{request.model} {request.stream}")

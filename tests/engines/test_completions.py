@@ -26,11 +26,14 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import (
     AllowedTools,
     Completion,
+    CustomTool,
     FunctionTool,
     JSONObject,
     NamedTool,
+    Namespace,
     Request,
     Sampling,
+    UnknownTool,
 )
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer, remote
@@ -38,11 +41,20 @@ from dragoman.engines.remote import Remote
 from dragoman.engines.router import Prompted, Route, Router, embed
 from dragoman.engines.script import demo
 from dragoman.formats.format import Setting
+from dragoman.wire import json
 from tests.engines.stage import answered
 from tests.formats.plain import PlainFormat
 from tests.mock import Handler, Mock, Reply, mock, plain, stream
 
 ADD = FunctionTool("add", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+CODEX = (  # the kinds of tools in a request of Codex
+    FunctionTool("shell"),
+    CustomTool("apply_patch", syntax="lark", grammar="start: /a/"),
+    Namespace("mcp", (FunctionTool("search"),)),
+    UnknownTool("responses", "web_search", {}),
+)
 
 
 def piece(text: str = "", finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -159,6 +171,17 @@ ENDS: dict[str, tuple[Reply, tuple[str, str, tuple[str, ...]], str]] = {
     "refusal": (plain(400, {"error": {"message": "too long"}}), ("failed", "", ()), "too long"),
     "silence first": (Reply(pieces("x").pieces, pause=0.05), ("completed", "x", ("stop",)), ""),
 }
+
+
+async def test_tools_of_codex_are_emulated_or_dropped_and_none_is_refused() -> None:
+    response = await ask(pieces("Hi"), asking(Message("user", "Hello"), tools=CODEX))
+    assert response.text == "Hi"
+    assert {(loss.action, loss.field) for loss in response.losses} == {
+        ("emulated", "tools[1]"),
+        ("dropped", "tools[1].format"),
+        ("emulated", "tools[2]"),
+        ("dropped", "tools[3]"),
+    }
 
 
 @pytest.mark.parametrize(("reply", "end", "error"), ENDS.values(), ids=ENDS)
@@ -362,7 +385,7 @@ async def test_embeddings_are_passed_on() -> None:
         router = Router([Route(Remote(up.base_url, key="sk-secret-key"), aliases={"nick": "e"})])
         answer = await embed(router, {"model": "nick", "input": "x"})
         await router.close()
-    assert answer == VECTORS
+    assert json.load(json.dump(answer)) == VECTORS
     assert (up.asked[0].path, up.asked[0].json) == ("/v1/embeddings", {"model": "e", "input": "x"})
     assert up.asked[0].headers["authorization"] == "Bearer sk-secret-key"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import pytest
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import (
     Delta,
     Event,
@@ -26,7 +27,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
-from dragoman.engines.fan_out import AT_ONCE, add_usage, fan_out
+from dragoman.engines.fan_out import AT_ONCE, MOST_SENT, add_usage, fan_out
 
 
 def asking(n: int, seed: int | None = None) -> Request:
@@ -187,3 +188,10 @@ async def test_concurrent_requests_are_limited() -> None:
     check(events)
     assert len(fold(events).reasons) == 3 * AT_ONCE
     assert (most, running) == (AT_ONCE, 0)
+
+
+def test_choices_that_would_send_too_much_are_refused() -> None:
+    with pytest.raises(FaultError) as refused:
+        fan_out(lambda _: pytest.fail("asked"), asking(128), MOST_SENT // 100)
+    assert (refused.value.fault.code, refused.value.fault.param) == ("too_large", "n")
+    fan_out(lambda _: pytest.fail("asked"), asking(2), MOST_SENT // 100)

@@ -1,9 +1,11 @@
-"""llama.cpp's server inside this process, and log-probabilities aligned with its text."""
+"""llama.cpp's server in a process of its own, and log-probabilities aligned with its text."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dragoman.core.event import Delta, Event
+from dragoman.core.event import Delta, Event, Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Message, Reasoning, Text, Token
@@ -131,6 +133,46 @@ async def test_closing_stops_the_server_in_the_midst_of_a_song() -> None:
     await events.aclose()
     with pytest.raises(urllib.error.URLError, match="refused"):
         await asyncio.to_thread(urllib.request.urlopen, engine.base_url)
+
+
+async def test_f4_a_server_that_aborts_is_started_again(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(room, "PAUSES", (0.05, 1.0))
+    engine = prepare(FILE, threads=1, context=CONTEXT)()
+    first = engine.server.pid
+    events = engine.stream(asking("Sing for ever."))
+    last = await anext(events)
+    os.kill(first, signal.SIGABRT)
+    async for event in events:
+        last = event
+    assert isinstance(last, Failed)
+    assert last.fault.blame == "upstream"
+    async with asyncio.timeout(60):
+        while not isinstance(event := await end(engine), Finished):
+            assert isinstance(event, Failed)
+            assert event.fault.code.startswith("upstream_"), event.fault
+            await asyncio.sleep(0.05)
+    assert engine.server.pid != first
+    assert "llama.cpp ended with status -6; it is started again in 0.05 s" in caplog.text
+    await engine.close()
+
+
+async def end(engine: LlamaCpp) -> Event:
+    return [event async for event in engine.stream(asking("Hello!"))][-1]
+
+
+async def test_a_server_that_cannot_be_started_again_is_tried_again(
+    monkeypatch, caplog, tmp_path
+) -> None:
+    monkeypatch.setattr(room, "PAUSES", (0.01, 0.02))
+    file = tmp_path / "copy.gguf"
+    file.write_bytes(FILE.read_bytes())
+    engine = prepare(file, threads=1, context=CONTEXT)()
+    file.write_bytes(b"GGUF")
+    os.kill(engine.server.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while caplog.text.count("llama.cpp ended again: llama.cpp cannot run") < 2:
+            await asyncio.sleep(0.01)
+    await engine.close()
 
 
 # ---- what cannot be served -----------------------------------------------------------------

@@ -26,6 +26,7 @@ from dragoman.core.item import (
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.core.turn import CUT
+from dragoman.engines import reasoning
 from dragoman.engines.reasoning import (
     ENCRYPTED,
     CachingReasoning,
@@ -142,6 +143,35 @@ def test_oldest_entry_is_evicted() -> None:
     empty = ReasoningCache(0)
     empty.store("ada", "m", (ENCRYPTED_ITEM, CALL))
     assert recalled(empty, CALL) == (CALL,)
+
+
+def test_one_tenant_cannot_push_out_the_reasoning_of_another() -> None:
+    kept = ReasoningCache(20_000, share=0.5)
+    kept.store("ada", "m", (OPEN, CALL))
+    for number in range(100):
+        call = replace(CALL, call_id=f"call_{number}")
+        kept.store("bob", "m", (Reasoning((Thought("x" * 500),)), call))
+    assert recalled(kept, CALL) == (OPEN, CALL)
+    last = recalled(kept, replace(CALL, call_id="call_99"), tenant="bob")
+    assert len(last) == 2
+    assert 5 < len(kept.led) < 15
+
+
+def test_long_arguments_weigh_as_much_as_they_are() -> None:
+    kept = ReasoningCache(200_000)
+    for number in range(100):
+        arguments = f'{{"n": {number}, "x": "{"x" * 10_000}"}}'
+        kept.store("ada", "m", (OPEN, FunctionCall(f"call_{number}", "f", arguments)))
+    assert len(kept.led) < 20
+    assert len(kept.latest) < 3
+
+
+def test_reasoning_before_many_calls_is_weighed_once(monkeypatch) -> None:
+    weighed: list[object] = []
+    monkeypatch.setattr(reasoning, "repr", lambda each: weighed.append(each) or "x", raising=False)
+    calls = [replace(CALL, call_id=f"call_{number}") for number in range(50)]
+    cache(OPEN, *calls)
+    assert weighed == [OPEN]
 
 
 # ---- when the model changes ------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import time
 from typing import Any
 
@@ -15,8 +16,18 @@ from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
 from dragoman.engines.remote import LATE_USAGE
 from dragoman.net.connection import Timeouts
-from tests.engines.asking import BODY, COUNTED, HELLO, HELLO_STREAM, ask, asking, events, remote
-from tests.engines.receiving import nothing_left, received
+from tests.engines.asking import (
+    BODY,
+    COUNTED,
+    HELLO,
+    HELLO_STREAM,
+    ask,
+    asking,
+    events,
+    fault,
+    remote,
+)
+from tests.engines.receiving import Receiver, nothing_left, received
 from tests.mock import Reply, chunk, completion, head, plain, stream
 
 both = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
@@ -169,3 +180,77 @@ async def test_slow_reader_pauses_the_server() -> None:
 
 def _data(value: dict[str, Any]) -> bytes:
     return stream(value, done=False).pieces[1]
+
+
+# ---- what is large -------------------------------------------------------------------------
+
+WORDS = "word " * 40_000
+LOGPROBS = {"content": [{"token": "a", "logprob": -1.0}] * 9_000}
+CODED = "content-encoding: gzip"
+
+
+def _with_logprobs() -> dict[str, Any]:
+    answer = completion({"content": "a" * 9_000})
+    answer["choices"][0]["logprobs"] = LOGPROBS
+    return answer
+
+
+LARGE_ANSWERS = {
+    "whole": plain(200, completion({"content": WORDS})),
+    "in one event": stream(chunk({"content": WORDS}), chunk(finish="stop")),
+    "compressed": plain(
+        200, gzip.compress(json.dumps(completion({"content": WORDS})).encode()), CODED
+    ),
+    "log-probabilities": plain(200, _with_logprobs()),
+    "in the tail": Reply([*stream(chunk({"content": WORDS}, "stop"), COUNTED).pieces]),
+}
+
+
+@both
+@pytest.mark.parametrize("name", LARGE_ANSWERS)
+async def test_what_is_large_is_decoded_in_a_thread(name, streamed, monkeypatch) -> None:
+    apart: list[object] = []
+    to_thread = asyncio.to_thread
+
+    def counted(work: Any, *given: Any) -> Any:
+        apart.append(work)
+        return to_thread(work, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    async with remote(LARGE_ANSWERS[name]) as (engine, _):
+        answer = await ask(engine, asking(stream=streamed))
+    assert answer.status == "completed"
+    assert answer.text in (WORDS, "a" * 9_000)
+    assert apart
+
+
+@pytest.mark.parametrize("moment", ["pause", "cancel"])
+async def test_who_pauses_or_cancels_while_a_thread_decodes_is_heeded(moment, monkeypatch) -> None:
+    started, go_on, to_thread = asyncio.Event(), asyncio.Event(), asyncio.to_thread
+
+    async def held(work: Any, *given: Any) -> Any:
+        started.set()
+        await go_on.wait()
+        return await to_thread(work, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", held)
+    async with remote(LARGE_ANSWERS["in one event"]) as (engine, _), nothing_left():
+        receiver = Receiver()
+        receiver.start(engine, asking(stream=True))
+        await started.wait()
+        if moment == "cancel":
+            receiver.cancel()
+            go_on.set()
+        else:
+            receiver.pause()
+            go_on.set()
+            await asyncio.sleep(0.01)
+            receiver.resume()
+            assert fold(await receiver.end()).text == WORDS
+
+
+async def test_one_value_with_too_many_in_it_is_refused() -> None:
+    body = b'{"choices": [], "x": [' + b"[]," * 1_600_000 + b"[]]}"
+    async with remote(plain(200, body)) as (engine, _):
+        refused = await fault(engine)
+    assert "more than 3000000 values" in refused.message

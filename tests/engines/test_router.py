@@ -93,6 +93,18 @@ async def test_a_new_model_is_found_after_a_while(monkeypatch) -> None:
     assert await told(routed, "new") == "second:new"
 
 
+async def test_names_that_are_listed_no_more_are_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(router, "MEMORY", 0.0)
+    ever, silent = Server("ever"), Server("silent", "b")
+    routed = Router([Route(ever), Route(silent)])
+    for number in range(5):
+        ever._listed = (f"a{number}",)
+        await told(routed, f"c{number}")
+        silent._error = DOWN  # what it listed before still counts
+    assert await told(routed, "b") == "silent:b"
+    assert set(routed._listed) == {"a4", "b"}
+
+
 async def test_silent_engine_does_not_delay_routing(monkeypatch) -> None:
     monkeypatch.setattr(router, "PATIENCE", 0.01)
 

@@ -9,6 +9,7 @@ import pytest
 from tests.hostile.stage import gateway, watched
 from tests.mock import completion, plain
 from tests.product import Product, configured
+from tests.samples import samples
 
 LIMIT = 2_000_000
 """The server's `body_limit` here."""
@@ -106,3 +107,18 @@ def test_7_07_many_references_are_looked_up_together(server, named) -> None:
     assert cost.pause < 0.5
     missing = respond(running, input=references([*ids, "msg_nobody"]))
     assert (missing.status, missing.json["error"]["param"]) == (404, f"input[{count}].id")
+
+
+def test_7_05_a_long_chain_works_and_stalls_nobody(server) -> None:
+    running, model = server
+    previous: dict[str, object] = {}
+    turns = samples(60, 1_500)
+    with watched(running) as cost:
+        for _ in range(turns):
+            answer = respond(running, input="hi", **previous)
+            assert answer.status == 200
+            previous = {"previous_response_id": answer.json["id"]}
+    assert len(model.asked[-1].json["messages"]) == 2 * turns - 1
+    assert cost.pause < 0.5
+    items = running.request("GET", f"/v1/responses/{answer.json['id']}/input_items?limit=100")
+    assert len(items.json["data"]) == min(100, 2 * turns - 1)

@@ -30,6 +30,25 @@ def test_limit_is_as_the_page_says(name, shown, error) -> None:
         assert TABLE[code].status == int(status)
 
 
+def test_a_worker_at_all_its_limits_fits_the_manifest() -> None:
+    rows = re.findall(r"^\| (\D[^|]*) \| (\d+) \|$", PAGE.partition("## The memory")[2], re.M)
+    parts = {what: int(size) * 2**20 for what, size in rows}
+    for what, size in parts.items():
+        named = {name: shown for name, shown, _ in ROWS if f"`{name}`" in what}
+        for shown in named.values():
+            number, _, unit = shown.partition(" ")
+            # What is in flight is held as bytes and as values.
+            assert size == (2 if "`memory`" in what else 1) * float(number) * UNITS[unit], what
+    total = re.search(r"\*\*together\*\* \| \*\*(\d+)\*\*", PAGE)
+    assert total is not None
+    assert len(parts) == 5
+    assert sum(parts.values()) == int(total[1]) * 2**20
+    manifest = (ROOT / "docs" / "deploy" / "kubernetes.yaml").read_text()
+    limit = re.search(r"limits: \{memory: (\d+)Gi\}", manifest)
+    assert limit is not None
+    assert sum(parts.values()) <= int(limit[1]) * 2**30
+
+
 def test_every_bound_of_the_settings_is_on_the_page() -> None:
     """What is a number and is no limit is named here."""
     others = {"port", "workers", "heartbeat"}

@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.stage import gateway, watched
-from tests.mock import completion, plain
+from tests.mock import Asked, Reply, chunk, completion, head, plain
 from tests.product import Product, configured
 from tests.samples import samples
 
 SIZE = 4_000_000
 WHOLE = plain(200, completion({"content": "word " * (SIZE // 5)}))
+WORDS = b"data: " + json.dumps(chunk({"content": "word " * 400})).encode() + b"\n\n"
+STREAM = [head(200, "connection: close"), *([WORDS * 8] * 2_000)]
+"""32 MB, more than all that systems buffer."""
 BUDGET = 24_000_000
 CLIENTS = samples(20, 60)
 
@@ -26,8 +29,12 @@ CLIENTS = samples(20, 60)
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readers")
     settings = f"[server]\nkeep_alive = 2\nstall = 2\nmemory = {BUDGET}\n"
-    with gateway(lambda _: WHOLE, *configured(folder, settings)) as (running, _):
+    with gateway(reply, *configured(folder, settings)) as (running, _):
         yield running
+
+
+def reply(asked: Asked) -> Reply:
+    return Reply(STREAM) if asked.json.get("stream") else WHOLE
 
 
 @contextmanager
@@ -81,6 +88,28 @@ def test_whole_answers_that_nobody_reads_are_let_go(server, name) -> None:
     assert cost.grown < 20 * CLIENTS  # while they are made, and stored
     answer = server.request("POST", path, json.dumps(body).encode())
     assert (answer.status, len(answer.body) > SIZE) == (200, True)
+
+
+STREAMS = {
+    "2d.06, 2f.02a passed on": CHAT,
+    "2f.02b not stored": (RESPONSES[0], {**RESPONSES[1], "store": False}),
+    "2f.02c stored": RESPONSES,
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_that_nobody_reads_are_paused_and_let_go(server, name) -> None:
+    path, body = STREAMS[name]
+    until = time.monotonic() + 30
+    with ExitStack() as stack, watched(server) as cost:
+        for _ in range(CLIENTS // 2):
+            stack.enter_context(asking(server, path, {**body, "stream": True}))
+        while clients_of(server) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        while clients_of(server) > 1 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert clients_of(server) <= 1
+    assert cost.grown < 10 * CLIENTS
 
 
 def test_what_there_is_no_room_for_is_refused_and_may_be_asked_again(server) -> None:

@@ -10,11 +10,14 @@ import openai
 import pytest
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Failed
+from dragoman.core.event import Delta, Failed, ItemDone, PartDone
 from dragoman.core.interfaces import Secret
+from dragoman.core.item import Message, Text, Token
+from dragoman.server.app import App
+from dragoman.server.responder import MANY_TOKENS
 from dragoman.server.settings import Settings
 from dragoman.server.testing import transport
-from tests.server.stubs import OPENING, Stub, asking, closing, saying, word
+from tests.server.stubs import FINISHED, OPENING, Call, Stub, asking, closing, saying, word
 
 BASE = "http://dragoman/v1"
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -176,3 +179,37 @@ def test_missing_httpx2_is_reported_with_its_install_command(monkeypatch) -> Non
     monkeypatch.delitem(sys.modules, "dragoman.server.testing")
     with pytest.raises(ImportError, match="pip install openai"):
         importlib.import_module("dragoman.server.testing")
+
+
+@pytest.mark.parametrize("end", ["read", "stopped", "gone"])
+async def test_a_body_with_many_log_probabilities_is_made_in_a_thread(end, monkeypatch) -> None:
+    tokens = (Token("a", -1.0),) * (MANY_TOKENS + 1)
+    part = Text("a" * len(tokens), tokens=tokens)
+    done = ItemDone(0, Message("assistant", (part,), id="msg_0", status="completed"))
+    said = (*OPENING, Delta(0, 0, "text", part.text, tokens), PartDone(0, 0, part), done, FINISHED)
+    to_thread, gate, apart = asyncio.to_thread, asyncio.Event(), asyncio.Event()
+
+    async def held(work: Any, *given: Any) -> Any:
+        apart.set()
+        await gate.wait()
+        if end == "stopped":
+            raise ValueError("no body")
+        return await to_thread(work, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", held)
+    call = Call(App(Stub(*said), Settings()), body=asking(logprobs=True))
+    asked = asyncio.ensure_future(call())
+    await apart.wait()
+    assert not call.sent
+    if end == "gone":
+        call.hang_up()
+        await asked
+    gate.set()
+    await asked
+    if end == "read":
+        assert len(call.json["choices"][0]["logprobs"]["content"]) == len(tokens)
+    elif end == "stopped":
+        assert (call.status, call.code) == (500, "internal_error")
+    else:
+        await asyncio.sleep(0.01)
+        assert not call.sent

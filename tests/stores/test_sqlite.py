@@ -4,7 +4,8 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dragoman.core.event import Finished
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores import sqlite
+from dragoman.stores import base, sqlite
 from dragoman.stores.base import LogSegment, Paging, Record, StoreError
 from dragoman.stores.retention import SWEPT, Retention
 from dragoman.stores.sqlite import SqliteStore
@@ -91,6 +92,73 @@ def test_file_that_stays_locked_fails_after_its_timeout() -> None:
     with pytest.raises(sqlite3.OperationalError):
         sqlite._write_ahead(locked, 0.03)
     assert locked.tries > 1
+
+
+# ---- a file that does not answer ------------------------------------------------------------
+
+
+async def test_one_write_at_a_time_tries_whether_the_file_is_free(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(base, "REST", 0.2)
+    store = SqliteStore(tmp_path / "store.db", patience=0.1)
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="locked"):
+            await store.put(whole("a"))
+        tries: list[int] = []
+        real = sqlite.commit
+        monkeypatch.setattr(sqlite, "commit", lambda *given: (tries.append(1), real(*given))[1])
+        for expected in (0, 1):
+            results = await asyncio.gather(
+                *(store.put(whole(f"b{n}")) for n in range(20)), return_exceptions=True
+            )
+            assert {str(result) for result in results} == {
+                "The store could not be written: database is locked."
+            }
+            assert len(tries) == expected
+            await asyncio.sleep(0.3)
+    await store.put(whole("a"))
+    await asyncio.gather(*(store.put(whole(f"c{n}")) for n in range(20)))
+    await store.close()
+
+
+@pytest.mark.parametrize("reading", [False, True])
+async def test_disk_that_hangs_holds_up_nobody(tmp_path, monkeypatch, reading) -> None:
+    monkeypatch.setattr(sqlite, "LOOK", 0.05)
+    monkeypatch.setattr(base, "REST", 0.05)
+    store = SqliteStore(tmp_path / "store.db", patience=0.1)
+    await store.put(whole("a"))
+    free = threading.Event()
+    name = "found" if reading else "commit"
+    real = getattr(sqlite, name)
+    monkeypatch.setattr(sqlite, name, lambda *given: (free.wait(), real(*given))[1])
+    async with asyncio.timeout(BOUND):
+        for trial in range(3):
+            with pytest.raises(StoreError, match=r"did not answer within 0\.1 s"):
+                await (store.get("t", "a") if reading else store.put(whole(f"b{trial}")))
+        free.set()
+        while True:
+            with suppress(StoreError):
+                await (store.get("t", "a") if reading else store.put(whole("c")))
+                break
+            await asyncio.sleep(0.05)
+        assert await store.get("t", "a") == whole("a")
+    await store.close()
+
+
+async def test_deleted_file_is_made_again_by_who_reads_first(tmp_path, caplog) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    await store.put(whole("a"))
+    await store.get("t", "a")
+    path.unlink()
+    assert await store.get("t", "a") is None
+    assert "deleted or replaced" in caplog.text
+    await store.put(whole("b"))
+    assert await store.get("t", "b") == whole("b")
+    await store.close()
+    again = SqliteStore(path)
+    assert await again.get("t", "b") == whole("b")
+    await again.close()
 
 
 # ---- what is in the file -------------------------------------------------------------------

@@ -70,6 +70,10 @@ for chunk in client.chat.completions.create(model="{model}", messages=hello, str
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 
 print()
+{agents}
+
+Ctrl-C stops."""
+_AGENTS = """\
 --- Codex (~/.codex/config.toml) -----------------------------------------------
 model = "{model}"
 model_provider = "dragoman"
@@ -81,9 +85,10 @@ wire_api = "responses"
 --- Claude Code ----------------------------------------------------------------
 export ANTHROPIC_BASE_URL={root} ANTHROPIC_AUTH_TOKEN={token}
 export ANTHROPIC_DEFAULT_HAIKU_MODEL={word}
-claude --model {word}
-
-Ctrl-C stops."""
+claude --model {word}"""
+_NO_AGENTS = """\
+--- Codex, Claude Code ---------------------------------------------------------
+They send prompts of 15,000 tokens and more, and this model holds 4,096: serve another."""
 
 
 def banner(
@@ -96,7 +101,8 @@ def banner(
     """
     model = rows[0].model if rows else "MODEL"
     known = table(rows) if rows or not problems else "  Any model's name is passed on."
-    return _PAGE.format(
+    agents = _NO_AGENTS if model == POCKET else _AGENTS
+    return _PAGE.replace("{agents}", agents).format(
         url=base_url,
         root=base_url.removesuffix("/v1"),
         table="\n".join((*(f"  {problem}" for problem in problems), known)),

@@ -77,31 +77,40 @@ T = TypeVar("T")
 
 
 class LRU(Generic[K, V]):
-    """Keys and values of which the latest are kept, as many as weigh no more than `most`.
+    """Keys and values of which the latest are kept, as many as weigh no more than `most`, and those
+    of one owner no more than `share`.
 
-    >>> table = LRU[str, int](2)
+    >>> table = LRU[str, int](3, share=2)
+    >>> table.put("x", 0, 1, owner="another")
     >>> for name in "abc":
     ...     table.put(name, ord(name), 1)
-    >>> table.get("a"), table.get("c"), len(table)
-    (None, 99, 2)
+    >>> table.get("a"), table.get("c"), table.get("x"), len(table)
+    (None, 99, 0, 3)
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, share: int | None = None) -> None:
         self._most = most
+        self._share = most if share is None else share
         self._weight = 0
-        self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._held: OrderedDict[K, tuple[V, int, Hashable]] = OrderedDict()
+        self._owned: dict[Hashable, OrderedDict[K, None]] = {}
+        self._weights: dict[Hashable, int] = {}  # by owner
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def put(self, key: K, value: V, weight: int) -> None:
+    def put(self, key: K, value: V, weight: int, owner: Hashable = None) -> None:
         """Keep a value. One that is too heavy by itself is not kept, and what had its key goes."""
-        old = self._held.pop(key, None)
-        self._weight += weight - (0 if old is None else old[1])
-        self._held[key] = value, weight
+        if key in self._held:
+            self._drop(key)
+        self._held[key] = value, weight, owner
+        self._owned.setdefault(owner, OrderedDict())[key] = None
+        self._weight += weight
+        self._weights[owner] = self._weights.get(owner, 0) + weight
+        while self._weights.get(owner, 0) > self._share:
+            self._drop(next(iter(self._owned[owner])))
         while self._weight > self._most:
-            _, (_, gone) = self._held.popitem(last=False)
-            self._weight -= gone
+            self._drop(next(iter(self._held)))
 
     def get(self, key: K) -> V | None:
         """The value, which is now the latest used; None where there is none, or no longer."""
@@ -109,7 +118,16 @@ class LRU(Generic[K, V]):
         if held is None:
             return None
         self._held.move_to_end(key)
+        self._owned[held[2]].move_to_end(key)
         return held[0]
+
+    def _drop(self, key: K) -> None:
+        _, weight, owner = self._held.pop(key)
+        self._weight -= weight
+        self._weights[owner] -= weight
+        del self._owned[owner][key]
+        if not self._owned[owner]:
+            del self._owned[owner], self._weights[owner]
 
 
 SUMMARISED = "the reasoning itself is given as its summary too"

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
@@ -151,17 +151,7 @@ class Child:
 
     def _start(self, limits: Limits) -> Connection:
         self._close()
-        ours, theirs = Pipe()
-        module = f"from {__name__} import serve; serve(3)"
-        environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # and no keys
-        with theirs:
-            self._pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-c", module],
-                environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
-                setpgroup=0,  # Ctrl-C is ours to handle
-            )
+        self._pid, ours = spawn(__name__, {})
         self._control, self._owner = ours, os.getpid()
         try:
             ours.send((self._function, self._setup, limits.seconds, limits.memory))
@@ -192,6 +182,30 @@ class Child:
         return b"" if message is None else self._inline(message)
 
 
+def spawn(module: str, environ: Mapping[str, str]) -> tuple[int, Connection]:
+    """A process of Python that runs `serve` of a module, and the connection to it, which is its
+    descriptor 3. It has this environment alone."""
+    ours, theirs = Pipe()
+    with theirs:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", f"from {module} import serve; serve()"],
+            {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
+            setpgroup=0,  # Ctrl-C is ours to handle
+        )
+    return pid, ours
+
+
+def inherited() -> Connection:
+    """In a spawned process: the connection to who spawned it. What a library prints is not for our
+    standard output."""
+    os.dup2(2, 1)
+    control = Connection(os.dup(3))
+    os.close(3)
+    return control
+
+
 def end(pid: int) -> None:
     """End a process at once, if it is there."""
     with suppress(ProcessLookupError, PermissionError):
@@ -212,11 +226,9 @@ def _unwrapped(answer: bytes) -> bytes:
 # ---- in the child ------------------------------------------------------------------------------
 
 
-def serve(descriptor: int) -> None:
+def serve() -> None:
     """The child's life: prepare, then fork for each message until the connection is closed."""
-    control = Connection(os.dup(descriptor))
-    os.close(descriptor)
-    os.dup2(2, 1)  # what a library prints is not for our standard output
+    control = inherited()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
     function, setup, seconds, memory = control.recv()
     answering: Answering | None = None

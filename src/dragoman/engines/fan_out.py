@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from msgspec.structs import asdict, replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
@@ -23,9 +23,20 @@ AT_ONCE = 8
 _SEVERAL = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
 
 
-def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
-    """Ask `request.sampling.n` times, and answer with that many choices."""
+MOST_SENT = 64 * 1024 * 1024
+"""Bytes that all the requests may have together."""
+
+
+def fan_out(ask: Ask, request: Request, size: int = 0) -> AsyncGenerator[Event, None]:
+    """Ask `request.sampling.n` times, and answer with that many choices; `size` is that of the
+    request in bytes, where it is large. Raises FaultError where that would send too much."""
     count = request.sampling.n or 1
+    if count * size > MOST_SENT:
+        problem = (
+            f"n: the model's server gives one choice at a time, and {count} requests of {size} "
+            f"bytes are more than the {MOST_SENT} that are sent for one. Ask for fewer."
+        )
+        raise FaultError(Fault("too_large", problem, "client", "n"))
     return gather(lambda number: ask(alternative(request, number)), count, (_SEVERAL,))
 
 

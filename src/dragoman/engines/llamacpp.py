@@ -1,14 +1,21 @@
-"""Models in GGUF files, run by llama.cpp's server inside this process."""
+"""Models in GGUF files, run by llama.cpp's server in a process of its own, where it may abort."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
@@ -17,8 +24,11 @@ from dragoman.core.item import Message, Part, Text, Token
 from dragoman.core.request import JSONObject, JSONSchema, Request
 
 from .base import Prepared, Wrapper, new_id
+from .child import FORKS, end, inherited, spawn
 from .completions import remote
 from .find_format import find_format
+
+_log = logging.getLogger("dragoman")
 
 NEEDED = "xllamacpp"
 MISSING = "GGUF files need the llamacpp extra: pip install 'dragoman[llamacpp]'"
@@ -27,6 +37,8 @@ MAGIC = b"GGUF"
 PROFILE = "llama.cpp"
 PARALLEL = 4
 """Sequences at a time; they share the context."""
+PAUSES = (1.0, 60.0)
+"""Seconds before a server that died is started again, the first time and at most."""
 QUIET = -1
 """The verbosity at which llama.cpp writes nothing to our standard error."""
 
@@ -63,30 +75,17 @@ def prepare(
             raise ValueError(f"{name} must be at least 1, not {number}.")
 
     def load() -> LlamaCpp:
-        library = import_module(NEEDED)
-        params = library.CommonParams()
-        params.model.path = str(path)
-        params.model_alias = {name_of(file)}
-        params.n_parallel = parallel
-        params.n_ctx = (context or 0) * parallel  # 0 is what the model was made for
-        params.ui = params.warmup = False
-        params.hostnames, params.port = ["127.0.0.1"], 0  # 0 is any free port
-        params.verbosity = QUIET
-        if threads is not None:
-            params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        if gpu_layers is not None:
-            params.n_gpu_layers = gpu_layers
         key = Secret(new_id())
-        params.api_keys = [key.reveal()]
-        try:
-            server = library.Server(params)
-        except (RuntimeError, MemoryError) as error:
-            raise ValueError(
-                f"llama.cpp cannot run {path}: {error} The file may be broken or of a model it "
-                "does not know, or too large for the memory there is (a smaller context takes "
-                "less)."
-            ) from error
-        return LlamaCpp(server, key, format)
+        options = Options(
+            path=str(path),
+            name=name_of(file),
+            key=key.reveal(),
+            context=(context or 0) * parallel,  # 0 is what the model was made for
+            parallel=parallel,
+            threads=threads,
+            gpu_layers=gpu_layers,
+        )
+        return LlamaCpp(ServerProcess(options), key, format)
 
     return load
 
@@ -109,17 +108,132 @@ def check(file: Path) -> None:
             raise ValueError(f"{file} is no GGUF file.")
 
 
+class Options(Struct, frozen=True, kw_only=True):
+    """What a server is started with. Port 0 is any free one."""
+
+    path: str
+    name: str
+    key: str
+    context: int
+    parallel: int
+    threads: int | None
+    gpu_layers: int | None
+    port: int = 0
+
+
+def start(options: Options) -> Any:
+    """llama.cpp's server in this process; it ends with its last reference."""
+    library = import_module(NEEDED)
+    params = library.CommonParams()
+    params.model.path = options.path
+    params.model_alias = {options.name}
+    params.n_parallel = options.parallel
+    params.n_ctx = options.context
+    params.ui = params.warmup = False
+    params.hostnames, params.port = ["127.0.0.1"], options.port
+    params.verbosity = QUIET
+    if options.threads is not None:
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
+    if options.gpu_layers is not None:
+        params.n_gpu_layers = options.gpu_layers
+    params.api_keys = [options.key]
+    return library.Server(params)
+
+
+def serve() -> None:
+    """In a process of its own: run the server until the connection is closed."""
+    control = inherited()
+    try:
+        server = start(msgspec.msgpack.decode(control.recv_bytes(), type=Options))
+    except (RuntimeError, MemoryError) as error:
+        control.send_bytes(f"!{error}".encode())
+        return
+    control.send_bytes(f".{server.listening_address}".encode())
+    with suppress(EOFError):
+        control.recv_bytes()
+    os._exit(0)  # in the midst of its work, if need be
+
+
+class ServerProcess:
+    """A server in a process of its own, which is started again, after ever longer pauses, when it
+    dies: some requests make llama.cpp abort. Raises ValueError where it does not start."""
+
+    def __init__(self, options: Options) -> None:
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        if not FORKS:  # on this system, in our own process
+            self._server = start(options)
+            self.address = str(self._server.listening_address)
+            return
+        self._options = options
+        self.address = self._start()
+        self._options = replace(options, port=int(self.address.rpartition(":")[2]))
+        self._thread = threading.Thread(target=self._watch, name="dragoman-llamacpp", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the process."""
+        self._closing.set()
+        if self._thread is None:
+            self._server = None
+        else:
+            self._control.close()
+            end(self.pid)
+            self._thread.join()
+
+    def _start(self) -> str:
+        """The address of a new server."""
+        self.pid, self._control = spawn(__name__, os.environ)
+        try:
+            self._control.send_bytes(msgspec.msgpack.encode(self._options))
+            said = self._control.recv_bytes().decode()
+        except (EOFError, OSError):
+            said = "!it died."
+        if said.startswith("!"):
+            self._control.close()
+            os.waitpid(self.pid, 0)
+            raise ValueError(
+                f"llama.cpp cannot run {self._options.path}: {said[1:]} The file may be broken or "
+                "of a model it does not know, or too large for the memory there is (a smaller "
+                "context takes less)."
+            )
+        return said[1:]
+
+    def _watch(self) -> None:
+        pause = PAUSES[0]
+        while True:
+            since = time.monotonic()
+            _, status = os.waitpid(self.pid, 0)
+            self._control.close()
+            if time.monotonic() - since > PAUSES[1]:
+                pause = PAUSES[0]
+            why = f"with status {os.waitstatus_to_exitcode(status)}"
+            while not self._closing.is_set():
+                _log.error("llama.cpp ended %s; it is started again in %g s", why, pause)
+                if self._closing.wait(pause):
+                    break
+                pause = min(2 * pause, PAUSES[1])
+                try:
+                    self._start()
+                    break
+                except ValueError as error:
+                    why = f"again: {error}"
+            if self._closing.is_set():
+                return
+
+
 class LlamaCpp(Wrapper):
-    """A remote engine and the server behind it. `close` stops the server.
+    """A remote engine and the server behind it. `close` stops the server. While that is started
+    again, requests fail as with any server that cannot be reached.
 
     llama.cpp removes what stands before the JSON of a required format (white space, a fence) from
     the text but not from its log-probabilities, so they are aligned here.
     """
 
-    def __init__(self, server: Any, key: Secret, format: str | None) -> None:
-        address = f"{server.listening_address}/v1"
+    def __init__(self, server: ServerProcess, key: Secret, format: str | None) -> None:
+        address = f"{server.address}/v1"
         super().__init__(remote(address, key=key, profile=PROFILE, format=format))
-        self._running = [server]
+        self.server = server
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Aligns log-probabilities of a required format; there is nothing else to do."""
@@ -130,9 +244,9 @@ class LlamaCpp(Wrapper):
         return Prepared(request, lambda events: [new for old in events if (new := align(old))])
 
     async def close(self) -> None:
-        """Close the connections, then the server; it stops with its last reference."""
+        """Close the connections, then the server."""
         await super().close()
-        await asyncio.to_thread(self._running.clear)
+        await asyncio.to_thread(self.server.close)
 
 
 # ---- alignment of log-probabilities ----------------------------------------------------------

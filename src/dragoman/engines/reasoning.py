@@ -281,11 +281,13 @@ class ReasoningCache:
     True
     """
 
-    def __init__(self, size: int = SIZE) -> None:
-        self.led: LRU[_Key, _Led] = LRU(size)
+    def __init__(self, size: int = SIZE, share: float = 1.0) -> None:
+        """`share` is the part of the size, in bytes, that one tenant may have."""
+        each, own = size // 16, int(size // 16 * share)
+        self.led: LRU[_Key, _Led] = LRU(size, int(size * share))
         # The latest of an id, for clients that write its arguments in their own way.
-        self.latest: LRU[tuple[str, str], _Key] = LRU(size // 16)
-        self.makers: LRU[tuple[str, bytes], str] = LRU(size // 16)
+        self.latest: LRU[tuple[str, str], _Key] = LRU(each, own)
+        self.makers: LRU[tuple[str, bytes], str] = LRU(each, own)
 
     def store(self, tenant: str, model: str, items: Iterable[Item]) -> None:
         """Store the reasoning of an answer of this model."""
@@ -328,6 +330,7 @@ class _Recording(Struct):
     after: tuple[Reasoning, ...] = ()
     has_text: bool = False
     led: _Led | None = None  # to the last call, and to those made together with it
+    weight: int = 0  # of that
 
     def add(self, item: Item) -> None:
         """The next item of the answer."""
@@ -335,7 +338,7 @@ class _Recording(Struct):
         match item:
             case Reasoning():
                 if is_opaque(item):
-                    cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY)
+                    cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY, tenant)
                 if "inline" in (item.extra or {}):
                     pass  # it stands in the text, and comes back with it
                 elif self.has_text:
@@ -346,12 +349,13 @@ class _Recording(Struct):
                 self.has_text = True
             case FunctionCall() | CustomToolCall():
                 if self.before or self.after:
-                    self.led = _Led(self.model, self.before, self.after)
-                if (led := self.led) is not None:
+                    led = self.led = _Led(self.model, self.before, self.after)
+                    self.weight = sum(len(repr(each)) for each in led.items)
+                if self.led is not None:
                     key = _key(tenant, item)
-                    weight = len(key[3]) + sum(len(repr(each)) for each in led.items)
-                    cache.led.put(key, led, PER_ENTRY + weight)
-                    cache.latest.put(key[:2], key, PER_ENTRY)
+                    own = PER_ENTRY + sum(map(len, key))
+                    cache.led.put(key, self.led, own + self.weight, tenant)
+                    cache.latest.put(key[:2], key, own, tenant)
                 self.before, self.after, self.has_text = (), (), False
 
 

@@ -100,6 +100,10 @@ class UpstreamRequest(Struct):
 
 PIECE = 32 * 1024
 """How many bytes of an answer are decoded in one turn of the event loop."""
+LARGE = 128 * 1024
+"""How many bytes without an event are decoded in a thread, and their values counted."""
+MAX_VALUES = 3_000_000
+"""How many values one JSON value of an answer may have in it."""
 _EXPLAINED = (NetTimeoutError, TooLargeError)
 """Errors that say more than that an answer was cut."""
 
@@ -142,6 +146,9 @@ class UpstreamAnswer(Struct, eq=False):
     _attempt: int = 0
     _content: ContentDecoder | None = None  # where the body has a content coding
     _divided: bool = False  # there is more of what was read
+    _silent: int = 0  # bytes that were read since the last event
+    _values: int = 0  # in them, at the most
+    _ready: tuple[list[Event], bool] | None = None  # decoded apart, and whether it is the end
     _late: list[Event] = []  # what came in TAIL
     _paused: bool = False
     _task: asyncio.Task[None] | None = None  # in WAITING
@@ -189,6 +196,8 @@ class UpstreamAnswer(Struct, eq=False):
     def _on_readable(self) -> None:
         """Something has come, or nothing more will. Called by the connection."""
         connection, request = self._exchange.connection, self._request
+        if self._state == State.WAITING:
+            return  # it is looked at again
         try:
             if self._state == State.HEADERS:
                 if connection.status != 200:
@@ -204,16 +213,30 @@ class UpstreamAnswer(Struct, eq=False):
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
                 connection.headers.clear()
-            data = b"".join(connection.parts)
-            connection.parts.clear()
-            over = connection.over
-            if self._content is not None or self._divided or len(data) > PIECE:
-                data, over = self._piece(data)
-            self._room.left -= len(data)
-            if self._room.left < 0:
-                limit = self._remote.upstream.client.limits.body_bytes
-                raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
-            events = request.decoder.feed(data) if data else []
+            if self._ready is None:
+                data = b"".join(connection.parts)
+                connection.parts.clear()
+                over = connection.over
+                if self._content is not None or self._divided or len(data) > PIECE:
+                    data, over = self._piece(data)
+                self._room.left -= len(data)
+                if self._room.left < 0:
+                    limit = self._remote.upstream.client.limits.body_bytes
+                    raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
+                if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
+                    self._wait_for(self._decode_apart, self._state, data, over)
+                    return
+                events = request.decoder.feed(data) if data else []
+            else:
+                (events, over), self._ready, data = self._ready, None, b""
+            if events:
+                self._silent = self._values = 0
+            elif not over:
+                self._silent += len(data)
+                if self._silent > LARGE:
+                    self._values += json.marks(data)
+                    if self._values > MAX_VALUES:
+                        raise TooLargeError(f"more than {MAX_VALUES} values in one")
             if over:
                 self._end(events, connection.error)
                 return
@@ -326,17 +349,42 @@ class UpstreamAnswer(Struct, eq=False):
 
     # ---- what must be awaited ------------------------------------------------------------
 
-    def _wait_for(self, work: Callable[..., Awaitable[None]], **options: bool) -> None:
+    def _wait_for(
+        self, work: Callable[..., Awaitable[None]], *given: object, **options: bool
+    ) -> None:
         self._state = State.WAITING
-        self._task = asyncio.get_running_loop().create_task(self._await(work, **options))
+        self._task = asyncio.get_running_loop().create_task(self._await(work, *given, **options))
 
-    async def _await(self, work: Callable[..., Awaitable[None]], **options: bool) -> None:
+    async def _await(
+        self, work: Callable[..., Awaitable[None]], *given: object, **options: bool
+    ) -> None:
         try:
-            await work(**options)
+            await work(*given, **options)
             self._task = None
         except Exception as error:
             self._task = None
             self._fail(error)
+
+    async def _decode_apart(self, state: State, data: bytes, over: bool) -> None:
+        """Decode in a thread what others would have to wait for. Nothing is read meanwhile."""
+        connection, decoder = self._exchange.connection, self._request.decoder
+        connection.pause()
+        self._stop_timer()
+
+        def decoded() -> list[Event]:
+            events = decoder.feed(data)
+            return events + decoder.close() if over and connection.error is None else events
+
+        events = await asyncio.to_thread(decoded)
+        self._state, self._ready = state, (events, over)
+        self._silent = self._values = 0
+        self._task = None
+        self._on_readable()
+        if self._state == State.TAIL:
+            self._wait_for_late_usage()
+        if self._state != State.OVER and not self._paused:
+            connection.resume()
+            asyncio.get_running_loop().call_soon(self._read_on)
 
     async def _connect(self, *, fresh: bool) -> None:
         """Send the request once there is a connection, or a fresh one."""
@@ -443,7 +491,7 @@ class Remote:
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
             begin = partial(self.start, room=room)
             ask = partial(stream_of, begin, caller=caller)
-            return Driver(fan_out(ask, request), caller, sink)
+            return Driver(fan_out(ask, request, caller.size), caller, sink)
         if asked is None:
             if caller.size or self._slow:
                 ready = asyncio.to_thread(self._prepare, request, caller)
@@ -478,7 +526,7 @@ class Remote:
         return self.stream(completion_request(request, (prompt,), echo=echo), caller)
 
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
-        """The server's own vectors. Raises FaultError."""
+        """The server's own vectors, undecoded. Raises FaultError."""
         upstream = self.upstream
         url, fields = self.base_url + embeddings.PATH, (JSON_BODY, *upstream.headers(caller))
         exchange = upstream.client.stream(

@@ -176,9 +176,14 @@ class Router(Wrapper):
                     # Those that do not tell which models they have, have none.
                     listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
                     self._looked = time.monotonic()
+                    # What a server lists now takes the place of what it listed before, which might
+                    # be without end.
+                    told = [e for e, models in zip(self._open, listings, strict=True) if models]
+                    listed = {name: e for name, e in self._listed.items() if e not in told}
                     for engine, models in zip(self._open, listings, strict=True):
                         for model in models:
-                            self._listed.setdefault(model.id, engine)
+                            listed.setdefault(model.id, engine)
+                    self._listed = listed
         return self._listed.get(name, self._open[0]), name
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:

@@ -39,12 +39,13 @@ from .websocket import Sockets, deny
 
 
 def with_middleware(
-    engine: Engine, settings: Settings, cipher: ReasoningCipher | None = None
+    engine: Engine, settings: Settings, cipher: ReasoningCipher | None = None, share: float = 1.0
 ) -> Engine:
-    """The engine, with all that makes conversations last around it."""
+    """The engine, with all that makes conversations last around it; `share` is the part of the
+    cached reasoning that one tenant may have."""
     again = RetryingReasoning(engine, again=settings.reasoning_retry)
     short = Compacting(Truncating(again))
-    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_cache))
+    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_cache, share))
     return recalling if cipher is None else EncryptingReasoning(recalling, cipher)
 
 
@@ -62,7 +63,10 @@ class App:
     """An ASGI 3 application. `drain` ends its work, `close` releases its engine."""
 
     def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
-        engine = with_middleware(engine, settings, None if memory is None else memory.cipher)
+        passed = getattr(engine, "passes_client_key", False)
+        share = settings.share if passed or len(settings.keys) > 1 else 1.0
+        cipher = None if memory is None else memory.cipher
+        engine = with_middleware(engine, settings, cipher, share)
         self._engine = engine
         self._memory = memory
         self._settings = settings
@@ -71,8 +75,6 @@ class App:
             settings, (lambda: _SECRET) if memory is None else (lambda: memory.store.secret)
         )
         self._browsers = Browsers(settings)
-        passed = getattr(engine, "passes_client_key", False)
-        share = settings.share if passed or len(settings.keys) > 1 else 1.0
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
         self.budget = budget = Budget(settings.memory, int(settings.memory * share))
         if memory is not None:

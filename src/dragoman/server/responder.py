@@ -21,6 +21,7 @@ from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
+from dragoman.core.item import Message, Text
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import start
@@ -42,6 +43,8 @@ from .state.service import Memory, Plan
 LAST_EVENT = 5.0
 """Seconds a stopped answer has to be stored; then the client gets its end all the same."""
 
+MANY_TOKENS = 10_000
+"""Tokens with log-probabilities in an answer, from which on its body is made in a thread."""
 WAITING = sse.comment("waiting")
 """The heartbeat of a stream that has no event yet."""
 
@@ -263,6 +266,8 @@ class Unary(Responder):
     """An answer in one body."""
 
     _fold: Fold | None = None
+    _body: bytes | None = None  # made in a thread
+    _encoding: asyncio.Task[None] | None = None
 
     def receive(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
@@ -274,7 +279,8 @@ class Unary(Responder):
             if response is None:
                 if self._fold is None:
                     self._fold = Fold()
-                self._fold.feed_all(events)
+                if self._body is None:
+                    self._fold.feed_all(events)
                 if not isinstance(last, TERMINAL):
                     return
                 response = self._fold.response
@@ -283,8 +289,15 @@ class Unary(Responder):
             if response.status in ("failed", "in_progress"):
                 self.refuse(response.error or UNFINISHED)
             else:
-                dialect = DIALECTS[self.service.settings.dialect]
-                body = wire.encode_response(response, plan.echoed, dialect)
+                dialect, body = DIALECTS[self.service.settings.dialect], self._body
+                if body is None:
+                    texts = [i.content for i in response.output if type(i) is Message]
+                    tokens = [len(p.tokens) for parts in texts for p in parts if type(p) is Text]
+                    if sum(tokens) > MANY_TOKENS:
+                        make = partial(wire.encode_response, response, plan.echoed, dialect)
+                        self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
+                        return
+                    body = wire.encode_response(response, plan.echoed, dialect)
                 losses = plan.losses + response.losses + judge(response, wire.losses)
                 guarantee = response.guarantee or default_guarantee(plan.request)
                 headers = report_headers(losses, guarantee) if losses or guarantee else ()
@@ -292,6 +305,15 @@ class Unary(Responder):
             self.leave()
         except Exception as error:
             self.broken(error)
+
+    async def _encode_apart(self, make: Callable[[], bytes], events: list[Event]) -> None:
+        """Make the body in a thread, as others would have to wait for it, and send it."""
+        try:
+            self._body = await asyncio.to_thread(make)
+        except Exception as error:
+            self.broken(error)
+        else:
+            self.receive(events)
 
     def fail(self, fault: Fault) -> None:
         """Refuse the request."""

@@ -286,6 +286,8 @@ class PostgresStore(Store):
         if self._breaker.open:
             self._breaker.check()
         began, patience = time.monotonic(), self._patience * slowness.get()
+        if self._breaker.open:  # somebody waits to learn that it fails still
+            patience = self._patience / 2
         try:
             pool = self._pool or await self._opened()
         except StoreError as error:

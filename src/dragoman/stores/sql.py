@@ -320,13 +320,13 @@ class Store(ABC):
                 found[id] = StoredAnswer(model_of(record), unpack(response, Response))
         return tuple(found.values())
 
-    async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
-        """The log from this index on, in order; nothing at its end."""
+    async def log(self, id: str, first: int = 0, most: int = 2**31) -> tuple[LogSegment, ...]:
+        """The log from this index on, in order, `most` segments of it; nothing at its end."""
         statement = """SELECT s.first, s.events FROM segments s
             JOIN responses r ON r.seq = s.seq WHERE r.id = $1 AND s.first >= coalesce(
                 (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
-            ORDER BY s.first"""
-        rows = await self._read(statement, id, first)
+            ORDER BY s.first LIMIT $3"""
+        rows = await self._read(statement, id, first, most)
         log = [LogSegment(place, unpack_events(data)) for place, data in rows]
         if not log:
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"

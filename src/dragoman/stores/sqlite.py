@@ -37,6 +37,8 @@ OPENING = 30.0
 """Seconds that opening waits for another process, which may be migrating the file."""
 GROUP = 512
 """How many writes share a commit at most."""
+PROBE = 0.5
+"""Seconds that a write waits which tries whether a locked file is free again."""
 LOOK = 1.0
 """Seconds between two looks whether the writer is stuck, and beyond the time that it has."""
 COPIED = 64 * 1024 * 1024
@@ -391,13 +393,20 @@ class SqliteStore(Store):
                 problem = commit(self._writing, [write for turn in handed for write in turn])
             if problem:
                 self._breaker.failed(problem, time.monotonic() - self._since)
+                self._wait(PROBE if self._breaker.open else self._patience)
                 # What came while this waited in vain would wait as well.
                 self._fail(problem, self._waiting() if self._breaker.open else [])
             elif self._breaker.open:
                 self._breaker.worked()
+                self._wait(self._patience)
             for turn in handed:
                 with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                     turn[0].future.get_loop().call_soon_threadsafe(settle, turn)
+
+    def _wait(self, patience: float) -> None:
+        """Have the writer wait so long for other processes."""
+        with suppress(sqlite3.Error):
+            self._writing.execute(f"PRAGMA busy_timeout = {patience * 1_000:.0f}")
 
     def _fail(self, problem: str, turns: Iterable[list[Write]]) -> None:
         for turn in turns:

@@ -34,6 +34,8 @@ BROKEN_OFF = Fault(
 FIRST = 512
 """How many bytes of a long read are looked at for what its chunks have in common."""
 
+LONG = 64 * 1024
+"""Bytes of a chunk that is too long for others to be like it."""
 _CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _ERROR = b'{"error"'
@@ -451,7 +453,7 @@ class ChoicesDecoder:
         elif name == "error" and "error" not in value:
             value = {"error": value}
         self._read(value)
-        if not (self._ended or self._turn.over):
+        if len(data) < LONG and not (self._ended or self._turn.over):
             self._learn(data, value)
 
     def _repair(self, name: str, data: bytes) -> None:
@@ -505,6 +507,9 @@ class ChoicesDecoder:
         """One chunk, or one whole answer."""
         self._started, self._head = True, b""
         choices, turn = value.get("choices"), self._turn
+        if isinstance(choices, list) and len(choices) > self.most:
+            self._fail(f"The model's server sent {len(choices)} choices at once.")
+            return
         failed = value.get("error") or value.get("object") == "error"
         fault = error.describe(value) if failed else None
         if fault is None or choices:

@@ -30,7 +30,8 @@ _S = TypeVar("_S", bound=Struct)
 _decode = msgspec.json.Decoder().decode
 decode_string = msgspec.json.Decoder(str).decode
 """The text of one JSON string. Raises BROKEN for anything else."""
-_raw_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+raw_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+"""The fields of one JSON object, undecoded. Raises BROKEN for anything else."""
 _raw_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_array = msgspec.json.Decoder(list[str]).decode
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -443,7 +444,7 @@ class Reader(Generic[_S]):
         except msgspec.ValidationError as error:
             raise invalid(error, path) from None
         known = self._known[type(value)]
-        fields = {n: raw for n, raw in _raw_fields(data).items() if n not in known}
+        fields = {n: raw for n, raw in raw_fields(data).items() if n not in known}
         return value, {n: v for n, raw in fields.items() if (v := value_of(raw)) is not None}
 
     def read_optional(self, data: Raw | _S | None, path: str) -> tuple[_S | None, dict[str, JSON]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -247,6 +248,8 @@ async def test_r4_w9_failing_request_fails_alone(caplog) -> None:
     assert "ValueError" in last.fault.message
     assert "bad!" not in last.fault.message + caplog.text
     assert "test_scheduler.py" in caplog.text  # the place, for whoever runs it
+    (id,) = re.findall(r"has more under (err_\w+)\.", last.fault.message)
+    assert f"{id}: the model failed with ValueError" in caplog.text
 
 
 async def test_broken_step_fails_all_and_the_engine_recovers() -> None:

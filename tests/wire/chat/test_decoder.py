@@ -123,3 +123,8 @@ def test_v19_ids_are_the_same_in_deltas_final_items_and_on_every_reading() -> No
     plain = body(fold(events))["choices"][0]["message"]["tool_calls"]
     said = [d["tool_calls"][0] for d in deltas(tell(events)) if "tool_calls" in d]
     assert [c["id"] for c in plain] == [c["id"] for c in said if "id" in c]
+
+
+def test_more_choices_at_once_than_there_may_be_are_refused() -> None:
+    choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}
+    assert "sent 129 choices" in failed(wire_body.dump({"choices": [choice] * 129})).message

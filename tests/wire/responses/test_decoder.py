@@ -252,3 +252,28 @@ def test_an_answer_that_is_no_stream_has_a_limit(monkeypatch) -> None:
     monkeypatch.setattr("dragoman.wire.json.MAX_ANSWER", 10)
     (failed,) = hear(b'{"output": [1, 2, 3]}')[-1:]
     assert "larger than 10 bytes" in failed.fault.message
+
+
+def test_more_for_an_id_goes_to_the_last_open_item_that_has_it() -> None:
+    item = {"type": "message", "id": "m", "role": "assistant", "content": []}
+    heard = hear(
+        event("response.output_item.added", item=item),
+        event("response.output_item.added", item=item, output_index=1),
+        event("response.output_item.done", item=item, output_index=1),
+        event("response.output_text.delta", item_id="m", delta="a"),
+    )
+    assert [each.index for each in heard if isinstance(each, Delta)] == [0]
+
+
+def test_progress_is_of_the_item_at_its_place() -> None:
+    item = {"type": "web_search_call", "id": "w", "status": "in_progress"}
+    heard = hear(
+        event("response.output_item.added", item=item, output_index=4),
+        event("response.web_search_call.searching", output_index=4),
+        event("response.web_search_call.searching", output_index=5),
+    )
+    assert [each.index for each in heard if isinstance(each, Progress)] == [0, None]
+
+
+def event(type: str, **fields: Any) -> bytes:
+    return sse.frame(json.dumps({"type": type, **fields}).encode())

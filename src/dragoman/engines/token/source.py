@@ -13,6 +13,7 @@ from msgspec import Struct
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 from dragoman.core.request import Sampling
+from dragoman.engines.base import new_id
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,5 +140,6 @@ def model_fault(error: Exception) -> Fault:
     if isinstance(error, FaultError):
         return error.fault
     kind = type(error).__name__
-    _log.error("the model failed with %s:\n%s", kind, "".join(format_tb(error.__traceback__)))
-    return Fault("internal", f"The model failed with {kind}; this server's log says where.")
+    frames, id = "".join(format_tb(error.__traceback__)), f"err_{new_id()}"
+    _log.error("%s: the model failed with %s:\n%s", id, kind, frames)
+    return Fault("internal", f"The model failed with {kind}; the server's log has more under {id}.")

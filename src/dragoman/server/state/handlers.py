@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.fold import fold
+from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.engines.base import new_id, now
@@ -36,7 +36,7 @@ from dragoman.wire.responses.response import (
 )
 
 from .resolve import bare, no_conversation, understand
-from .run import unstarted
+from .run import SEGMENTS, unstarted
 from .service import ENCODER_VERSION, Memory
 
 Read = Callable[[Exchange, Caller, Callable[[bytes, Limits], Any]], Awaitable[Any]]
@@ -129,14 +129,15 @@ class Handlers:
             record = replace(record, request=request)
         if rest == "input_items":
             request = replace(request, previous_response_id=record.previous)
-            before = await understand(request, self._store, record.tenant, id=record.id)
+            most = 2 * self._memory.most  # it was answered: its own and what came before fitted
+            before = await understand(request, self._store, record.tenant, most=most, id=record.id)
             items = [(item.id, item) for item in before.whole.items]
             found, more = paged(items, query.paging())
             exchange.reply(200, encode_list(shown(found, request.include), more))
         elif not query.stream:
             exchange.reply(200, await self._encoded(record))
         elif record.version == ENCODER_VERSION and (
-            record.running or await self._store.log(record.id)
+            record.running or await self._store.log(record.id, 0, 1)
         ):
             self._replay(record, query.starting_after + 1, exchange, caller)
         else:
@@ -164,9 +165,12 @@ class Handlers:
         """A response as it is now."""
         response = record.response
         if response is None:
-            log = await self._store.log(record.id)
-            events = [event for segment in log for event in segment.events]
-            response = fold(events) if events else unstarted(record)
+            fold, place = Fold(), 0
+            while log := await self._store.log(record.id, place, SEGMENTS):
+                for segment in log:
+                    fold.feed_all(segment.events)
+                    place += len(segment.events)
+            response = fold.response if place else unstarted(record)
         return RESPONSES.encode_response(response, record.request, DIALECTS[record.dialect])
 
     async def _find(

@@ -62,7 +62,7 @@ class History:
         if record is None:
             problem = f"There is no response {id[:100]!r} in this store, or no longer."
             raise FaultError(Fault("not_found", problem, "client"))
-        if not record.running and not await self._store.log(record.id):
+        if not record.running and not await self._store.log(record.id, 0, 1):
             problem = f"The events of {id[:100]} are no longer kept; dragoman log has its answer."
             raise FaultError(Fault("not_found", problem, "client"))
         async for batch in Runs(self._store, upkeep=False).follow(record):

@@ -137,10 +137,9 @@ async def understand(
             raise FaultError(bad_request(problem, name))
         before = await _history(store, tenant, records, recent, room, ids=id is not None)
         if near is not None:
-            try:
-                room.take(len(pack(before)))
-            except TooMuchError:
-                raise too_much(name, room) from None
+            room.left -= len(pack(before))
+            if room.left < 0:
+                raise too_much(name, room)
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:

@@ -57,6 +57,8 @@ LEASE = 30.0
 """Seconds a lease lasts."""
 LOOK = 10.0
 """Seconds to wait for more of a run elsewhere before looking whether it goes on."""
+SEGMENTS = 4
+"""Segments of a log that are read at once for somebody who may read slowly."""
 PATIENCE = 5.0
 """Seconds to wait until a run that shall end has ended."""
 RETRY = 0.5
@@ -358,7 +360,8 @@ class Run:
         place = 0
         while True:
             if place < self._first:
-                log = await held(partial(self._runs.store.log, self.record.id, place), FOLLOWED)
+                more = partial(self._runs.store.log, self.record.id, place, SEGMENTS)
+                log = await held(more, FOLLOWED)
                 if not log:  # it was deleted
                     return
                 for segment in log:
@@ -500,11 +503,14 @@ class Runs:
             return
         place, running = 0, record.running
         while True:
-            for segment in await held(partial(self.store.log, record.id, place), FOLLOWED):
+            log = await held(partial(self.store.log, record.id, place, SEGMENTS), FOLLOWED)
+            for segment in log:
                 place += len(segment.events)
                 yield list(segment.events)
                 if isinstance(segment.events[-1], TERMINAL):
                     return
+            if log:
+                continue
             if not running:
                 return
             await held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)

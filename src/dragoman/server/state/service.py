@@ -89,7 +89,7 @@ class Memory:
         self._sender = Sender(store, webhooks)
         self._dialect = settings.dialect
         self._inherit = settings.inherit_instructions
-        self._most = settings.body_limit
+        self.most = settings.body_limit  # bytes of what a request brings along
 
     def begin(self) -> None:
         """See to the runs, and send what there is to send, from now on."""
@@ -136,7 +136,7 @@ class Memory:
             request,
             self.store,
             caller.tenant,
-            most=self._most,
+            most=self.most,
             inherit=self._inherit,
             recent=recent,
         )
