@@ -32,6 +32,7 @@ run: $(VENV)/run.stamp ## start Dragoman (options: make run ARGS="serve --port 9
 test: lint ## all checks, under ten minutes on two cores
 test-full: lint ## the same at full sample sizes
 test-full: export DRAGOMAN_FULL = 1
+test-full: export ORACLES = $(abspath $(VENV))/oracles
 test-full: export PYTEST_TIMEOUT = 1800
 test-full: $(VENV)/oracles.stamp floors
 test test-full: $(VENV)/agents.stamp

@@ -119,7 +119,7 @@ def files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
-@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.timeout(2 * SECONDS + 300)
 def test_a_long_mixed_load_leaves_nothing() -> None:
     with gateway(reply) as (server, model):
         pid, load = server.process.pid, Load(server)

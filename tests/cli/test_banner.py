@@ -67,6 +67,14 @@ def test_agents_are_not_sent_to_a_model_that_cannot_hold_their_prompts() -> None
     assert page.endswith("\nCtrl-C stops.")
 
 
+@pytest.mark.parametrize("name", ["a'b", 'a"b', "$(a)", "`a`", "a;b", "a\\", "a|b", "a\u241bb"])
+def test_a_name_that_could_end_a_string_is_not_in_what_is_pasted(name) -> None:
+    page = banner(URL, [Row(name, "there"), Row("qwen3:8b", "there")])
+    assert page.count(name) == 1  # in the table
+    assert '"model": "qwen3:8b"' in page
+    assert '"model": "MODEL"' in banner(URL, [Row(name, "there")])
+
+
 def test_banner_begins_with_address_and_models() -> None:
     first, _, *rest = banner(URL, ROWS).splitlines()
     assert first == f"Dragoman is ready at {URL}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.cli import main
+from dragoman.cli import chat, main
 from dragoman.cli.chat import HELP
 from dragoman.engines import discover, local, pocket
 from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream, wait_until_gone
@@ -71,6 +71,17 @@ def test_nothing_is_read_from_a_terminal_where_a_question_was_given(stdin, monke
 
     monkeypatch.setattr(sys, "stdin", Terminal() if stdin == "terminal" else None)
     assert seen("ask", "--at", "script", "Count to 2.") == "1, 2.\n"
+
+
+def test_a_pipe_that_nobody_closes_is_mentioned(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(chat, "WAITING", 0.01)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        monkeypatch.setattr(sys, "stderr", screen := Screen())
+        screen.when(chat.SLOW, lambda: os.close(writing))
+        assert seen("ask", "--at", "script", "Count to 2.") == "1, 2.\n"
+    assert screen.getvalue() == f"{chat.SLOW}\n"
 
 
 def test_empty_question_is_an_error_and_sends_nothing(monkeypatch, capsys, up: Mock) -> None:

@@ -387,7 +387,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "an option without a target": (["--context", "9"], "--context needs a TARGET"),
     "a key where its variable is named": (
         ["script", "--api-key-env", "sk-secret"],
-        "What names the variable with a key for clients is no name of one, such as API_KEY.",
+        "The variable with a key for clients is to be given by its NAME, such as API_KEY;",
     ),
     "no upstream for a format": (["--format", "hermes"], "--format needs an --upstream."),
     "a format of no completions": (

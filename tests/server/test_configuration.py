@@ -32,6 +32,7 @@ allowed_hosts = ["my.box"]
 cors_origins = ["https://app.example"]
 body_limit = 1_000
 max_json_values = 1
+min_rate = 1
 max_items = 2
 max_parts = 3
 max_tools = 4
@@ -261,7 +262,7 @@ def test_a_key_that_no_header_could_carry_is_refused_unsaid(key) -> None:
 
 @pytest.mark.parametrize("key", ["sk-secret", "AKIA/secret+1", "x" * 70, "my key"])
 def test_a_key_in_place_of_its_variables_name_is_refused_unsaid(key) -> None:
-    with pytest.raises(ConfigurationError, match="takes the NAME of an env") as caught:
+    with pytest.raises(ConfigurationError, match="is to be given by its NAME") as caught:
         with_keys(Settings(api_key_env=(key,)), {})
     assert key not in str(caught.value)
 

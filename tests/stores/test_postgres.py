@@ -122,6 +122,28 @@ async def test_run_that_another_server_is_ending_is_passed_over_not_waited_for(
     await store.close()
 
 
+async def test_a6_message_that_another_server_is_taking_is_passed_over_not_waited_for(
+    postgres: Postgres,
+) -> None:
+    address = await postgres.database()
+    store = PostgresStore(address)
+    await store.begin(record("a"))
+    connection = await asyncpg.connect(address)
+    for id in "ab":
+        await connection.execute(
+            "INSERT INTO dragoman.outbox (id, target, body, due, attempts) "
+            "VALUES ($1, $2, $3, 5, 0)",
+            *(id, "here", b"{}"),
+        )
+    async with connection.transaction():
+        await connection.execute("SELECT 1 FROM dragoman.outbox WHERE id = 'a' FOR UPDATE")
+        async with asyncio.timeout(20.0):
+            taken = await store.take_due("here", 50.0, 60.0)
+    assert [each.id for each in taken] == ["b"]
+    await connection.close()
+    await store.close()
+
+
 async def test_part_is_deleted_with_its_last_response_and_never_before(postgres: Postgres) -> None:
     address = await postgres.database()
     stores = [PostgresStore(address) for _ in range(3)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import select
 import signal
 import sys
 from argparse import Namespace
@@ -87,6 +88,9 @@ NOTHING = (
     "dragoman: nothing was found. (Responses are stored unless a request says otherwise, chat "
     "completions only with `store: true`.)"
 )
+WAITING = 2.0
+"""Seconds after which it is said that standard input is waited for."""
+SLOW = "Reading standard input, too, to its end; </dev/null leaves it out."
 NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe the question in.'
 
 
@@ -107,7 +111,7 @@ async def _models(options: Namespace) -> int:
 
 async def _ask(options: Namespace) -> int:
     typed = bool(options.question) and (sys.stdin is None or sys.stdin.isatty())
-    piped = "" if typed else sys.stdin.read()
+    piped = "" if typed else _piped(bool(options.question))
     question = "\n\n".join(filter(str.strip, (" ".join(options.question), piped)))
     if not question:
         print(NOTHING_ASKED, file=sys.stderr)
@@ -124,6 +128,15 @@ HELP = """\
 Ctrl-C stops an answer. The arrow keys edit a line and bring back earlier ones."""
 
 
+def _piped(optional: bool) -> str:
+    """All of standard input. What waits long for what need not come says so: a pipe that nobody
+    closes, of ssh perhaps, looks like one that is slow."""
+    with suppress(OSError, ValueError):  # of what is no file, or cannot be waited for
+        if optional and not select.select([sys.stdin], [], [], WAITING)[0]:
+            print(SLOW, file=sys.stderr)
+    return sys.stdin.read()
+
+
 def _chat(options: Namespace) -> int:
     with suppress(ImportError):  # `input` edits lines with it, where there is one
         importlib.import_module("readline")
@@ -138,7 +151,7 @@ def _chat(options: Namespace) -> int:
                 command = line.strip()
                 if command == "/quit":
                     return 0
-                elif command == "/new":
+                if command == "/new":
                     conversation = ()
                 elif command.startswith("/") and command[1:].isalpha():
                     print(HELP if command == "/help" else f"There is no {command}.\n{HELP}")

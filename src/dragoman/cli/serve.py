@@ -99,7 +99,8 @@ def banner(
     `key_env` names the variable whose value clients must present; `problems` says which upstreams
     list nothing, and why.
     """
-    model = rows[0].model if rows else "MODEL"
+    # It is pasted into shells and code: a name that could end a string there is left out.
+    model = next((row.model for row in rows if _NAME.fullmatch(row.model)), "MODEL")
     known = table(rows) if rows or not problems else "  Any model's name is passed on."
     agents = _NO_AGENTS if model == POCKET else _AGENTS
     return _PAGE.replace("{agents}", agents).format(
@@ -234,6 +235,7 @@ def row(model: Model, here: str, places: Mapping[str, tuple[str, str]] = {}) -> 
     return Row(name, "an upstream that does not list it")
 
 
+_NAME = re.compile(r"[\w .,:/@+=-]+")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 

@@ -7,7 +7,7 @@ import datetime
 import logging
 import pickle
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -96,8 +96,13 @@ def format_of(
             return by_name(named)
         raise ValueError(f"{folder}: {error}") from None
     if warning := warning_of(found):
-        _log.warning("%s: %s", folder, warning)
+        _warn_once(str(folder), warning)
     return found
+
+
+@cache
+def _warn_once(folder: str, warning: str) -> None:
+    _log.warning("%s: %s", folder, warning)
 
 
 MAX_SECONDS, MAX_MEMORY = 2, 512 * 1024 * 1024

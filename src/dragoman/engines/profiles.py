@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.lower import UNLIMITED, UpstreamLimits
+from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.turn import Think
 from dragoman.wire.protocol import Dialect
 
@@ -152,7 +153,10 @@ PROFILES: tuple[Profile, ...] = (
         owned_by=("llamacpp",),
         wires=("chat",),
         dialect=replace(
-            _MAX_TOKENS, repetition_penalty="repeat_penalty", shown_controls="preserved_tokens"
+            _MAX_TOKENS,
+            repetition_penalty="repeat_penalty",
+            shown_controls="preserved_tokens",
+            drop=frozenset(CONSTRAINT_FIELDS),  # which it ignores; `grammar` it knows
         ),
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
         only_streams=True,

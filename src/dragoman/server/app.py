@@ -24,7 +24,7 @@ from dragoman.stores.base import StoreError
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
-from .asgi import ASGIExchange, Receive, Scope, Send
+from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
@@ -177,7 +177,8 @@ class App:
         try:
             _check_once(exchange)
             self._browsers.check(exchange)
-            return self._sockets.connect(exchange, self._caller(exchange), receive, send)
+            room = scope.get("extensions", {}).get(ROOM)
+            return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
         except FaultError as error:
             return deny(error.fault, exchange, scope, receive, send)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from dragoman.core.error import FaultError
 
 from .cancellation import GONE, Peer
 from .exchange import MARKS, Exchange, Headers, site
+from .limits import Hold
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -18,8 +19,26 @@ Send = Callable[[Message], Awaitable[None]]
 
 BUFFER = 64 * 1024
 """Bytes that wait to be sent before an exchange counts as full."""
+ROOM = "dragoman.room"
+"""The extension of our own host's WebSockets: a `Room`."""
 LISTEN_AFTER = 0.02
 """Seconds before we listen for a disconnect: a quick answer is spared the task for it."""
+
+
+class Room(Protocol):
+    """What our own host has of a WebSocket's messages: those that come, and those that go."""
+
+    hold: Hold | None
+    """For what of messages has come and was not taken; none until the connection is accepted."""
+    unparsed: bytes
+    """What has come and waits for room."""
+    writable: asyncio.Event
+    """Whether the client keeps up."""
+    transport: asyncio.Transport
+
+    def parse(self) -> None:
+        """Go on: a message was taken."""
+        ...
 
 
 class ASGIExchange(Exchange):

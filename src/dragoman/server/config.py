@@ -185,8 +185,8 @@ def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
     could carry as it is."""
     value = environ.get(name, "").strip()
     if not value and not _VARIABLE.fullmatch(name):  # it may be the key itself: it is not shown
-        problem = f"What names the variable with {what} is no name of one, such as API_KEY."
-        raise ConfigurationError(f"{problem} It takes the NAME of an environment variable.")
+        problem = f"The variable with {what} is to be given by its NAME, such as API_KEY"
+        raise ConfigurationError(f"{problem}; what was given is no name, and is not shown here.")
     if not value:
         problem = f"The environment variable {name} should hold {what}, and is empty."
         raise ConfigurationError(problem)

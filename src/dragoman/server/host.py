@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import gc
 import os
@@ -13,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -132,6 +134,10 @@ def _be_a_worker(work: Callable[[], None], pause: float) -> NoReturn:
 
 PORTS_TRIED = 20
 """How many ports are tried, from the one that was wanted."""
+LOOK = 5.0
+"""Seconds between two looks at how much memory there is that may be given back."""
+SPARE = 64 * 1024 * 1024
+"""Bytes beyond what a server needs at the start that it may keep."""
 FAREWELL = 5
 """Seconds connections have to close once all answers have ended."""
 
@@ -258,6 +264,10 @@ class Server(uvicorn.Server):
         # What is here now stays: the collector need not look at it again, nor so often.
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
+        # With large requests in other threads, what waits here for the interpreter waits less.
+        sys.setswitchinterval(0.001)
+        if trim := _trimmer():
+            self._give_back(trim, _resident() + SPARE)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -274,9 +284,34 @@ class Server(uvicorn.Server):
         if self.force_exit and self.started:  # asked a second time: people mean it
             self._loop.call_soon_threadsafe(self._app.stop_all)
 
+    def _give_back(self, trim: Callable[[int], int], enough: int) -> None:
+        """Give the system back what a flood has left, now and again: the C library keeps much of
+        what was freed, and what knows itself is freed by the collector alone."""
+        self._loop.call_later(LOOK, self._give_back, trim, enough)
+        if _resident() > enough:
+            if not self._app.busy:  # or others would wait for it
+                gc.collect()
+            self._loop.run_in_executor(None, trim, 0)
+
     def _orphaned(self) -> None:
         self._loop.remove_reader(self._lifeline or 0)
         self.handle_exit(signal.SIGTERM, None)
+
+
+def _trimmer() -> Callable[[int], int] | None:
+    """What gives freed memory back to the system, where the C library has it (glibc)."""
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        _resident()
+    except (AttributeError, OSError, TypeError):
+        return None
+    return trim
+
+
+def _resident() -> int:
+    """Bytes of memory that the system has given this process. Raises OSError where it does not
+    say."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _going(answers: int, background: int) -> str:

@@ -165,7 +165,7 @@ class Budget:
             problem = f"It takes more than the {self._share} bytes there may be in flight (memory)."
             raise FaultError(Fault("too_large", problem, "client"))
         own = self.tenants.get(tenant, 0) + more
-        if more > 0 and own > self._share:
+        if more > 0 and own > self._share < self._total:
             problem = f"of one key, more than {self._share} bytes are in flight already (memory)"
             raise FaultError(_busy("rate_limited", problem))
         if more > 0 and self.held + more > self._total:

@@ -21,12 +21,14 @@ from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire import error, json
+from dragoman.wire.json import Limits
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
-from .asgi import BUFFER, Receive, Scope, Send
+from .asgi import BUFFER, Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
 from .exchange import JSON_TYPE, Exchange, fault_of
+from .limits import SMALL, Hold, too_large
 from .responder import Responder, Service
 from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, understand
@@ -66,7 +68,7 @@ _FRAMING = frozenset(Frame.__struct_fields__)
 _decode = Decoder(Frame).decode
 
 
-def decode_frame(data: bytes) -> tuple[Frame, Request]:
+def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Request]:
     """What a frame asks for. Raises FaultError naming what is wrong with it."""
     try:
         frame = _decode(data)
@@ -78,7 +80,7 @@ def decode_frame(data: bytes) -> tuple[Frame, Request]:
         raise FaultError(bad_request(f"is {frame.type!r}, and must be {CREATE!r}", "type"))
     # The rest is the body of a POST. Codex and the Agents SDK send `stream` with it, too; a socket
     # streams in any case.
-    request = RESPONSES.decode_request(data)
+    request = RESPONSES.decode_request(data, limits)
     if request.background:
         raise FaultError(bad_request("is not supported over WebSocket", "background"))
     extra = {
@@ -106,6 +108,9 @@ WAITING = 32
 LIFETIME = 3600.0
 """Seconds a connection may last."""
 
+ROOM_TO_WAIT = 1024 * 1024
+"""Bytes of small frames that may wait on a connection; large ones are held by the memory."""
+
 TOO_OLD = Fault(
     "connection_limit",
     "This connection has lasted its 60 minutes; open another and go on there.",
@@ -113,14 +118,25 @@ TOO_OLD = Fault(
 )
 
 
+class Waiting(Struct):
+    """What a frame asks for, until that is answered; a large frame holds its bytes."""
+
+    frame: Frame
+    request: Request
+    size: int
+    hold: Hold | None = None
+
+
 class Turn(Responder):
     """The answer to one frame: each event is a frame of its own."""
 
     listens = False  # its connection does
 
-    def __init__(self, connection: Connection, lane: str | None, plan: Plan) -> None:
+    def __init__(
+        self, connection: Connection, lane: str | None, plan: Plan, caller: Caller
+    ) -> None:
         service = connection.service
-        super().__init__(service, connection.exchange, connection.caller, plan, RESPONSES)
+        super().__init__(service, connection.exchange, caller, plan, RESPONSES)
         self._connection = connection
         self._lane = lane
         # What ends each event: of which lane it is.
@@ -184,6 +200,7 @@ class Connection:
         caller: Caller,
         receive: Receive,
         send: Send,
+        room: Room | None = None,
     ) -> None:
         self.service = service
         self.exchange = exchange
@@ -191,12 +208,17 @@ class Connection:
         self._receive = receive
         self._send = send
         self._runs = runs
+        self._room = room
         self._recent: dict[str, Record] = {}
-        self._lanes: dict[str | None, deque[tuple[Frame, Request]]] = {}
+        self._kept = service.budget.hold(caller.tenant)  # for those
+        self._lanes: dict[str | None, deque[Waiting]] = {}
+        self._waiting = 0  # bytes of small frames that wait or are answered
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
         self._queue: deque[str] = deque()  # frames to be sent
-        self._size = 0  # of those
+        self._size = 0  # of those, and of the one that the client has not taken
+        self._unread = service.budget.hold(caller.tenant)  # for those, if they are many
+        self._sender: asyncio.Task[None] | None = None
         self._sending = False
         self._closing = False  # what is queued is the last
         self._wakeup = asyncio.Event()
@@ -206,19 +228,37 @@ class Connection:
         """Accept the connection, receive frames and answer them."""
         await self._receive()  # that it wants to connect
         await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
-        self._time = asyncio.timeout(lifetime)
-        sender = asyncio.get_running_loop().create_task(self._send_queued())
+        self._time, room = asyncio.timeout(lifetime), self._room
+        if room is not None:
+            room.hold = self.service.budget.hold(self.caller.tenant)
+            room.parse()
+        self._sender = sender = asyncio.get_running_loop().create_task(self._send_queued())
         try:
             async with self._time:
                 while (message := await self._receive())["type"] == "websocket.receive":
                     text = message.get("text")
-                    self._take(text.encode() if text else message.get("bytes") or b"")
+                    data = text.encode() if text else message.get("bytes") or b""
+                    if room is not None and room.hold is not None and room.hold.size:
+                        room.hold.close()  # it is ours now
+                    if len(data) > SMALL:
+                        await self._take_large(data)
+                    else:
+                        self._take(data)
+                    del data, text, message
+                    if room is not None and room.unparsed:
+                        room.parse()
         except TimeoutError:
             if not sender.done():  # or it was the client that did not read
                 self._closing = True
                 self.write(refusal(TOO_OLD, None))
                 await sender
         finally:
+            held = [turn.hold for lane in self._lanes.values() for turn in lane]
+            for hold in (self._kept, self._unread, *held, None if room is None else room.hold):
+                if hold is not None:
+                    hold.close()
+            self._queue.clear()
+            self._recent.clear()
             for task in (*self._tasks, sender):
                 task.cancel()
             await asyncio.gather(*self._tasks, sender, return_exceptions=True)
@@ -228,15 +268,35 @@ class Connection:
     def _take(self, data: bytes) -> None:
         """Put what a frame asks for into its lane; refuse one that makes no sense."""
         try:
-            frame, request = decode_frame(data)
-            self._enqueue(frame.stream_id, (frame, request))
+            frame, request = decode_frame(data, self.service.settings)
+            if self._waiting + len(data) > ROOM_TO_WAIT:
+                raise FaultError(_crowded(f"{self._waiting} bytes of turns are waiting"))
+            self._enqueue(frame.stream_id, Waiting(frame, request, len(data)))
+            self._waiting += len(data)
         except FaultError as error:
-            lane = None
+            self._refuse(error.fault, data)
+
+    async def _take_large(self, data: bytes) -> None:
+        """The same of a frame that is decoded in a thread; the next one is taken behind it."""
+        hold = self.service.budget.hold(self.caller.tenant)
+        try:
+            hold.resize(len(data))
+            frame, request = await self.service.decoded(data, self.caller, decode_frame)
+            self._enqueue(frame.stream_id, Waiting(frame, request, len(data), hold))
+        except BaseException as error:
+            hold.close()
+            if not isinstance(error, FaultError):
+                raise
+            self._refuse(error.fault, data)
+
+    def _refuse(self, fault: Fault, data: bytes) -> None:
+        lane = None
+        if len(data) <= json.LARGE:
             with suppress(FaultError):  # even the lane may make no sense
                 lane = json.parse(data).string("stream_id")
-            self.write(refusal(error.fault, lane))
+        self.write(refusal(fault, lane))
 
-    def _enqueue(self, lane: str | None, turn: tuple[Frame, Request]) -> None:
+    def _enqueue(self, lane: str | None, turn: Waiting) -> None:
         waiting = self._lanes.get(lane)
         if waiting is not None:
             if len(waiting) >= WAITING:
@@ -255,23 +315,36 @@ class Connection:
         queue = self._lanes[lane]
         try:
             while queue:
-                frame, request = queue.popleft()
-                previous = request.previous_response_id
-                if not await self._answer(frame, request) and previous is not None:
-                    # What a failed turn went on from must not be gone on from again.
-                    self._recent.pop(bare(previous), None)
+                turn = queue.popleft()
+                previous = turn.request.previous_response_id
+                try:
+                    if not await self._answer(turn) and previous is not None:
+                        # What a failed turn went on from must not be gone on from again.
+                        self._recent.pop(bare(previous), None)
+                finally:
+                    if turn.hold is None:
+                        self._waiting -= turn.size
+                    else:
+                        turn.hold.close()
         finally:
             del self._lanes[lane]
 
-    async def _answer(self, frame: Frame, request: Request) -> bool:
+    async def _answer(self, asked: Waiting) -> bool:
         """Answer a turn; false if that failed."""
-        service, lane = self.service, frame.stream_id
+        service, frame, caller = self.service, asked.frame, self.caller
+        lane = frame.stream_id
+        if asked.hold is not None:
+            caller = replace(caller, size=asked.size)
         try:
-            plan = self._plan(request)
-            tenant = self.caller.tenant
-            if not isinstance(plan, Plan) or not service.gate.enter_at_once(tenant):
-                plan = await service.admit(plan, self.caller)
-            turn = Turn(self, lane, plan)
+            memory, request = service.memory, asked.request
+            plan: Plan | Awaitable[Plan]
+            if memory is not None and request.store is not False:
+                plan = memory.plan(RESPONSES.name, request, caller, self._recent)
+            else:
+                plan = self._remembered(request, asked.size)
+            if not isinstance(plan, Plan) or not service.gate.enter_at_once(caller.tenant):
+                plan = await service.admit(plan, caller)
+            turn = Turn(self, lane, plan, caller)
             turn.start(Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:
             self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), lane))
@@ -284,24 +357,22 @@ class Connection:
             turn.stop(GONE)
         return not turn.failed
 
-    def _plan(self, request: Request) -> Plan | Awaitable[Plan]:
-        memory = self.service.memory
-        if memory is not None and request.store is not False:
-            return memory.plan(RESPONSES.name, request, self.caller, self._recent)
-        return self._remembered(request)
-
-    async def _remembered(self, request: Request) -> Plan:
-        """The plan of a turn that only the connection remembers."""
+    async def _remembered(self, request: Request, size: int) -> Plan:
+        """The plan of a turn that only the connection remembers. Raises FaultError for one that is
+        larger, with all it goes on from, than a body may be."""
         id, tenant = new_id(), self.caller.tenant
-        asked = await understand(
-            request,
-            self._runs.store,
-            tenant,
-            most=self.service.settings.body_limit,
-            recent=self._recent,
-        )
+        limit = self.service.settings.body_limit
+        asked = await understand(request, self._runs.store, tenant, most=limit, recent=self._recent)
+        size += asked.size
+        if size > limit:
+            raise FaultError(too_large(limit))
         record = Record(
-            id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
+            id=id,
+            tenant=tenant,
+            wire=RESPONSES.name,
+            created_at=now(),
+            request=asked.whole,
+            size=size,
         )
         losses = (NOT_STORED,) if request.store else ()
         run = self._runs.open(record, (), self._remember)
@@ -310,10 +381,17 @@ class Connection:
     def _remember(
         self, record: Record, items: Sequence[Item], messages: Sequence[OutboxMessage]
     ) -> Awaitable[None]:
-        """Remember an answer that has ended, and forget the oldest of too many."""
-        self._recent[record.id] = record
-        if len(self._recent) > MOST:
-            del self._recent[next(iter(self._recent))]
+        """Remember an answer that has ended, and forget the oldest of too many, or too large ones:
+        together, they may be as large as a body."""
+        recent, limit = self._recent, self.service.settings.body_limit
+        recent[record.id] = record
+        while recent:
+            size = sum([each.size for each in recent.values()])
+            if len(recent) <= MOST and (size <= limit or len(recent) == 1):
+                with suppress(FaultError):
+                    self._kept.resize(size if size > SMALL else 0)
+                    break
+            del recent[next(iter(recent))]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
@@ -325,16 +403,26 @@ class Connection:
         self._queue.extend(texts)
         self._size += sum(map(len, texts))
         self._wakeup.set()
+        if self._size > BUFFER and self._sender is not None:
+            try:
+                self._unread.resize(self._size)
+            except FaultError:  # the client leaves unread what there is no room for
+                self._sender.cancel()
+                self._queue.clear()
+                self.abort()
         return self._sending or self._size > BUFFER
 
     def abort(self) -> None:
-        """End the connection."""
+        """End the connection, and leave unsent what the client does not take."""
+        if self._room is not None:
+            self._room.transport.abort()
         with suppress(RuntimeError):  # its time is over already
             self._time.reschedule(0.0)
 
     async def _send_queued(self) -> None:
         """Send what is queued. A frame that the client does not take in time is the last: what
         followed it would follow a gap."""
+        room = self._room
         try:
             while not self._closing or self._queue:
                 await self._wakeup.wait()
@@ -343,9 +431,13 @@ class Connection:
                 async with asyncio.timeout(self.service.settings.stall):
                     while self._queue:
                         text = self._queue.popleft()
-                        self._size -= len(text)
                         await self._send({"type": "websocket.send", "text": text})
+                        if room is not None and not room.writable.is_set():
+                            await room.writable.wait()
+                        self._size -= len(text)
                 self._sending = False
+                if self._unread.size:
+                    self._unread.close()
                 for turn in tuple(self._turns):
                     turn.drained()
             await self._send({"type": "websocket.close", "code": 1000})
@@ -387,12 +479,18 @@ class Sockets:
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
     def connect(
-        self, exchange: Exchange, caller: Caller, receive: Receive, send: Send
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        room: Room | None = None,
     ) -> Awaitable[None]:
         """Serves a connection. Raises FaultError where there is nothing to connect to."""
         if exchange.path != PATH:
             raise FaultError(NO_SOCKET)
-        return Connection(self._service, self._runs, exchange, caller, receive, send).serve()
+        made = Connection(self._service, self._runs, exchange, caller, receive, send, room)
+        return made.serve()
 
 
 async def deny(

@@ -148,6 +148,10 @@ def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
     return replace(fault, retry_after=retry_after)
 
 
+_CODE_OF_TYPE = {"exceed_context_size_error": "context_length_exceeded"}
+"""Codes that clients know, of types that a server has in their place (llama.cpp)."""
+
+
 def unreadable(problem: ValueError) -> Fault:
     """The fault that a body stands for that should be JSON, and has this problem."""
     if "truncated" in str(problem):
@@ -183,7 +187,7 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
     return replace(
         _fault(message or "The model's server reported an error and did not explain it.", status),
         param=given if isinstance(given, str) else param,
-        upstream_code=code if isinstance(code, str) else None,
+        upstream_code=code if isinstance(code, str) else _CODE_OF_TYPE.get(str(kind)),
         upstream_type=kind if isinstance(kind, str) else None,
         extra={"error": rest} if rest and fields is error else None,
     )

@@ -123,7 +123,7 @@ def check_size(data: bytes, limits: Limits) -> None:
         texts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         for place, text in enumerate(texts, within):
             if place % 2:
-                last = text
+                last = last[:64] + text if place == within else text  # cut in two, or whole
                 continue
             if depth == 1 and text.lstrip()[:1] == b":":
                 name = last
@@ -173,7 +173,7 @@ def _load_slowly(data: bytes, problem: str) -> JSON:
 
 
 _ESCAPE = re.compile(
-    rb"\\\\u[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\u[dD][89a-fA-F]..|\\\\.",
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F]..|\\.",
     re.DOTALL,
 )
 

@@ -213,6 +213,22 @@ def test_compiled_grammars_are_bounded_by_the_memory_they_take(monkeypatch) -> N
     guide.close()
 
 
+def test_a_grammar_that_reached_its_limit_is_compiled_again(monkeypatch) -> None:
+    monkeypatch.setattr(constraints, "MAX_STATES", 1_000)
+    guide = GrammarCompiler(ByteTokenizer())
+    grammar = Grammar("start: /(?s:.*)a(?s:.){200}b(?s:.){100}/")
+    first = guide.compiled(grammar)
+    motion, random = first.state(), np.random.default_rng(1)
+    with pytest.raises(FaultError, match="too many states"):
+        for byte in random.choice(list(b"ab"), 2_000):
+            motion.mask(np.zeros(256))
+            motion.accept([int(byte)])
+    second = guide.compiled(grammar)
+    assert second is not first
+    second.state().mask(np.zeros(256))
+    guide.close()
+
+
 def test_a_tenant_is_not_given_what_another_compiled() -> None:
     guide = GrammarCompiler(ByteTokenizer())
     grammar = Grammar('start: "a"')
@@ -393,3 +409,18 @@ async def test_a_choice_and_a_grammar_bind_the_whole_answer(engine: TokenEngine)
         assert chosen.status == "incomplete" or chosen.text in texts
         summed = await answer(engine, asked(seed, 1.0, extra={"chat": {"guided_grammar": sums}}))
         assert summed.status == "incomplete" or re.fullmatch(r"\d\d?(\+\d\d?){1,3}", summed.text)
+
+
+def test_a14_the_grammar_used_least_recently_is_compiled_again(monkeypatch) -> None:
+    compiler = GrammarCompiler(ByteTokenizer())
+    first, second, third = (Grammar(f'start: "{word}"') for word in ("one", "two", "six"))
+    try:
+        weight = compiler.compiled(first).weight
+        monkeypatch.setattr(constraints, "MAX_KEPT", 2 * weight + weight // 2)
+        kept, other = compiler.compiled(first), compiler.compiled(second)
+        assert compiler.compiled(first) is kept  # and so is used later than the second
+        compiler.compiled(third)
+        assert compiler.compiled(first) is kept
+        assert compiler.compiled(second) is not other
+    finally:
+        compiler.close()

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import time
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,15 @@ def test_a_run_without_words_has_a_limit(tmp_path, kind, sign) -> None:
     assert back.decode() == words + most[: -len(words) or None]
     with pytest.raises(FaultError, match="65536 characters in a row"):
         vocabulary.encode(told + sign * module.MAX_RUN)
+
+
+def test_a_run_takes_time_in_proportion(tmp_path) -> None:
+    vocabulary = ranks(tmp_path)
+
+    def seconds(count: int) -> float:
+        start = time.thread_time()
+        vocabulary.encode("-" * count)
+        return time.thread_time() - start
+
+    short = min(seconds(module.MAX_RUN // 16) for _ in range(5))
+    assert seconds(module.MAX_RUN) < 80 * short  # the square would be 256

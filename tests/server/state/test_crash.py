@@ -88,12 +88,13 @@ def identity(first: bytes) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trial", range(samples(2, 50)))
-def test_killed_server_loses_no_event_it_has_sent(tmp_path, trial) -> None:
+def test_r4_w12_o10_killed_server_loses_nothing_it_has_sent(tmp_path, trial) -> None:
     with dragoman(*words(tmp_path)) as first:
         done = read(first, "/v1/responses", {"model": "script", "input": "Say hello."})
         with opened(first, "/v1/responses", asked(background=True)) as response:
             stream = frames(response)
             seen = [next(stream) for _ in range(10 + 7 * trial)]
+            accepted = read(first, "/v1/responses", asked(background=True, stream=False))
             first.process.kill()
             first.process.wait()
     path = f"/v1/responses/{identity(seen[0])}"
@@ -101,6 +102,8 @@ def test_killed_server_loses_no_event_it_has_sent(tmp_path, trial) -> None:
         failed = ended(second, identity(seen[0]))
         assert failed["status"] == "failed"
         assert "stopped before its end" in failed["error"]["message"]
+        assert accepted["status"] == "queued"
+        assert ended(second, accepted["id"])["status"] == "failed"
         rest = replayed(second, f"{path}?stream=true&starting_after={number(seen[-1])}")
         whole = replayed(second, f"{path}?stream=true")
         assert seen + rest == whole

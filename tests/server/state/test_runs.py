@@ -288,7 +288,7 @@ async def test_failing_store_costs_the_record_and_not_the_answer(names, stream, 
 # ---- other servers ---------------------------------------------------------------------------
 
 
-async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_path) -> None:
+async def test_the_runs_of_a_dead_server_are_ended_by_another(tmp_path) -> None:
     store = opened("sqlite", tmp_path)
     async with storing(Stub(), store) as server:
         request = server.memory  # a server that remembers

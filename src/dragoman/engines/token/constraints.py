@@ -192,12 +192,16 @@ def _byte_compiler() -> GrammarCompiler:
 
 # ---- llguidance ----------------------------------------------------------------------------
 
-MAX_SECONDS, MAX_MEMORY = 2, 512 * 1024 * 1024
+MAX_SECONDS, MAX_MEMORY = 2, 256 * 1024 * 1024
 """Seconds of the processor, and bytes of memory, that compiling one grammar may take."""
 MAX_TEXT = 1024 * 1024
 """The most characters of one grammar: all schemas of a request together."""
-MAX_KEPT = 256 * 1024 * 1024
+MAX_TRIED = 2
+"""Grammars that are tried at a time, for each vocabulary."""
+MAX_KEPT = 128 * 1024 * 1024
 """Bytes of grammars that stay compiled, for each vocabulary."""
+MAX_STATES = 50_000
+"""States of a compiled grammar's lexer, which come as answers are written (1 to 2 KB each)."""
 PROBES = 8
 """Tokens that a grammar is tried with: some are too large only after the first."""
 
@@ -205,15 +209,20 @@ _NO_LOG = 0
 _LIMITED = ("ParserTooComplex", "LexerTooComplex")
 
 
-class Compiled(Struct, frozen=True):
-    """A compiled grammar, of which every sequence gets a copy."""
+class Compiled(Struct, eq=False):
+    """A compiled grammar, of which every sequence gets a copy.
+
+    The copies share the states of llguidance's lexer, of which there is a limit: one that has
+    reached it is `worn`, and is compiled again for the next request.
+    """
 
     matcher: llguidance.LLMatcher
     size: int
     weight: int
+    worn: bool = False
 
     def state(self) -> GrammarState:
-        return GrammarState(self.matcher.deep_copy(), self.size)
+        return GrammarState(self)
 
 
 class GrammarCompiler:
@@ -240,6 +249,8 @@ class GrammarCompiler:
         self._child = Child(f"{__name__}:try_grammars", msgspec.msgpack.encode((pieces, special)))
         self._kept: dict[str, OrderedDict[tuple[Grammar, frozenset[int]], Compiled]] = {}
         self._lock = threading.Lock()
+        self._trying = threading.BoundedSemaphore(MAX_TRIED)
+        self._building = threading.Lock()
 
     def close(self) -> None:
         """End the process that tries grammars."""
@@ -260,12 +271,14 @@ class GrammarCompiler:
         key = (grammar, ends)
         with self._lock:
             kept = self._kept.get(tenant)
-            if kept is not None and key in kept:
+            if kept is not None and key in kept and not kept[key].worn:
                 kept.move_to_end(key)
                 return kept[key]
-        given, weight = self._tried(grammar, ends)
-        matcher = _matcher(self._tokens, given)
-        matcher.compute_bitmask()  # computed once, copies share it: else the model waits
+        with self._trying:
+            given, weight = self._tried(grammar, ends)
+        with self._building:
+            matcher = _matcher(self._tokens, given)
+            matcher.compute_bitmask()  # computed once, copies share it: else the model waits
         found = Compiled(matcher, self._size, weight)
         with self._lock:
             self._kept.setdefault(tenant, OrderedDict())[key] = found
@@ -337,11 +350,12 @@ class GrammarCompiler:
 class GrammarState:
     """The state of a grammar in one sequence."""
 
-    __slots__ = ("_matcher", "_size")
+    __slots__ = ("_compiled", "_matcher", "_size")
 
-    def __init__(self, matcher: llguidance.LLMatcher, size: int) -> None:
-        self._matcher = matcher
-        self._size = size
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
+        self._size = compiled.size
 
     def mask(self, logits: NDArray[Any]) -> None:
         """Set the scores of tokens that may not come next to minus infinity, in place. Raises
@@ -379,6 +393,7 @@ class GrammarState:
         if self._matcher.is_error():
             problem = _error_text(self._matcher.get_error())
             if self._matcher.stop_reason() in _LIMITED or "too many" in problem.lower():
+                self._compiled.worn = True
                 raise FaultError(bad_request(f"The demands on the answer are too large: {problem}"))
             raise FaultError(Fault("internal", f"The grammar lost its way: {problem}"))
 
@@ -438,7 +453,7 @@ def _given(lark: str, inner: Sequence[tuple[str, str]]) -> str:
 def _matcher(tokens: llguidance.LLTokenizer, given: str) -> llguidance.LLMatcher:
     import llguidance
 
-    limits = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000)
+    limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, max_grammar_size=200_000)
     return llguidance.LLMatcher(tokens, given, log_level=_NO_LOG, limits=limits)
 
 

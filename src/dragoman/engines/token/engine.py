@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
-from dragoman.core.item import Message, Token
+from dragoman.core.item import FunctionCallOutput, Item, Message, Text, Token
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered, Restore, lower, with_summary
 from dragoman.core.request import Request, Sampling
@@ -450,6 +450,7 @@ class TokenEngine:
 
     def _lowered(self, request: Request) -> tuple[Lowered, Prompt, list[int]]:
         """The request in terms of the format, its prompt, and the prompt's ids."""
+        self._check_size(sum(map(_characters, request.items)), request)
         lowered = lower(request, self.format.limits)
         setting = self._setting() if callable(self._setting) else self._setting
         try:
@@ -603,6 +604,17 @@ class TokenEngine:
         why = "the model chooses its tokens without it"
         asked = (name for name in _SAMPLING_FIELDS if getattr(sampling, name) is not None)
         return tuple(Loss(name, "dropped", why) for name in asked if name not in self._honoured)
+
+
+def _characters(item: Item) -> int:
+    """At least how many characters an item adds to the prompt."""
+    match item:
+        case Message(content=content) | FunctionCallOutput(output=content):
+            if isinstance(content, str):
+                return len(content)
+            return sum(len(part.text) for part in content if isinstance(part, Text))
+        case _:
+            return 0
 
 
 def _too_long(count: str, context: int, request: Request) -> Fault:

@@ -55,11 +55,14 @@ class Lark(Struct, frozen=True):
     lark: str
 
 
-_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
-"""What is no operator in a grammar: strings, expressions, comments."""
+_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\\n])++/?|//[^\n]*|#[^\n]*')
+"""What is no operator in a grammar: strings, expressions, comments. What is not closed ends with
+its line, so that no character is looked at twice."""
 
 
-_RULE = re.compile(r"^[ \t]*[!?]?[A-Za-z_][\w.-]*[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:", re.M)
+_RULE = re.compile(
+    r"^[ \t]*+[!?]?[A-Za-z_][\w.-]*+[ \t]*+(?:\[[^\]\n]*+\]|\{[^}\n]*+\})?[ \t]*+:", re.MULTILINE
+)
 MAX_REGEX, MAX_LARK, MAX_CHOICES = 16_384, 65_536, 262_144
 """The most characters of a regular expression, a grammar, and all choices together."""
 MAX_RULES, MAX_NESTED = 1_000, 100

@@ -135,7 +135,7 @@ def _slashed(pattern: str) -> str:
     return f"(?:{_PIECE.sub(_escaped, pattern)})"
 
 
-_PIECE = re.compile(r"\[(?:\\.|[^\]\\])+\]|\\.|/|\n|\r", re.DOTALL)
+_PIECE = re.compile(r"\[(?:\\.|[^\]\\])++\]?|\\.|/|\n|\r", re.DOTALL)
 _IN_CLASS = re.compile(r"\\.|/|\n|\r", re.DOTALL)
 _SPELLED = {"/": "\\/", "\n": "\\n", "\\\n": "\\n", "\r": "\\r"}
 

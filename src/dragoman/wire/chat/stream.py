@@ -49,10 +49,14 @@ MOST_CHOICES = 128
 """How many alternatives there may be; an index beyond is a mistake."""
 
 
+LONGEST = 16 * 1024
+"""Bytes of a chunk that others may be like."""
+
+
 def learn(data: bytes, value: dict[str, JSON]) -> Template | None:
     """The template of a chunk that was decoded; None if it holds more than one string of news."""
     match value:
-        case {"choices": [{"delta": dict(delta)} as choice]}:
+        case {"choices": [{"delta": dict(delta)} as choice]} if len(data) <= LONGEST:
             beside = (value.get("usage"), value.get("error"), *_others(choice, "index", "delta"))
         case _:
             return None
