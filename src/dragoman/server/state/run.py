@@ -29,6 +29,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
+from dragoman.server.exchange import Held
 from dragoman.server.limits import Gate
 from dragoman.stores.base import (
     ConflictError,
@@ -98,6 +99,7 @@ class Run:
         self.response: Response | None = None  # once the run has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
         self.turn: asyncio.Future[None] | None = None  # that it has or waits for
+        self.hold: Held | None = None  # of what was asked
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
         self._put = put
@@ -493,6 +495,8 @@ class Runs:
             await self.launch(run, request, caller)
         finally:
             self.places.give_up(caller.tenant, turn)
+            if run.hold is not None:
+                run.hold.close()
 
     async def follow(self, record: Record) -> Batches:
         """The events of a run from the first on, wherever it runs, to its end."""
