@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -57,7 +57,8 @@ class Postgres:
             yield
         finally:
             for process in processes:
-                os.kill(process, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # its connection is gone, and so is it
+                    os.kill(process, signal.SIGCONT)
 
     @contextmanager
     def unreachable(self) -> Iterator[None]:

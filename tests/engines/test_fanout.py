@@ -27,7 +27,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
-from dragoman.engines.fan_out import AT_ONCE, MOST_SENT, add_usage, fan_out
+from dragoman.engines.fan_out import AT_ONCE, MOST_SENT, Merge, add_usage, fan_out
 
 
 def asking(n: int, seed: int | None = None) -> Request:
@@ -195,3 +195,13 @@ def test_choices_that_would_send_too_much_are_refused() -> None:
         fan_out(lambda _: pytest.fail("asked"), asking(128), MOST_SENT // 100)
     assert (refused.value.fault.code, refused.value.fault.param) == ("too_large", "n")
     fan_out(lambda _: pytest.fail("asked"), asking(2), MOST_SENT // 100)
+
+
+def test_choices_that_are_too_much_together_end_the_answer(monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.engines.fan_out.MOST_MERGED", 8)
+    merge, heard = Merge(2), []
+    for choice in (0, 1):
+        for event in answer("word "):
+            heard += [] if merge.over else merge.feed(choice, event)
+    assert isinstance(heard[-1], Failed)
+    assert "All choices together" in heard[-1].fault.message

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.request import Request
 from dragoman.engines import remote as remote_module
 from dragoman.engines.remote import Remote, UpstreamRequest
 from dragoman.net.client import Pool
 from dragoman.net.connection import Connection, Timeouts
-from tests.engines.asking import BODY, HELLO_STREAM, asking, remote
+from tests.engines.asking import BODY, HELLO, HELLO_STREAM, asking, events, remote
 from tests.engines.receiving import Receiver, left, let_go, nothing_left, received
 from tests.engines.test_cancel_and_pause import PHASES
 from tests.mock import Reply, chunk, mock, plain
@@ -220,3 +222,18 @@ async def test_nothing_is_left_of_a_cancelled_answer(stream: bool) -> None:
                 await left(up)
                 await asyncio.sleep(0.02)
                 del sink
+
+
+LISTINGS = {
+    "lists more than 10000 models": {"data": [{"id": f"m{n}"} for n in range(10_001)]},
+    "a body of more than 4194304 bytes": {"data": [{"id": "m", "about": "x" * (1 << 22)}]},
+}
+
+
+@pytest.mark.parametrize("problem", LISTINGS)
+async def test_a_listing_that_is_too_large_is_refused(problem) -> None:
+    async with remote(HELLO, probed=plain(200, LISTINGS[problem])) as (engine, _):
+        with pytest.raises(FaultError) as refused:
+            await engine.models()
+        assert problem in refused.value.fault.message
+        assert fold(await events(engine, asking())).text == "Hello"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +148,20 @@ def test_a_slow_grammar_is_given_up(pocket) -> None:
     assert "takes more than 2 s or 256 MB to compile" in answer.json["error"]["message"]
 
 
-def leave(pocket: Product, asked: dict[str, Any]) -> None:
-    """Ask, and go before the answer."""
+@contextmanager
+def waiting(pocket: Product, asked: dict[str, Any]) -> Iterator[socket.socket]:
+    """Ask, and wait for no answer."""
     content = json.dumps(asked).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{pocket.port}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", pocket.port)) as connection:
         connection.sendall(head.encode() + content)
+        yield connection
+
+
+def leave(pocket: Product, asked: dict[str, Any]) -> None:
+    """Ask, and go before the answer."""
+    with waiting(pocket, asked):
         time.sleep(0.2)
 
 
@@ -175,6 +184,19 @@ def test_6c_01_grammars_whose_clients_have_left_hold_up_nobody(pocket) -> None:
     ):
         assert pocket.post("chat", asked).status == 200
     assert len(children(pocket.process.pid)) <= before, "a process works for nobody"
+
+
+def test_grammars_of_a_client_do_not_hold_up_its_other_requests(pocket) -> None:
+    with ExitStack() as stack:
+        slow = [
+            stack.enter_context(waiting(pocket, body(guided_json={**SLOW, "title": f"x{number}"})))
+            for number in range(12)
+        ]
+        time.sleep(0.2)
+        message = {"role": "user", "content": "word " * 1_000}
+        assert pocket.post("chat", {**body(), "messages": [message]}).status == 200
+        answered, _, _ = select.select(slow, (), (), 0)
+        assert len(answered) < len(slow), "it waited for all of them"
 
 
 def test_6c_02_a_server_that_compiles_ends_in_time(tmp_path) -> None:

@@ -346,7 +346,7 @@ async def test_background_answer_that_cannot_be_stored_says_so(
     tmp_path, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(run, "RETRY", 0.01)
-    monkeypatch.setattr(run.held, "__defaults__", (0.05,))
+    monkeypatch.setattr(run, "HELD", 0.05)
     store = SqliteStore(tmp_path / "store.db")
     failing = Failing(store, monkeypatch, "finish")
     failing.on = True
@@ -355,6 +355,18 @@ async def test_background_answer_that_cannot_be_stored_says_so(
         assert failing.failed > 1
         assert b"x-dragoman-loss: dropped: store" in asked.body
         assert caplog.text.count("could not be stored") == 1
+
+
+async def test_shutdown_does_not_wait_for_a_store_that_fails(tmp_path, monkeypatch) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    failing = Failing(store, monkeypatch, "finish")
+    async with storing(Stub(*OPENING, asyncio.Event()), store) as server:
+        await server.ask(background=True)
+        failing.on = True
+        began = time.monotonic()
+        await server.memory.runs.drain(0.1)
+        assert time.monotonic() - began < run.PATIENCE
+        assert not server.memory.runs.live
 
 
 async def test_run_whose_end_cannot_be_stored_holds_up_no_cancel(tmp_path, monkeypatch) -> None:

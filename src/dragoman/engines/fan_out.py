@@ -9,7 +9,16 @@ from contextlib import aclosing
 from msgspec.structs import asdict, replace
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    Progress,
+    Started,
+)
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
@@ -25,6 +34,13 @@ _SEVERAL = Loss("n", "emulated", "the model's server gives one answer; it was as
 
 MOST_SENT = 64 * 1024 * 1024
 """Bytes that all the requests may have together."""
+MOST_MERGED = 64 * 1024 * 1024
+"""Characters that all the answers may have together."""
+_TOO_MUCH = Fault(
+    "upstream_error",
+    f"All choices together are more than {MOST_MERGED} characters. Ask for fewer.",
+    "upstream",
+)
 
 
 def fan_out(ask: Ask, request: Request, size: int = 0) -> AsyncGenerator[Event, None]:
@@ -93,6 +109,7 @@ class Merge:
         self._ends: dict[int, Finished] = {}
         self._count = count
         self._losses = losses
+        self._left = MOST_MERGED
 
     def feed(self, choice: int, event: Event) -> list[Event]:
         """The events of the one answer for an event of this alternative."""
@@ -118,8 +135,12 @@ class Merge:
             case ItemDone():
                 index = self._indices[choice, event.index]
                 return [replace(event, index=index, item=self._distinct(choice, event.item))]
-            case _:
-                return [replace(event, index=self._indices[choice, event.index or 0])]
+            case Delta(data=str(data)):
+                self._left -= len(data)
+                if self._left < 0:
+                    self.over = True
+                    return [Failed(_TOO_MUCH)]
+        return [replace(event, index=self._indices[choice, event.index or 0])]
 
     def _distinct(self, choice: int, item: Item) -> Item:
         """The item under ids that no other choice has: some servers count from zero each time."""

@@ -32,7 +32,7 @@ from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 
 from .format import PLAIN, Setting
-from .markup.families import PROFILES
+from .markup.families import BY_NAME, PROFILES
 from .markup.format import Markup
 from .markup.profile import Profile
 from .messages import Messages, Verbatim, messages, tools
@@ -133,8 +133,9 @@ class Template(Markup):
         template's own message where it refuses the conversation."""
         losses = LossList()
         turns = messages(request, losses, self.profile.id_length)
-        text, separator = self._run(turns, tools(request), _options(request), setting)
-        if self.slow:
+        options = _options(request)
+        text, separator = self._run(turns, tools(request), options, setting)
+        if self.slow or options:
             self.starts_thinking(request)  # known to the parser then, which may not wait
         pieces = (
             piece.replace(separator, "") if isinstance(piece, str) else piece
@@ -233,7 +234,10 @@ def from_config(
     if controls is None:
         entries = added.values() if isinstance(added, dict) else ()
         special = (each for each in entries if isinstance(each, dict) and each.get("special"))
-        controls = {*filter(None, map(_content, special)), *variables.values()}
+        configured = {*filter(None, map(_content, special)), *variables.values()}
+        family = BY_NAME.get(profile) if profile else profile_of(found, configured)
+        # Configurations may name but some; what the template writes for a role is one of its own.
+        controls = configured.union((family or BY_NAME[FALLBACK]).controls)
     return Template(found, profile, controls, variables, read(found) if read else None)
 
 

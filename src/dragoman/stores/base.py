@@ -96,7 +96,7 @@ class Breaker:
         self._patience = patience
         self._slow = min(SLOW, patience / 2)
         self._error = ""
-        self._logged = 0.0
+        self._logged: dict[str, float] = {}
         self._next = 0.0  # when somebody may try
 
     def check(self) -> None:
@@ -111,14 +111,15 @@ class Breaker:
         now = time.monotonic()
         if self.open or seconds >= self._slow:
             self.open, self._next = True, now + REST
-        if message != self._error or now > self._logged + REPEATED:
-            self._error, self._logged = message, now
+        self._error = message
+        if now > self._logged.get(message, -REPEATED) + REPEATED:
+            self._logged = {**self._logged, message: now} if len(self._logged) < 16 else {}
             _log.warning("%s", message)
         return StoreError(message, self._kind)
 
     def worked(self) -> None:
         """Note that the store answers again."""
-        self.open, self._error = False, ""
+        self.open, self._logged = False, {}
         _log.warning("The %s store answers again.", self._kind)
 
 

@@ -178,3 +178,11 @@ def test_biases_are_added_at_once() -> None:
     bias = check(Sampling(logit_bias=many), 100_001)
     assert bias is not None
     assert (bias[6], bias[7], bias[100_000]) == (6.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("key", ["6", "-1", "1.0", "\uff11", "0" * 5_000, "x" * 5_000])
+def test_a_bias_for_no_token_is_refused_briefly(key) -> None:
+    with pytest.raises(FaultError) as raised:
+        check(Sampling(logit_bias={key: 1.0}), 6)
+    assert raised.value.fault.param == "logit_bias"
+    assert len(raised.value.fault.message) < 200

@@ -322,8 +322,8 @@ class GrammarCompiler:
             answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY))
         except (GivenUpError, ChildError) as error:
             problem = (
-                f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB to compile. "
-                "Make it smaller: fewer alternatives, patterns and repetitions"
+                f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB to compile, or is "
+                "nested too deeply. Make it smaller: fewer alternatives, patterns, repetitions"
             )
             raise FaultError(bad_request(f"The grammar of the answer {problem}", only)) from error
         param, problem, weight = msgspec.msgpack.decode(answer, type=tuple[str | None, str, int])

@@ -301,6 +301,8 @@ _SAMPLING_FIELDS = (
 )
 """Fields that only change which token is chosen."""
 
+_TEMPLATED = frozenset({"chat_template_kwargs", "documents"})
+"""Fields of any size that a chat template is given."""
 _QUICK = 4_000
 """Characters of a conversation that is rendered on the event loop; longer ones in a thread."""
 
@@ -585,7 +587,10 @@ class TokenEngine:
         self, tenant: str, work: Callable[[Request], Done], request: Request
     ) -> Done:
         """Run on a thread what may take longer than some microseconds."""
-        slow = request.tools or default_guarantee(request) or getattr(self.format, "slow", False)
+        demands = bool(request.tools or default_guarantee(request))
+        slow = demands or getattr(self.format, "slow", False)
+        extra = (request.extra or {}).values()
+        slow = slow or any(not _TEMPLATED.isdisjoint(fields) for fields in extra)
         room = -1 if slow else _QUICK
         room -= 20 * len(request.sampling.logit_bias or ())
         for item in request.items:
@@ -595,7 +600,9 @@ class TokenEngine:
             room -= len(item.content) + 100
         if room > 0:
             return work(request)
-        return await self._turns.run(tenant, partial(work, request))
+        # A tenant's grammars take turns of their own: its other requests do not wait for them.
+        turn = f"{tenant} grammars" if demands else tenant
+        return await self._turns.run(turn, partial(work, request))
 
     def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
         """The sampling fields that the model ignores."""

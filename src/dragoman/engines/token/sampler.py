@@ -54,8 +54,8 @@ def check(sampling: Sampling, size: int) -> NDArray[Any] | None:
         problem = f"{sampling.top_logprobs} is not between 0 and {MAX_TOP}"
         raise FaultError(bad_request(problem, "top_logprobs"))
     for key in sampling.logit_bias or {}:
-        if not key.isascii() or not key.isdigit() or int(key) >= size:
-            problem = f"{key!r} is no token id of this model, which has {size}"
+        if not key.isascii() or not key.isdigit() or len(key) > 20 or int(key) >= size:
+            problem = f"{key[:40]!r} is no token id of this model, which has {size}"
             raise FaultError(bad_request(problem, "logit_bias"))
     if not sampling.logit_bias:
         return None

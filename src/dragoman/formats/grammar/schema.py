@@ -92,6 +92,8 @@ _EXACT: dict[str, dict[str, JSON]] = {
 """What a grammar's own formats leave out."""
 MAX_CHARACTERS = 262_144
 """The most characters of a schema's keys and texts, and of its other values one each."""
+SHOWN = 8
+"""Places that a refusal names beside the first."""
 MAX_REFERENCES = 200
 """The most references that lead from one to the next: each takes stack of the compiler."""
 MAX_OPTIONAL = 400
@@ -143,8 +145,9 @@ def enforceable(schema: Mapping[str, JSON], param: str, *, strict: bool = True) 
     fitted, misfits = fitting(schema)
     if first := next((each for each in misfits if strict or each.wrong), None):
         others = [each.place for each in misfits if each is not first]
-        also = f"; nor can {', '.join(others)}" if others else ""
-        raise FaultError(bad_request(f"{first.why}{also}", f"{param}.{first.place}"))
+        also = f"; nor can {', '.join(others[:SHOWN])}"[:300] if others else ""
+        also += f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        raise FaultError(bad_request(f"{first.why[:300]}{also}", f"{param}.{first.place}"[:300]))
     return fitted
 
 

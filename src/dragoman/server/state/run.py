@@ -29,6 +29,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
+from dragoman.server.exchange import Held
 from dragoman.server.limits import Gate
 from dragoman.stores.base import (
     ConflictError,
@@ -97,6 +98,7 @@ class Run:
         self.ended = False
         self.response: Response | None = None  # once the run has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
+        self.hold: Held | None = None  # of what it was asked, in the background
         self.turn: asyncio.Future[None] | None = None  # that it has or waits for
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
@@ -316,7 +318,7 @@ class Run:
         else:
             rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
             finish = partial(self._runs.store.finish, record.id, response, rest, turn, messages)
-            ending = held(finish) if record.background else finish()
+            ending = self._runs.held(finish, HELD) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
         self._ending.add_done_callback(self._ended)
 
@@ -346,6 +348,8 @@ class Run:
 
     def _close(self) -> None:
         self.ended = True
+        if self.hold is not None:
+            self.hold.close()
         if self.turn is not None:
             self.turn.cancel()  # if it has not come
         self._handle = None  # it knows this sink
@@ -361,7 +365,7 @@ class Run:
         while True:
             if place < self._first:
                 more = partial(self._runs.store.log, self.record.id, place, SEGMENTS)
-                log = await held(more, FOLLOWED)
+                log = await self._runs.held(more, FOLLOWED)
                 if not log:  # it was deleted
                     return
                 for segment in log:
@@ -386,20 +390,6 @@ class Run:
             self._changed = asyncio.Event()
         self._changed.clear()
         await self._changed.wait()
-
-
-async def held(ask: Callable[[], Awaitable[T]], seconds: float = HELD) -> T:
-    """What a store is asked, again and again for a while where it fails. Raises StoreError."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return await ask()
-        except ConflictError:
-            raise
-        except StoreError:
-            if time.monotonic() > end:
-                raise
-        await asyncio.sleep(RETRY)
 
 
 def unstarted(record: Record) -> Response:
@@ -442,6 +432,7 @@ class Runs:
         self.live: dict[str, Run] = {}
         self._requeue = requeue
         self.lease = lease
+        self._over = False  # nothing is held any more
         self.behind: dict[Run, None] = {}  # those with events to store
         self._timer: asyncio.TimerHandle | None = None
         self._with_upkeep = upkeep
@@ -503,7 +494,7 @@ class Runs:
             return
         place, running = 0, record.running
         while True:
-            log = await held(partial(self.store.log, record.id, place, SEGMENTS), FOLLOWED)
+            log = await self.held(partial(self.store.log, record.id, place, SEGMENTS), FOLLOWED)
             for segment in log:
                 place += len(segment.events)
                 yield list(segment.events)
@@ -513,8 +504,8 @@ class Runs:
                 continue
             if not running:
                 return
-            await held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)
-            now = await held(partial(self.store.get, record.tenant, record.id), FOLLOWED)
+            await self.held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)
+            now = await self.held(partial(self.store.get, record.tenant, record.id), FOLLOWED)
             running = now is not None and now.running
 
     def send(self, record: Record, sink: Sink) -> Handle:
@@ -530,6 +521,20 @@ class Runs:
                 yield Failed(UNFINISHED)
 
         return Driver(events(), ANYONE, sink)
+
+    async def held(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """What the store is asked, again and again for a while where it fails, but not beyond a
+        shutdown. Raises StoreError."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return await ask()
+            except ConflictError:
+                raise
+            except StoreError:
+                if self._over or time.monotonic() > end:
+                    raise
+            await asyncio.sleep(RETRY)
 
     async def cancel(self, record: Record) -> Record:
         """End a run, wherever it runs; the record as it is after that."""
@@ -561,6 +566,7 @@ class Runs:
 
     def stop_all(self) -> None:
         """Stop what runs in the background now."""
+        self._over = True
         for run in self._in_background():
             run.stop(SHUT_DOWN)
 
@@ -585,6 +591,7 @@ class Runs:
             if timer is not None:
                 timer.cancel()
         self._timer = None
+        self._over = True
         runs = tuple(self.live.values())
         for run in runs:
             run.stop(SHUT_DOWN)
