@@ -599,3 +599,33 @@ async def test_2d_15_what_can_never_fit_is_too_large() -> None:
     call = await Call(app, PATHS["chat"], asking(), headers={"content-length": "600000"})()
     assert call.status == 413
     assert "memory" in call.json["error"]["message"]
+
+
+async def test_2d_13_what_runs_in_the_background_holds_what_it_was_asked() -> None:
+    go = asyncio.Event()
+    memory = Memory(MemoryStore())
+    app = App(Stub(*OPENING, go, *closing("")), Settings(memory=2_000_000), memory)
+    body = {"model": "stub", "input": "x" * 900_000, "background": True}
+    statuses = [(await Call(app, PATHS["responses"], body)()).status for _ in range(3)]
+    assert statuses == [200, 200, 503]
+    go.set()
+    for _ in range(200):
+        if (await Call(app, PATHS["responses"], body)()).status == 200:
+            break
+        await asyncio.sleep(0.02)
+    else:
+        raise AssertionError("nothing was given back")
+    await app.close()
+
+
+async def test_2c_06_large_tools_and_instructions_are_not_repeated() -> None:
+    tool = {"type": "function", "name": "f", "description": "x" * 30_000}
+    small = {"type": "function", "name": "f", "description": "short"}
+    for tools, instructions in (([tool] * 100, "short"), ([small], "x" * 3_000_000)):
+        body = {"model": "stub", "input": "a", "tools": tools, "instructions": instructions}
+        app = App(Stub(*OPENING, *closing("")), Settings())
+        call = await Call(app, PATHS["responses"], body | {"metadata": {"a": "b"}})()
+        assert call.status == 200
+        assert len(call.json["tools"]) == (1 if tools == [small] else 0)
+        assert call.json["instructions"] == (None if tools == [small] else "short")
+        assert call.json["metadata"] == {"a": "b"}

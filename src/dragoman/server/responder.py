@@ -537,6 +537,8 @@ class Answers:
         if service.memory is None or plan.run is None:
             raise RuntimeError("only a server with a store runs anything in the background")
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
+        if not plan.run.ended:  # what was asked is held until then
+            plan.run.hold, exchange.hold = exchange.hold, None
         if plan.request.stream:
             responder = Stream(service, exchange, caller, plan, wire)
             responder.start(handle=service.memory.runs.send(plan.run.record, responder))

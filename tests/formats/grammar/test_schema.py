@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import product
 from typing import Any
 
 import jsonschema
@@ -65,6 +66,22 @@ def test_f17_alternatives_of_which_only_one_can_fit_are_enforced(left, right) ->
 def test_f17_alternatives_that_may_both_fit_are_refused(left, right) -> None:
     with pytest.raises(FaultError, match=r"x\.oneOf: . and . may both fit.* write anyOf"):
         enforceable({"properties": {"x": {"oneOf": [left, right]}}, **ROOT}, "")
+
+
+def test_f17_what_fits_an_enforced_alternative_fits_exactly_one() -> None:
+    enforced = 0
+    for left, right in product(CASES["alternatives"], repeat=2):
+        asked = {"oneOf": [left, right]}
+        try:
+            fitted = enforceable(asked, "")
+        except FaultError:
+            continue
+        enforced += 1
+        judge = jsonschema.Draft202012Validator(asked)
+        for value in CASES["instances"]:
+            if any(valid(value, each, lambda *_: True, fitted) for each in fitted["oneOf"]):
+                assert judge.is_valid(value), (left, right, value)
+    assert enforced > 250
 
 
 def test_f17_of_a_schema_that_is_not_strict_what_can_be_is_enforced() -> None:

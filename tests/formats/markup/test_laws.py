@@ -81,7 +81,7 @@ def written(family: str, thought: str = "hm", text: str = "Ok. ") -> str:
 
 
 damages = st.lists(
-    st.tuples(st.integers(0, 2**16), st.integers(0, 9), st.sampled_from(WORDS)), max_size=4
+    st.tuples(st.integers(0, 2**16), st.integers(0, 9), st.integers(0, 2**16)), max_size=4
 )
 
 
@@ -90,9 +90,9 @@ damages = st.lists(
 def test_a_damaged_call_is_read_alike_by_bytes_by_characters_and_whole(
     family, damage, places, reason
 ) -> None:
-    text = written(family)
-    for place, size, word in damage:
-        place %= len(text) + 1
+    text, words = written(family), (*WORDS, *sorted(all_marks(BY_NAME[family])))
+    for place, size, number in damage:
+        place, word = place % (len(text) + 1), words[number % len(words)]
         text = text[:place] + word + text[place + size :]
     whole = parse(family, text, reason=reason)
     check(whole)

@@ -29,6 +29,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
+from dragoman.server.exchange import Held
 from dragoman.server.limits import Gate
 from dragoman.stores.base import (
     ConflictError,
@@ -97,6 +98,7 @@ class Run:
         self.ended = False
         self.response: Response | None = None  # once the run has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
+        self.hold: Held | None = None  # of what it was asked, in the background
         self.turn: asyncio.Future[None] | None = None  # that it has or waits for
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
@@ -346,6 +348,8 @@ class Run:
 
     def _close(self) -> None:
         self.ended = True
+        if self.hold is not None:
+            self.hold.close()
         if self.turn is not None:
             self.turn.cancel()  # if it has not come
         self._handle = None  # it knows this sink

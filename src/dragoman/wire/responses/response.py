@@ -120,9 +120,14 @@ def _echo(tool: Tool) -> dict[str, JSON] | None:
     return encoded
 
 
+MAX_ECHOED = 2 * 1024 * 1024
+"""Bytes that a response repeats of its request, each time that it is sent."""
+
+
 class Echo:
     """The fields of a response that repeat its request, encoded once for all responses of a stream:
-    instructions and tools are the most of what they hold."""
+    instructions and tools are the most of what they hold. Where all is large, what is large in it
+    is left out."""
 
     __slots__ = ("data",)
 
@@ -171,6 +176,11 @@ class Echo:
         if request.prompt_cache_retention is not None:
             fields["prompt_cache_retention"] = request.prompt_cache_retention
         self.data = json.dump(fields)[1:-1]
+        if len(self.data) > MAX_ECHOED:
+            for name, value in fields.items():
+                if len(json.dump(value)) > MAX_ECHOED // 8:
+                    fields[name] = [] if name == "tools" else {} if name == "metadata" else None
+            self.data = json.dump(fields)[1:-1]
 
 
 def encode_object(response: Response, echo: Echo) -> bytes:
