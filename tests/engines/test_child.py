@@ -108,6 +108,19 @@ def test_a_preparation_that_fails_is_told() -> None:
         Child(f"{__name__}:answering", b"dead").start(LIMITS)
 
 
+def test_a_system_without_room_for_a_process_gives_up(monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(os, "posix_spawn", full)
+    child = Child(f"{__name__}:answering", b"")
+    with pytest.raises(GivenUpError):
+        ask(child, b"hi")
+    monkeypatch.undo()
+    assert ask(child, b"hi") == b"hi"
+    child.close()
+
+
 def test_closing_leaves_nothing() -> None:
     def files() -> int:
         return len([*Path("/proc/self/fd").iterdir()])

@@ -190,7 +190,7 @@ def test_grammars_of_a_client_do_not_hold_up_its_other_requests(pocket) -> None:
     with ExitStack() as stack:
         slow = [
             stack.enter_context(waiting(pocket, body(guided_json={**SLOW, "title": f"x{number}"})))
-            for number in range(12)
+            for number in range(6)
         ]
         time.sleep(0.2)
         message = {"role": "user", "content": "word " * 1_000}
@@ -223,7 +223,7 @@ def test_6c_02_a_server_that_compiles_ends_in_time(tmp_path) -> None:
 
 def test_7_02_grammars_leave_bounded_memory(pocket) -> None:
     before = memory(pocket.process.pid)
-    for number in range(samples(10, 40)):
+    for number in range(samples(5, 40)):
         texts = [f"{number} {each} {'x' * 40}" for each in range(4_000)]
         assert pocket.post("chat", body(guided_choice=texts)).status == 200
     assert memory(pocket.process.pid) - before < 300

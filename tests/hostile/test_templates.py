@@ -54,8 +54,8 @@ LARGE = {
     "6d.43": "{{ 'x'.encode().join([('x' * 99999).encode()] * 99999) }}",
 }
 BOMBS = {**ENDLESS, **LARGE}
-QUICK = ("6d.16", "6d.35", *LARGE)
-"""The others are endless in other ways, and each takes its second."""
+QUICK = ("6d.16", "6d.19", "6d.24", "6d.26", "6d.34", "6d.42", "6d.43")
+"""One of each kind; each takes its second, or its memory."""
 ASKED = Request(model="m", items=(Message("user", "hi"),))
 
 
@@ -124,7 +124,7 @@ def test_7_03_template_variables_leave_bounded_memory(tmp_path) -> None:
         body = {"model": "pocket", "messages": [message], "max_tokens": 2}
         assert server.post("chat", body).status == 200
         before = memory(server.process.pid)
-        for number in range(samples(8, 40)):
+        for number in range(samples(4, 40)):
             options = {"chat_template_kwargs": {"x": f"{number}" + "x" * 5_000_000}}
             with watched(server) as cost:
                 assert server.post("chat", {**body, **options}).status == 200

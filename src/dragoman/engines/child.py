@@ -25,7 +25,7 @@ from msgspec import Struct
 
 Answering = Callable[[bytes], bytes]
 
-FORKS = hasattr(os, "fork") and hasattr(os, "posix_spawn")
+FORKS = hasattr(os, "fork") and hasattr(os, "posix_spawn") and bool(sys.executable)
 STACK = 4 * 1024 * 1024
 """Bytes of stack of a forked process; less than our threads have, so that it overflows first."""
 START_SECONDS = 60.0
@@ -151,7 +151,10 @@ class Child:
 
     def _start(self, limits: Limits) -> Connection:
         self._close()
-        self._pid, ours = spawn(__name__, {})
+        try:
+            self._pid, ours = spawn(__name__, {})
+        except OSError as error:  # no more processes here
+            raise GivenUpError from error
         self._control, self._owner = ours, os.getpid()
         try:
             ours.send((self._function, self._setup, limits.seconds, limits.memory))

@@ -193,7 +193,7 @@ NUMBERS = st.integers(0, 10_000)
 @given(
     st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60), st.lists(TEXTS, min_size=20, max_size=20)
 )
-@settings(max_examples=samples(20, 1000))
+@settings(max_examples=samples(8, 1_000))
 def test_ranks_encode_as_the_encoder_for_ranks_does(tmp_path_factory, pairs, texts) -> None:
     made, end = ranked(pairs), 1000
     file = tmp_path_factory.mktemp("ranks") / "made.tiktoken"
