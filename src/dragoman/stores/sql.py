@@ -59,7 +59,7 @@ from .serialize import (
     unpack_events,
     unpack_record,
 )
-from .statements import Insert, Row, Steps, Values, bound, chunks, clean, places
+from .statements import Insert, Row, Steps, bound, chunks, clean, places
 
 T = TypeVar("T")
 SWEEPING = 12.0
@@ -584,29 +584,20 @@ class Store(ABC):
     async def _swept(self, now: float) -> int:
         kept, gone, self._added = self._retention, 0, 0
         old = now - kept.max_age
-        while some := await self._forget(retention.OLD, (SWEPT, old)):
+        aged = partial(retention.forget, retention.OLD, (SWEPT, old), self.CASCADES)
+        while some := await self._transact((), aged):
             gone += some
-        counts = await self._read(retention.COUNTS)
-        surplus = kept.excess(counts, kept.max_responses, kept.max_responses_per_key)
-        for tenant, left in surplus.items():
-            first = retention.FIRST
-            while some := await self._forget(first, (tenant, min(SWEPT, left))):
-                left, gone = left - some, gone + some
+        surplus = partial(retention.forget_surplus, kept, self.CASCADES)
+        while some := await self._transact((), surplus):
+            gone += some
         logs = retention.LOGS, now - kept.max_log_age, SWEPT
         while await self._write(*logs):
             pass
-        counts = await self._read(retention.TALKS)
-        surplus = kept.excess(counts, kept.max_conversations, kept.max_conversations)
-        for tenant, left in surplus.items():
-            find = retention.FIRST_TALKS, (tenant, left)
-            await self._transact((), partial(retention.forget_talks, *find))
+        await self._transact((), partial(retention.forget_surplus_talks, kept))
         await self._transact((), partial(retention.forget_talks, retention.OLD_TALKS, (old,)))
         await self._write("DELETE FROM outbox WHERE due < $1", old)
         await self._compact()
         return gone
-
-    def _forget(self, find: str, values: Values) -> Awaitable[int]:
-        return self._transact((), partial(retention.forget, find, values, self.CASCADES))
 
     async def _compact(self) -> None:
         """Give the system the room back that was left."""
