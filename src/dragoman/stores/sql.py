@@ -59,7 +59,7 @@ from .serialize import (
     unpack_events,
     unpack_record,
 )
-from .statements import Insert, Row, Steps, bound, chunks, clean, places
+from .statements import Insert, Row, Steps, Values, bound, chunks, clean, places
 
 T = TypeVar("T")
 SWEEPING = 12.0
@@ -584,8 +584,7 @@ class Store(ABC):
     async def _swept(self, now: float) -> int:
         kept, gone, self._added = self._retention, 0, 0
         old = now - kept.max_age
-        aged = partial(retention.forget, retention.OLD, (SWEPT, old), self.CASCADES)
-        while some := await self._transact((), aged):
+        while some := await self._forget(retention.OLD, (SWEPT, old)):
             gone += some
         surplus = partial(retention.forget_surplus, kept, self.CASCADES)
         while some := await self._transact((), surplus):
@@ -598,6 +597,9 @@ class Store(ABC):
         await self._write("DELETE FROM outbox WHERE due < $1", old)
         await self._compact()
         return gone
+
+    def _forget(self, find: str, values: Values) -> Awaitable[int]:
+        return self._transact((), partial(retention.forget, find, values, self.CASCADES))
 
     async def _compact(self) -> None:
         """Give the system the room back that was left."""
