@@ -283,7 +283,8 @@ async def test_sweep_deletes_old_and_surplus_responses_but_not_live_runs(store: 
 
 async def test_sweeps_at_the_same_time_delete_no_more_than_one(store: Store) -> None:
     for number in range(5):
-        await store.put(replace(record(f"r{number}"), response=answer(f"r{number}")))
+        await store.begin(record(f"r{number}"))
+        await store.finish(f"r{number}", answer(f"r{number}"))
     gone = await asyncio.gather(*[store.sweep(60.0) for _ in range(4)])
     assert sum(gone) == 2
     found = [await store.get("t", f"r{number}") for number in range(5)]
