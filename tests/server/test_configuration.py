@@ -59,6 +59,7 @@ heartbeat_data = ["agent"]
 stall = 10
 drain = 0
 request_log = true
+log_format = "json"
 store = "memory"
 pubsub = "redis://news.example"
 retention = 100.0
