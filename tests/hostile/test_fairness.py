@@ -160,6 +160,17 @@ async def test_a_flood_in_the_background_is_the_floods_own_loss() -> None:
         assert Counter(call.status for call in calls) == {200: 2}
 
 
+async def test_what_waits_in_the_background_is_counted_as_long_as_it_does() -> None:
+    async with serving(keys=0, background=1, memory=1_000_000) as server:
+        body = {**BEHIND, "input": "x" * 300_000}
+        calls = [await Call(server.app, RESPONSES, body)() for _ in range(4)]
+        assert [call.status for call in calls] == [200, 200, 200, 503]
+        assert await ends(server) == {"completed": 3}
+        async with asyncio.timeout(10):
+            while server.app.budget.held:
+                await asyncio.sleep(0)
+
+
 async def test_a_cancelled_run_gives_its_turn_to_the_next() -> None:
     async with serving(keys=0, background=1, background_queue=1) as server:
         _, queued = await server.flood("", 2, RESPONSES)

@@ -131,6 +131,13 @@ async def test_2_09_a_request_cut_in_its_body_is_not_answered() -> None:
     assert not stub.asked
 
 
+async def test_2_09_a_refusal_is_the_last_that_is_said_to_a_half_closed_client() -> None:
+    async with served(App(Stub(1), Settings())) as port:
+        answer = await half_closed(port, chat(HERE), b"GET / HTTP/3.3\r\n\r\n")
+        assert b"100 Continue" not in answer
+        assert answer.startswith(b"HTTP/1.1 400")
+
+
 # ---- origins ------------------------------------------------------------------------------------
 
 EXTENSION = "chrome-extension://abcdefghijklmnopabcdefghijklmnop"

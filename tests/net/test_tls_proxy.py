@@ -78,11 +78,18 @@ async def test_an_unknown_authority_is_refused_by_default(server_tls) -> None:
     assert peer.requests == []
 
 
-async def test_another_name_is_refused(server_tls, trusting) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"), [(None, r"'127\.0\.0\.1'"), ("the upstream", "the upstream")]
+)
+async def test_another_name_is_refused(server_tls, trusting, name, shown) -> None:
     serve = answering(plain(b"x"))
-    async with Peer(serve, server_tls("other.example")) as peer, Client(tls=trusting) as client:
-        with pytest.raises(TLSError, match="certificate is not valid for"):
+    async with (
+        Peer(serve, server_tls("other.example")) as peer,
+        Client(tls=trusting, name=name) as client,
+    ):
+        with pytest.raises(TLSError, match=f"certificate is not valid for {shown}") as raised:
             await get(client, peer.url)
+        assert ("127.0.0.1" in str(raised.value)) is (name is None)
 
 
 async def test_a_peer_without_tls() -> None:

@@ -14,6 +14,7 @@ from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import OPENING, PATHS, STARTED, Call, Stub, asking, closing, word
 
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 LOUD = Settings(request_log=True)
 ANSWER = (*OPENING, word("secret words"), *closing("secret words")[:-1])
 CUT = Fault("upstream_cut", "It broke off.", "upstream")
@@ -26,12 +27,14 @@ def counted(**tokens: int) -> Stub:
 async def lines(
     capsys: pytest.CaptureFixture[str], stub: Stub, path: str = PATHS["chat"], **options: Any
 ) -> list[str]:
-    """The lines that one request leaves, without their milliseconds and their id."""
+    """The lines that one request leaves, without their time, their milliseconds and their id."""
     body = options.pop("body", asking())
     settings = options.pop("settings", LOUD)
     await Call(App(stub, settings), path, body, **options)()
     written = capsys.readouterr().err.splitlines()
-    return [re.sub(r"\b\d+ ms\b", "… ms", line).removesuffix(" req_1") for line in written]
+    assert all(TIME.match(line) for line in written)
+    bare = [TIME.sub("", line) for line in written]
+    return [re.sub(r"\b\d+ ms\b", "… ms", line).removesuffix(" req_1") for line in bare]
 
 
 ID = {"x-request-id": "req_1"}
@@ -56,8 +59,13 @@ LINES: list[tuple[Stub, str, dict[str, Any], list[str]]] = [
     (counted(input_tokens=3), *STREAMED, [f"{CHAT}200 … ms stub 3+? tokens"]),
     (Stub(Failed(CUT)), *STREAMED, [f"{CHAT}502 upstream_cut … ms stub"]),
     (Stub(STARTED, Failed(CUT)), *STREAMED, [f"{CHAT}200 upstream_cut … ms stub"]),
-    (Stub(), "/nowhere\nforged 200", {"method": "GET"}, ["GET /nowhere?forged 200 404 … ms"]),
-    (Stub(), PATHS["chat"], {"body": b"{"}, [f"{CHAT}400 … ms"]),
+    (
+        Stub(),
+        "/nowhere\nforged 200",
+        {"method": "GET"},
+        ["GET /nowhere?forged 200 404 not_found … ms"],
+    ),
+    (Stub(), PATHS["chat"], {"body": b"{"}, [f"{CHAT}400 invalid_request … ms"]),
 ]
 
 
@@ -76,7 +84,7 @@ async def test_disconnect_is_logged(stream, status, capsys) -> None:
         await call.until(lambda: b"Hello" in call.body)
     call.hang_up()
     await task
-    line = capsys.readouterr().err
+    line = TIME.sub("", capsys.readouterr().err)
     assert line.startswith(f"POST {PATHS['chat']} {status} cancelled ")
 
 
@@ -84,7 +92,7 @@ async def test_p45_neither_keys_nor_words_are_in_a_line(capsys) -> None:
     settings = Settings(request_log=True, keys=(Secret("canary"),))
     headers = {"authorization": "Bearer canary", **ID}
     (line,) = await lines(capsys, counted(), headers=headers, settings=settings)
-    assert line == f"POST {PATHS['chat']} 200 … ms stub ?+? tokens"
+    assert line == f"POST {PATHS['chat']} 200 … ms stub ?+? tokens key=key-1"
     (line,) = await lines(capsys, counted(), headers={"x-api-key": "canary2"}, settings=settings)
     assert " 401 " in line
     assert "canary" not in line

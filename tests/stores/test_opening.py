@@ -101,6 +101,18 @@ async def test_database_of_later_version_is_refused(postgres: Postgres) -> None:
     assert "Run that version on all servers" in message
 
 
+async def test_servers_of_a_database_have_one_secret(postgres: Postgres) -> None:
+    address = await postgres.database()
+    stores = [open_store(address, Retention(), {}) for _ in range(3)]
+    with pytest.raises(StoreError, match="could not be opened yet"):
+        assert stores[0].secret
+    await asyncio.gather(*(store.ready() for store in stores))
+    assert len({store.secret for store in stores}) == 1
+    assert len(stores[0].secret) == 32
+    for store in stores:
+        await store.close()
+
+
 async def test_invalid_option_is_explained_without_its_value() -> None:
     message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes?sslmode={SECRET}")
     assert "ClientConfigurationError. A word in the address" in message

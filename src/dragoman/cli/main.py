@@ -145,6 +145,8 @@ def parser() -> argparse.ArgumentParser:
     add("--generate-key", action="store_true", help="create an API key for clients, and print it")
     about = "log each request to stderr"
     add("--log", dest="request_log", action="store_true", default=None, help=about)
+    about = "how requests and errors are logged (text)"
+    add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
     add("--workers", type=workers, help="processes that share the port (1)")
     about = "the configuration (dragoman.toml, if it exists)"

@@ -265,7 +265,7 @@ def _settings(options: Namespace, settings: Settings) -> Settings:
     """The file's settings, with those of the command line on top."""
     given = {
         name: value
-        for name in ("host", "port", "workers", "request_log", "store")
+        for name in ("host", "port", "workers", "request_log", "log_format", "store")
         if (value := getattr(options, name)) is not None
     }
     if options.api_key_env:

@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -635,17 +636,24 @@ def _cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def fault_from(error: Exception, key: Secret | None = None) -> Fault:
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The request whose answer the current task works on. Callbacks of connections, which many requests
+share, have it from their caller."""
+
+
+def fault_from(error: Exception, key: Secret | None = None, request: str | None = None) -> Fault:
     """The fault an exception stands for, in words that are safe to show: its own text may hold a
-    key. What is no FaultError is a bug, and is logged with its traceback, without the caller's
-    `key`."""
+    key. What is no FaultError is a bug, and is logged with its traceback and the id of the
+    `request`, without the caller's `key`."""
     if isinstance(error, FaultError):
         return error.fault
     id = f"err_{new_id()}"
     text = "".join(traceback.format_exception(error))
     if key is not None:
         text = text.replace(key.reveal(), str(key))
-    _log.error("%s: an engine raised\n%s", id, text)
+    request = request_id.get() if request is None else request
+    what = f"an engine raised{f' for {request}' if request else ''}"
+    _log.error("%s: %s\n%s", id, what, text, extra={"request": request})
     message = (
         f"The engine failed with {type(error).__name__}; the server's log has more under {id}."
     )

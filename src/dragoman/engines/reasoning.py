@@ -116,7 +116,7 @@ class MemoryCipher:
     def encrypt(self, data: bytes, bound: bytes) -> bytes:
         """A reference and its signature."""
         id = secrets.token_bytes(_ID)
-        self._held.put(id, data, len(data) + 2 * _ID)
+        self._held.put(id, data, len(data) + 2 * _ID, bound)
         return id + hmac.digest(self._key, id + bound, "sha256")
 
     def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:

@@ -337,7 +337,7 @@ class UpstreamAnswer(Struct, eq=False):
                 events = request.turn.take()
             case _:
                 key = self._remote.upstream.key_for(request.caller)
-                events = [Failed(fault_from(error, key))]
+                events = [Failed(fault_from(error, key, request.caller.trace))]
         if self._state != State.OVER:  # else nobody waits for the answer any more
             self.cancel()
             receive_last(request.restored(events), self._sink)

@@ -78,12 +78,13 @@ MOST_NAMES = 20
 class Route(Struct, frozen=True):
     """An engine and the models asked of it; none named means that every name may go there.
 
-    `aliases` are further names, each with the model it stands for.
+    `aliases` are further names, each with the model it stands for; `name` is what a log calls it.
     """
 
     engine: Engine
     models: tuple[str, ...] = ()
     aliases: Mapping[str, str] = {}
+    name: str = ""
 
 
 class Router(Wrapper):
@@ -185,6 +186,12 @@ class Router(Wrapper):
                             listed.setdefault(model.id, engine)
                     self._listed = listed
         return self._listed.get(name, self._open[0]), name
+
+    def upstream_name(self, model: str) -> str:
+        """The name of the route that has a model, as far as is known without asking."""
+        found = self._named.get(model or self._default)
+        engine = found[0] if found else self._listed.get(model, next(iter(self._open), None))
+        return next((route.name for route in self._routes if route.engine is engine), "")
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """All models of all engines, aliases among them; those that cannot tell are left out.

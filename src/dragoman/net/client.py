@@ -327,6 +327,7 @@ def content_decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
 
 
 _RETRY_DELAY = 0.1  # seconds between two attempts to connect
+_CACHED_HEAD = 1024  # bytes of header values up to which a head is remembered: others choose some
 _MANY_ORIGINS = 64  # beyond this many, pools that stand empty are dropped
 
 _TOKEN = b"!#$%&'*+.^_`|~-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -394,7 +395,9 @@ class Client:
         pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
         if pool is None:
             pool = self._pool(parsed, address)
-        head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
+        small = sum([len(value) for _, value in headers]) <= _CACHED_HEAD
+        encode = _encode_head if small else _encode_head.__wrapped__
+        head = encode(method, parsed, pool.dialer.forward_proxy, headers)
         if body is None and method in _BODILESS:
             body = b""
             head += b"\r\n"

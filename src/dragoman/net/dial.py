@@ -84,8 +84,11 @@ class Dialer:
             if self._url.scheme == "https":
                 async with _step("tls", f"TLS with {connection.peer}", TLSError, deadline):
                     await self._start_tls(connection, self._url)
-        except BaseException:
+        except BaseException as error:
             connection.abort()
+            if isinstance(error, TLSError) and self._name != self._url.endpoint:
+                # OpenSSL names the host where a certificate is another's.
+                raise TLSError(str(error).replace(f"'{self._url.host}'", self._name)) from error
             raise
         return connection
 

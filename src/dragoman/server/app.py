@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, HOPS_HEADER, Caller, Engine
+from dragoman.engines.base import request_id
 from dragoman.engines.compaction import Compacting, Truncating
 from dragoman.engines.reasoning import (
     CachingReasoning,
@@ -28,8 +29,9 @@ from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
-from .exchange import Entry, Exchange, MethodNotAllowedError, Route, Router, fault_of
+from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .limits import Budget, Gate
+from .log import Entry, RequestLog
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import Handlers
@@ -80,7 +82,13 @@ class App:
         if memory is not None:
             memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
         lane = Gate(1, settings.queue, settings.queue_time, share)
-        service = Service(engine, settings, self._roster, gate, lane, budget, memory)
+        self._log = RequestLog(
+            settings.log_format == "json",
+            self._keys.name,
+            getattr(engine, "upstream_name", lambda model: ""),
+        )
+        log = self._log if settings.request_log else None
+        service = Service(engine, settings, self._roster, gate, lane, budget, memory, log)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
@@ -111,8 +119,9 @@ class App:
 
     def handle(self, exchange: Exchange) -> Awaitable[None] | None:
         """Answer a request. What has to be awaited for it is given back; that raises nothing."""
+        request_id.set(exchange.id)
         if self._settings.request_log:
-            exchange.entry = Entry()
+            exchange.entry = self.entry()
         caller = ANYONE
         headers, path = exchange.headers, exchange.path
         try:
@@ -135,6 +144,10 @@ class App:
             _refuse(error, exchange, caller)
             return None
         return None if rest is None else _finish(rest, exchange, caller)
+
+    def entry(self) -> Entry | None:
+        """A new line of the request log, where there is one."""
+        return Entry(self._log) if self._settings.request_log else None
 
     @property
     def busy(self) -> int:
@@ -176,6 +189,7 @@ class App:
     ) -> Awaitable[None]:
         try:
             _check_once(exchange)
+            request_id.set(exchange.id)
             self._browsers.check(exchange)
             room = scope.get("extensions", {}).get(ROOM)
             return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
@@ -198,6 +212,8 @@ class App:
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS_HEADER))
+        if exchange.entry is not None:
+            exchange.entry.tenant, exchange.entry.key = tenant, key
         for name, value in exchange.passed:
             if not value.replace("\t", " ").isprintable():  # not every host sees to that
                 raise FaultError(bad_request("holds characters that no header may have", name))

@@ -52,7 +52,9 @@ class Keys:
     def __init__(self, settings: Settings, secret: Callable[[], bytes]) -> None:
         self._digests = tuple(_digest(key.reveal()) for key in settings.keys)
         self.needed = bool(self._digests)
+        self._settings = settings
         self._secret = secret
+        self._names: dict[str, str] | None = None
         self._guesses: OrderedDict[str, float] = OrderedDict()  # when each has all of them again
 
     def check(self, exchange: Exchange) -> tuple[str, Secret | None]:
@@ -73,6 +75,17 @@ class Keys:
             raise FaultError(self._guess(exchange))
         key = Secret(credential)
         return tenant_of(key, self._secret()), key
+
+    def name(self, tenant: str) -> str:
+        """What the key of a tenant is called in the log: by its variable, or by its tenant."""
+        if not tenant:
+            return ""
+        if self._names is None:
+            self._names = {
+                tenant_of(key, self._secret()): name
+                for name, key in zip(key_names(self._settings), self._settings.keys, strict=False)
+            }
+        return self._names.get(tenant, tenant[:8])
 
     def _guess(self, exchange: Exchange) -> Fault:
         """Why a wrong key is refused. One too many ends its connection, too."""
@@ -113,10 +126,10 @@ def key_names(settings: Settings) -> list[str]:
     """What the keys of a server are called, which are never shown: by their variables, or numbered.
 
     >>> key_names(Settings(keys=(Secret("k" * 8), Secret("l" * 8)), api_key_env=("TEAM_KEY",)))
-    ['key 1', 'TEAM_KEY']
+    ['key-1', 'TEAM_KEY']
     """
     unnamed = len(settings.keys) - len(settings.api_key_env)  # those of variables come last
-    return [f"key {number + 1}" for number in range(unnamed)] + [*settings.api_key_env]
+    return [f"key-{number + 1}" for number in range(unnamed)] + [*settings.api_key_env]
 
 
 def generate_key() -> Secret:

@@ -121,4 +121,4 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             answer_limit=settings.answer_limit,
             name=None if "://" in upstream.name else upstream.name,
         )
-    return Route(engine, models=upstream.models, aliases=upstream.aliases)
+    return Route(engine, upstream.models, upstream.aliases, upstream.name)

@@ -1,29 +1,27 @@
-"""One HTTP request and its response: headers, routing, error replies, and the request log."""
+"""One HTTP request and its response: headers, routing, and error replies."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-import sys
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from itertools import count, repeat
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Failed, Finished
 from dragoman.core.interfaces import VERSION, VERSION_HEADER, Caller, Secret
 from dragoman.core.loss import Loss
-from dragoman.core.response import Guarantee, Usage
+from dragoman.core.response import Guarantee
 from dragoman.wire.losses import header
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import BASE, WIRES, wire_at
 
 from .cancellation import Peer
+from .log import Entry
 
 _log = logging.getLogger("dragoman.server")
 
@@ -51,7 +49,7 @@ def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
     text = "".join(traceback.format_exception(error))
     if key is not None:
         text = text.replace(key.reveal(), str(key))
-    _log.error("%s failed:\n%s", request_id, text)
+    _log.error("%s failed:\n%s", request_id, text, extra={"request": request_id})
     problem = f"Something went wrong in this server; its log says more about {request_id}."
     return Fault("internal", problem)
 
@@ -183,6 +181,8 @@ class Exchange:
 
     def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
         """Answer with a fault, in the shape that the wire of the request has."""
+        if self.entry is not None:
+            self.entry.end = fault.code
         if fault.retry_after is not None:
             headers += ((b"retry-after", safe(fault.retry_after)),)
         if fault.code == "authentication":
@@ -308,49 +308,3 @@ class Router:
 def nothing_at(path: str, hint: str = "") -> Fault:
     """The fault for a path that leads nowhere."""
     return Fault("not_found", f"There is nothing at {path[:200]}.{hint}", "client")
-
-
-LONGEST = 200
-"""Characters of a path or of a model's name that are shown."""
-DISCONNECTED = 499
-"""The status of a request whose client disconnected before there was one."""
-
-
-class Entry(Struct):
-    """What is known of a request beside its head and its status. `end` is a fault's code, or empty
-    for a good end."""
-
-    model: str = ""
-    end: str = ""
-    usage: Usage | None = None
-    since: float = field(default_factory=time.monotonic)
-
-    def note(self, last: Finished | Failed) -> None:
-        """Note how the answer ended."""
-        self.usage = last.usage
-        self.end = last.fault.code if isinstance(last, Failed) else ""
-
-    def write(self, method: str, path: str, status: int, id: str) -> None:
-        """Write the line: `POST /v1/responses 200 840 ms small 12+34 tokens req_1`."""
-        words = [
-            method,
-            _printable(path),
-            str(status or DISCONNECTED),
-            self.end,
-            f"{(time.monotonic() - self.since) * 1000:.0f} ms",
-            _printable(self.model),
-            _tokens(self.usage),
-            id,
-        ]
-        sys.stderr.write(" ".join(word for word in words if word) + "\n")
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:LONGEST])
-
-
-def _tokens(usage: Usage | None) -> str:
-    if usage is None:
-        return ""
-    counts = (usage.input_tokens, usage.output_tokens)
-    return "+".join("?" if count is None else str(count) for count in counts) + " tokens"

@@ -23,6 +23,7 @@ import uvicorn
 from .app import App
 from .auth import SHORTEST, is_loopback, key_names
 from .http import HTTPConfig, HTTPProtocol, SocketProtocol
+from .log import log_errors
 from .settings import Settings
 
 HEALTHY = 1.0
@@ -206,6 +207,7 @@ def run(
     `build` makes the application, once in each worker; `ready` is called when the first worker
     accepts connections.
     """
+    log_errors(as_json=settings.log_format == "json")
     if settings.workers == 1:
         Server(build(), settings, ready).run([listener])
         return

@@ -64,7 +64,7 @@ class HTTPExchange(Exchange):
 
     @property
     def address(self) -> str:
-        return site(self.connection.transport.get_extra_info("peername", ("",))[0])
+        return site((self.connection.transport.get_extra_info("peername") or ("",))[0])
 
     @property
     def full(self) -> bool:
@@ -245,6 +245,7 @@ class HTTPProtocol(HttpToolsProtocol):
             or cycle.response_started
             or not cycle.chunks  # HTTP/1.0 knows no 100
             or self._in_head
+            or self._refused
             or not hasattr(socket, "TCP_INFO")  # the reset could not be seen
         ):
             return False
@@ -402,11 +403,8 @@ class HTTPProtocol(HttpToolsProtocol):
         version = parser.get_http_version()
         exchange.keep_alive = version == "1.1" and parser.should_keep_alive()
         exchange.chunks = version == "1.1"
-        if (
-            version != "1.1"
-            or b"host" not in exchange.headers
-            or self.url + b" HTTP/" not in self._data
-        ):
+        usual = version == "1.1" and b"host" in exchange.headers
+        if not (usual and self.url + b" HTTP/" in self._data):
             self._check_version(version, exchange)
         exchange.expects = self.expect_100_continue
         self.cycle = exchange  # type: ignore[assignment]  # which has what uvicorn asks of it
@@ -430,7 +428,6 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def _check_version(self, version: str, exchange: HTTPExchange) -> None:
         """Refuse what the parser lets through and is no HTTP/1.1 or HTTP/1.0 (RFC 9112)."""
-        problem = ""
         if any(self.url + other in self._data for other in (b" RTSP/", b" ICE/")):
             problem = "The request is of another protocol than HTTP."
         elif version not in ("1.0", "1.1"):
@@ -439,9 +436,10 @@ class HTTPProtocol(HttpToolsProtocol):
             problem = "HTTP/1.0 has no transfer-encoding."
         elif version == "1.1" and b"host" not in exchange.headers:
             problem = "The request has no Host header."
-        if problem:
-            self._problem = 400, bad_request(problem)
-            raise ValueError(problem)  # makes the parser stop and uvicorn refuse
+        else:
+            return
+        self._problem = 400, bad_request(problem)
+        raise ValueError(problem)  # makes the parser stop and uvicorn refuse
 
     def complete(self, exchange: HTTPExchange) -> None:
         """An answer was written: go on with the next request, or wait for it."""
@@ -472,10 +470,13 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         status, fault = self._problem or (400, bad_request(msg))
         body = wire_error.encode(fault)
-        id = next(request_ids[0]).encode()
+        id = next(request_ids[0])
+        if entry := cast(Any, self.app).entry():
+            entry.end = fault.code
+            entry.write("-", "-", status, id)
         headers = [
             *MARKS,
-            *[(name, id) for name in ID_HEADERS],
+            *[(name, id.encode()) for name in ID_HEADERS],
             JSON_TYPE,
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),

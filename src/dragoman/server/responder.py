@@ -24,17 +24,19 @@ from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.item import Message, Text
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
-from dragoman.engines.base import start
+from dragoman.engines.base import request_id, start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.json import Limits, check_size
 from dragoman.wire.losses import header, judge
 from dragoman.wire.protocol import Dialect, Wire
+from dragoman.wire.registry import BASE, WIRES
 from dragoman.wire.responses import RESPONSES
 
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
 from .exchange import JSON_TYPE, Exchange, Handler, Headers, Held, fault_of, report_headers
 from .limits import SMALL, Budget, Gate, check_head, is_heavy, read_body
+from .log import Entry, RequestLog
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
 from .state.run import Run, unstarted
@@ -69,6 +71,7 @@ class Service(Struct, frozen=True):
     lane: Gate
     budget: Budget
     memory: Memory | None = None
+    log: RequestLog | None = None
 
     async def read(
         self, exchange: Exchange, caller: Caller, decode: Callable[[bytes, Limits], T]
@@ -536,6 +539,8 @@ class Answers:
             return
         if service.memory is None or plan.run is None:
             raise RuntimeError("only a server with a store runs anything in the background")
+        if exchange.entry is not None:
+            exchange.entry.end = ""  # the run has a line of its own, at its end
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
         if not plan.run.ended:  # what was asked is held until then
             plan.run.hold, exchange.hold = exchange.hold, None
@@ -550,16 +555,25 @@ class Answers:
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
         """Carry out a run in the background, of which it is the turn; without a request, what the
         record of the run asked for."""
-        service = self._service
+        service, record, entry = self._service, run.record, None
+        if service.log is not None:
+            entry = Entry(service.log, record.request.model, "", None, caller.tenant, caller.key)
         try:
             if request is None and service.memory is not None:
-                request = await service.memory.reread(run.record)
-            caller = replace(caller, wire=run.record.wire, stored=True)
+                request_id.set(record.id)  # the task of another request has found it
+                request = await service.memory.reread(record)
+            caller = replace(caller, wire=record.wire, stored=True)
             if request is not None:
                 run.start(service.engine, request, caller, None)
             await run.finished()
         except Exception as error:
-            run.stop(fault_of(error, run.record.id, caller.key))
+            run.stop(fault_of(error, record.id, caller.key))
+            await run.finished()
+        if entry is not None and isinstance(last := run.events[-1], TERMINAL):
+            entry.note(last)
+            wire = WIRES[record.wire]
+            status = run.response.status if run.response is not None else "failed"
+            entry.write("RUN", BASE + wire.path, status, f"{wire.id_prefix}{record.id}")
 
 
 def unstored(request: Request) -> Plan:

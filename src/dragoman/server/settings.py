@@ -151,10 +151,14 @@ class Settings(Limits, frozen=True, kw_only=True):
     request_log: Annotated[
         bool,
         about(
-            "Whether each request is logged to stderr: method, path, status, time, model and "
-            "tokens, and never its content."
+            "Whether each request is logged to stderr: time, method, path, status, fault, duration,"
+            " model, tokens, the name of its key, upstream and id, and never its content."
         ),
     ] = False
+    log_format: Annotated[
+        Literal["text", "json"],
+        about("How requests and errors are logged: as text, or each as a line of JSON."),
+    ] = "text"
 
     dialect: Annotated[
         Literal["openai", "open-responses"],

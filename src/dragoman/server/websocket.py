@@ -157,12 +157,13 @@ class Turn(Responder):
                 self.leave()
                 return
             found = self._encoder.frames(events)
-            self._connection.write(*[(data[:-1] + self._ending).decode() for data in found])
+            texts = [(data[:-1] + self._ending).decode() for data in found]
+            full = self._connection.write(*texts)
             self._begun = True
             if isinstance(last, TERMINAL):
                 self.failed = isinstance(last, Failed)
                 self.leave()
-            elif self._connection.full:
+            elif full:
                 self.pause()
         except Exception as error:
             self.broken(error)
@@ -397,13 +398,8 @@ class Connection:
 
     # ---- frames --------------------------------------------------------------------------
 
-    @property
-    def full(self) -> bool:
-        """Whether the client does not keep up."""
-        return self._sending or self._size > BUFFER
-
-    def write(self, *texts: str) -> None:
-        """Send frames."""
+    def write(self, *texts: str) -> bool:
+        """Send frames. True where the client does not keep up."""
         self._queue.extend(texts)
         self._size += sum(map(len, texts))
         self._wakeup.set()
@@ -414,6 +410,7 @@ class Connection:
                 self._sender.cancel()
                 self._queue.clear()
                 self.abort()
+        return self._sending or self._size > BUFFER
 
     def abort(self) -> None:
         """End the connection, and leave unsent what the client does not take."""

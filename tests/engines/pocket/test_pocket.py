@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def test_the_files_are_those_that_training_wrote() -> None:
     for line in (FOLDER / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
         assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == digest, name
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_was_changed_is_noticed(name, tmp_path, monkeypatch) -> None:
+    """8.09."""
+    shutil.copytree(FOLDER, tmp_path / "pocket")
+    monkeypatch.setattr("dragoman.engines.pocket.FOLDER", tmp_path / "pocket")
+    assert pocket().name == "pocket"
+    data = bytearray((FOLDER / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "pocket" / name).write_bytes(data)
+    with pytest.raises(ValueError, match=f"{name} was changed or damaged"):
+        pocket()
 
 
 def test_pocket_model_has_half_a_million_weights_in_under_two_megabytes() -> None:

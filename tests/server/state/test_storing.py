@@ -10,7 +10,7 @@ from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import ItemReference, Message
 from dragoman.core.request import Request
 from dragoman.server.state.service import Memory, Plan
-from dragoman.stores.base import Paging, Record
+from dragoman.stores.base import Paging, Record, StoreError
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
 from tests.answers import answer
@@ -164,6 +164,29 @@ async def test_log_of_another_encoder_version_is_not_replayed(store: Store) -> N
         refused = await server.get(f"/{id}?stream=true")
         assert (refused.status, refused.json["error"]["param"]) == (400, "stream")
         assert (await server.get(f"/{id}")).status == 200
+
+
+async def test_connection_goes_on_from_what_it_remembers_though_the_store_fails(
+    monkeypatch,
+) -> None:
+    memory = Memory(MemoryStore(), upkeep=False)
+    asked = Request(model="stub", items=(Message("user", "a"),))
+    before = Record(id="r", tenant="", wire="responses", created_at=0, request=asked)
+    recent = {"r": replace(before, status="completed", response=answer(Message("assistant", "b")))}
+
+    async def fails(tenant: str, id: str) -> Record:
+        raise StoreError("The disk is gone.")
+
+    monkeypatch.setattr(memory.store, "get", fails)
+    items = (Message("user", "c"),)
+    request = Request(model="stub", items=items, previous_response_id="resp_r")
+    plan = memory.plan("responses", request, ANYONE, recent)
+    assert not isinstance(plan, Plan)
+    run = (await plan).run
+    assert run is not None
+    assert run.record.previous is None
+    assert [item.text for item in run.record.request.items] == ["a", "b", "c"]
+    await memory.close()
 
 
 async def test_record_holds_what_its_connection_forgot_while_the_rest_was_looked_up(

@@ -5,6 +5,7 @@ Needs the `local` extra, which is imported when `pocket` is called.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ def available() -> bool:
 
 
 def pocket() -> TokenEngine:
-    """The pocket model as an engine. Raises ImportError where the `local` extra is missing.
+    """The pocket model as an engine. Raises ImportError where the `local` extra is missing, and
+    ValueError where its files are not those of the package.
 
     >>> engine = pocket()
     >>> engine.name, engine.context
@@ -46,4 +48,9 @@ def pocket() -> TokenEngine:
 
     from .model import load
 
+    for line in (FOLDER / "SHA256SUMS").read_text().splitlines():
+        digest, file = line.split()
+        if sha256((FOLDER / file).read_bytes()).hexdigest() != digest:
+            problem = "was changed or damaged since it was installed (SHA256SUMS)"
+            raise ValueError(f"{FOLDER / file} {problem}. Install Dragoman again.")
     return TokenEngine(*load(FOLDER), name=NAME, description=DESCRIPTION)

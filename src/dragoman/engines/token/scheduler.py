@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
+from dragoman.engines.base import request_id
 
 from .next_token import NextTokenModel
 from .source import Job, NewTokens, ScoringModel, Slot, TokenCounter, model_fault
@@ -91,6 +92,7 @@ class RunningSequence:
         self.over = False
         self.reading = True  # the prompt is not read to its end
         self.slot: Any = None
+        self._trace = request_id.get()  # which the model's thread does not know
         self.request = id(inbox)  # the same for all sequences of a request
         self._index = index
         self._inbox = inbox
@@ -170,7 +172,7 @@ class RunningSequence:
             _log.exception("the model could not close a slot")
 
     def fail(self, error: Exception) -> None:
-        self._end(model_fault(error))
+        self._end(model_fault(error, self._trace))
 
     def take_new(self) -> NewTokens | None:
         """The new tokens, to be delivered on the reader's loop."""

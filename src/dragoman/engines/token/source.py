@@ -13,7 +13,7 @@ from msgspec import Struct
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 from dragoman.core.request import Sampling
-from dragoman.engines.base import new_id
+from dragoman.engines.base import new_id, request_id
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     Logits = NDArray[Any]
     """Scores of every token of the vocabulary, floats, before the softmax."""
+
+
+_log = logging.getLogger("dragoman")
 
 
 class Slot(Protocol):
@@ -58,9 +61,6 @@ class ScoringModel(Protocol):
     def close(self, slot: Slot) -> None:
         """The sequence has ended."""
         ...
-
-
-_log = logging.getLogger("dragoman")
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -134,12 +134,14 @@ class TokenCounter:
         return id
 
 
-def model_fault(error: Exception) -> Fault:
-    """The fault of a model that raised. Reported and logged without the exception's text, which may
-    quote a prompt."""
+def model_fault(error: Exception, request: str | None = None) -> Fault:
+    """The fault of a model that raised, which is logged with the id of the request. Neither has the
+    exception's text, which may quote a prompt."""
     if isinstance(error, FaultError):
         return error.fault
     kind = type(error).__name__
     frames, id = "".join(format_tb(error.__traceback__)), f"err_{new_id()}"
-    _log.error("%s: the model failed with %s:\n%s", id, kind, frames)
+    request = request_id.get() if request is None else request
+    what = f"the model failed with {kind}{f' for {request}' if request else ''}"
+    _log.error("%s: %s\nTraceback:\n%s", id, what, frames, extra={"request": request})
     return Fault("internal", f"The model failed with {kind}; the server's log has more under {id}.")

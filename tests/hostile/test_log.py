@@ -1,0 +1,302 @@
+"""The log says what happened, when and to whom, in one line each; nothing that is quoted in it can
+pass for a line of its own, command a terminal, or show a key."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from dragoman.core.event import Finished
+from dragoman.core.interfaces import Secret
+from dragoman.core.response import Usage
+from dragoman.engines.function import Function
+from dragoman.engines.remote import Remote, UpstreamRequest
+from dragoman.engines.router import Route, Router
+from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
+from dragoman.server.app import App
+from dragoman.server.auth import tenant_of
+from dragoman.server.log import ErrorFormat
+from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
+from dragoman.stores.memory import MemoryStore
+from tests.engines.token.plain import TOY, Plain
+from tests.mock import completion, mock, plain
+from tests.product import SOURCE
+from tests.server.stubs import (
+    OPENING,
+    PATHS,
+    Call,
+    Stub,
+    asking,
+    closing,
+    exchange,
+    served,
+    word,
+)
+
+CHAT, RESPONSES = PATHS["chat"], PATHS["responses"]
+KEY = "canary-7f3a9c51"
+ID = {"x-request-id": "req_mine"}
+
+
+def fields(line: str) -> dict[str, Any]:
+    found = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found.pop("time"))
+    assert isinstance(found.pop("ms", 0), int)
+    return found
+
+
+async def logged(capsys, app: App, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
+    await Call(app, *arguments, **options)()
+    return [fields(line) for line in capsys.readouterr().err.splitlines()]
+
+
+LOUD = Settings(request_log=True, log_format="json")
+FAULTS: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("400", CHAT, {"body": b"{"}, 400, "invalid_request"),
+    ("401", CHAT, {"body": asking(), "headers": {"x-api-key": "wrong"}}, 401, "authentication"),
+    ("404", "/nowhere", {"method": "GET"}, 404, "not_found"),
+    ("405", CHAT, {"method": "PUT"}, 405, "method_not_allowed"),
+    ("413", CHAT, {"headers": {"content-length": str(1 << 40)}}, 413, "too_large"),
+    ("415", CHAT, {"headers": {"content-type": "text/plain"}}, 415, "unsupported_media_type"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "status", "code"), [row[1:] for row in FAULTS], ids=[r[0] for r in FAULTS]
+)
+async def test_n6_a_refused_request_has_the_code_of_its_fault(
+    path, options, status, code, capsys
+) -> None:
+    needed = (
+        LOUD
+        if code != "authentication"
+        else Settings(request_log=True, log_format="json", keys=(Secret(KEY),))
+    )
+    (line,) = await logged(capsys, App(Stub(), needed), path, **options)
+    assert (line["status"], line["fault"]) == (status, code)
+
+
+async def test_n6_a_head_that_cannot_be_read_has_a_line(capsys) -> None:
+    async with served(App(Stub(), LOUD)) as port:
+        await exchange(port, b"GET / HTTP/3.3\r\n\r\n")
+    (line,) = map(fields, capsys.readouterr().err.splitlines())
+    assert (line["method"], line["status"], line["fault"]) == ("-", 400, "invalid_request")
+
+
+async def test_n6_a_line_has_the_names_of_key_and_upstream(capsys) -> None:
+    settings = Settings(
+        request_log=True,
+        log_format="json",
+        keys=(Secret(KEY), Secret("b" * 9)),
+        api_key_env=("TEAM",),
+    )
+    router = Router([Route(Stub(), ("stub",), {"alias": "stub"}, "gpus"), Route(Stub(), ("x",))])
+    app = App(router, settings)
+    for key, name in ((KEY, "key-1"), ("b" * 9, "TEAM")):
+        for model in ("stub", "alias"):
+            (line,) = await logged(
+                capsys, app, body=asking(model=model), headers={"x-api-key": key, **ID}
+            )
+            assert (line["key"], line["upstream"]) == (name, "gpus")
+            assert line["request"] == "req_mine"
+            assert key not in json.dumps(line)
+    (line,) = await logged(capsys, app, body=asking(model="x"), headers={"x-api-key": KEY})
+    assert "upstream" not in line
+
+
+async def test_keys_that_are_passed_on_are_called_by_their_tenant(capsys) -> None:
+    app = App(Stub(), LOUD, memory := Memory(MemoryStore()))
+    (line,) = await logged(capsys, app, body=asking(), headers={"x-api-key": KEY})
+    assert line["key"] == tenant_of(Secret(KEY), memory.store.secret)[:8]
+    (line,) = await logged(capsys, app, body=asking())
+    assert "key" not in line
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_1_30_and_1_31_a_line_shows_no_key_and_commands_no_terminal(
+    format, stream, capsys
+) -> None:
+    settings = Settings(request_log=True, log_format=format, keys=(Secret(KEY),))
+    app = App(Stub(), settings)
+    evil = f"m\x1b]52;c;x\x07\r\n2026 forged \x9b31m{KEY}"
+    paths = [(CHAT, asking(model=evil, stream=stream)), (f"/v1/{evil}", asking())]
+    for path, body in paths:
+        await Call(app, path, body, headers={"x-api-key": KEY, **ID})()
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == len(paths)
+    assert all(char.isprintable() for char in said.replace("\n", ""))
+    assert KEY not in said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_n6_a_background_run_has_a_line_at_its_end(stream, capsys) -> None:
+    go = asyncio.Event()
+    usage = Usage(input_tokens=3, output_tokens=4)
+    end = Finished("completed", usage=usage)
+    stub = Stub(*OPENING, word("Hi"), go, *closing("Hi")[:-1], end)
+    app = App(stub, LOUD, memory := Memory(MemoryStore()))
+    call = Call(app, RESPONSES, asking("responses", background=True, stream=stream), headers=ID)
+    task = asyncio.ensure_future(call())
+    if stream:
+        await call.until(lambda: b"Hi" in call.body)
+        call.hang_up()
+    await task
+    (line,) = map(fields, capsys.readouterr().err.splitlines())
+    assert "fault" not in line  # its client left, or has its answer: nothing is wrong
+    assert "output_tokens" not in line
+    go.set()
+    (run,) = memory.runs.live.values()
+    await run.finished()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    (line,) = map(fields, capsys.readouterr().err.splitlines())
+    assert (line["method"], line["status"]) == ("RUN", "completed")
+    assert (line["input_tokens"], line["output_tokens"]) == (3, 4)
+    assert line["request"] == f"resp_{run.record.id}"
+    await app.close()
+
+
+# ---- engines that raise --------------------------------------------------------------------------
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise KeyError("what is missing")
+
+
+async def broken_later(*_: Any, **__: Any) -> Any:
+    raise KeyError("what is missing")
+    yield 1
+
+
+def broken_chunks(**_: Any) -> Any:
+    yield "a"
+    raise KeyError("what is missing")
+
+
+class Unsealed(Stub):
+    """An engine without the contract, as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__(*OPENING, KeyError("what is missing"))
+
+
+async def broken_token(ids: list[int], sampling: Any) -> int:
+    raise KeyError("what is missing")
+
+
+def toy(model: Any) -> TokenEngine:
+    return TokenEngine(Plain(), model, TOY, name="stub")
+
+
+ENGINES: list[tuple[str, Any]] = [
+    ("a function", lambda: Function(broken)),
+    ("a generator", lambda: Function(broken_chunks)),
+    ("an asynchronous generator", lambda: Function(broken_later)),
+    ("an engine of one's own", Unsealed),
+    ("next token", lambda: toy(from_next_token(broken))),
+    ("next token, asynchronous", lambda: toy(from_next_token(broken_token))),
+    ("steps", lambda: toy(from_step(broken))),
+    ("a stream of tokens", lambda: toy(from_stream(broken_later))),
+]
+
+
+def errors(caplog) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("make", [row[1] for row in ENGINES], ids=[row[0] for row in ENGINES])
+async def test_n3_what_an_engine_raises_is_logged_with_traceback_and_request(
+    make, stream, caplog
+) -> None:
+    app = App(engine := make(), Settings())
+    call = await Call(app, body=asking(stream=stream), headers=ID)()
+    assert b"KeyError" in call.body
+    assert b"missing" not in call.body
+    (record,) = errors(caplog)
+    assert record.request == "req_mine"
+    said = record.getMessage()
+    assert " for req_mine\nTraceback" in said
+    assert "KeyError" in said
+    assert "in broken" in said or isinstance(engine, Stub)
+    # What a model of tokens says may quote a prompt.
+    assert ("KeyError: 'what" in said) is not isinstance(engine, TokenEngine)
+    await engine.close()
+
+
+async def test_n3_so_is_what_raises_while_an_upstream_is_read(caplog, monkeypatch) -> None:
+    """Two requests share a connection, whose callbacks know only the first of them."""
+    async with mock(plain(200, completion({"content": "ok"}))) as up:
+        app = App(Remote(up.base_url, wire="chat"), Settings())
+        assert (
+            await Call(app, body=asking(), headers={"x-request-id": "req_first"})()
+        ).status == 200
+        monkeypatch.setattr(UpstreamRequest, "restored", broken)
+        monkeypatch.setattr("dragoman.engines.remote.receive_last", lambda *_: None)
+        task = asyncio.ensure_future(Call(app, body=asking(), headers=ID)())
+        while not errors(caplog):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len({asked.connection for asked in up.asked}) == 1
+        assert {record.request for record in errors(caplog)} == {"req_mine"}
+        await app.close()
+
+
+def test_an_error_in_the_log_has_its_time_and_no_lines_of_others() -> None:
+    text = "err_1: an engine raised\nTraceback:\n\tKeyError: 'a\x1b[2J'\r\n2026 forged\x07"
+    record = logging.LogRecord("dragoman", logging.ERROR, "", 0, "%s", (text,), None)
+    record.created, record.request = 1_700_000_000.25, "req_1"
+    lines = ErrorFormat(as_json=False).format(record).split("\n")
+    assert lines[0] == "2023-11-14T22:13:20.250Z ERROR err_1: an engine raised"
+    assert all(line.startswith("  ") and line.isprintable() for line in lines[1:])
+    (line,) = ErrorFormat(as_json=True).format(record).splitlines()
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "ERROR",
+        "message": text,
+        "request": "req_1",
+    }
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_errors_of_a_running_server_have_their_time(format, tmp_path) -> None:
+    config = tmp_path / "dragoman.toml"
+    config.write_text('[server]\nstore = "sqlite:store.db"\n')
+    words = ["serve", "script", "--port", "0", "--log-format", format, "--config", str(config)]
+    environ = {**os.environ, **SOURCE}
+    command = [sys.executable, "-m", "dragoman", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environ, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            place = re.search(r"http://127.0.0.1:(\d+)/v1", process.stdout.readline())
+            assert place is not None
+            for file in tmp_path.glob("store.db*"):
+                file.unlink()
+            connection = http.client.HTTPConnection("127.0.0.1", int(place[1]), timeout=60)
+            headers = {"content-type": "application/json"}
+            body = json.dumps(asking("responses", model="script"))
+            connection.request("POST", RESPONSES, body, headers)
+            status = connection.getresponse().status
+            connection.close()
+        finally:
+            process.terminate()
+            said = process.communicate(timeout=30)[1]
+    assert status == 200
+    (line,) = [line for line in said.splitlines() if "was deleted or replaced" in line]
+    moment = json.loads(line)["time"] if format == "json" else line.split()[0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", moment)
