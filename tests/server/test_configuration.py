@@ -69,7 +69,6 @@ max_conversations = 20
 conversation_items = 30
 conversation_bytes = 4000
 store_time = 2.0
-min_rate = 100
 inherit_instructions = true
 lease = 5.0
 requeue = true
