@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from dragoman.server import host as room
-from dragoman.server.host import HostError, run_workers
+from dragoman.server.host import HostError, check, run_workers
+from dragoman.server.settings import Settings
 
 MADE_BY_US = (101, 102)
 """The two ends of the lifeline: the workers' and ours."""
@@ -77,3 +78,10 @@ def test_without_forks_there_is_one_worker(monkeypatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(HostError, match="Use one"):
         run_workers(nothing, 2)
+
+
+def test_workers_share_no_memory_so_no_store_in_it() -> None:
+    check(Settings(workers=2, store="none"))
+    check(Settings(workers=1, store="memory"))
+    with pytest.raises(HostError, match="a memory of its own"):
+        check(Settings(workers=2, store="memory"))

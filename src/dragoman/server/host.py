@@ -144,8 +144,8 @@ FAREWELL = 5
 
 
 def check(settings: Settings) -> None:
-    """Raise HostError where anybody could reach the server and nobody would be asked for a key, or
-    for one that is soon guessed."""
+    """Raise HostError where anybody could reach the server and nobody would be asked for a key, for
+    one that is soon guessed, and where workers would not find what others stored."""
     for name, key in zip(key_names(settings), settings.keys, strict=False):
         if len(key.reveal()) < SHORTEST:
             raise HostError(
@@ -157,6 +157,11 @@ def check(settings: Settings) -> None:
             f"Without a key Dragoman listens on this machine only, and not on {settings.host}: "
             "whoever can reach it could use your models. Put a key into an environment variable "
             "and name it with --api-key-env NAME, or have one made with --generate-key."
+        )
+    if settings.workers > 1 and settings.store == "memory":
+        raise HostError(
+            "Each worker has a memory of its own, and what one stored the others would not find. "
+            "Use --store sqlite, --store none, or one worker."
         )
 
 
