@@ -127,8 +127,13 @@ class HTTPExchange(Exchange):
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
         if self._head:
             body, self._head = self._head + body, b""
+        large = len(body) > HIGH_WATER_LIMIT
+        if large:
+            connection.hold(self.tenant, len(body))
         if body:
             connection.transport.write(body)
+        if large and not connection.flow.write_paused:
+            connection.release()
         if not more:
             connection.complete(self)
         return connection.flow.write_paused
@@ -231,7 +236,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         self.connections.discard(self)
         self._give_up()
-        self._release()
+        self.release()
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -272,20 +277,23 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._release()
+        self.release()
         if self._answered is not None and self._answered.peer is not None:
             self._answered.peer.drained()
         self._answer()
 
     def hold(self, tenant: str, size: int) -> None:
-        """Count an answer that is about to be written, until the client has read it. Raises
-        FaultError where there is no room for it."""
-        self._release()  # there is none as a rule: no answer is begun before those are read
+        """Count what is about to be written, besides what the client has not read yet, until it has.
+        What is more than there ever is room for counts as all of that. Raises FaultError where
+        there is no room."""
         budget: Budget = cast(Any, self.app).budget
-        hold = self._hold = budget.hold(tenant)
-        hold.resize(size)
+        if not self.flow.write_paused:
+            self.release()
+        hold = self._hold = self._hold or budget.hold(tenant)
+        hold.resize(hold.size + min(size, budget.share - hold.size))
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Count nothing more of what was written."""
         if self._hold is not None:
             self._hold.close()
             self._hold = None
@@ -446,7 +454,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
         if self._hold is not None and not self.flow.write_paused:
-            self._release()
+            self.release()
         if not exchange.keep_alive:
             self.transport.close()
         if self.transport.get_write_buffer_size():
