@@ -315,11 +315,10 @@ async def test_7_01_names_of_hosts_leave_nothing_behind() -> None:
     assert sum(len(host or b"") for host in app._browsers.plain) < 1_000
 
 
-async def test_large_headers_that_clients_choose_are_not_remembered() -> None:
+async def test_few_of_the_headers_that_clients_choose_are_remembered() -> None:
     async with mock(plain(200, message({"type": "text", "text": "ok"}))) as up:
         app = App(Remote(up.base_url, wire="messages"), Settings())
-        before = 0
-        for number in range(5):
+        for number in range(40):
             headers = {
                 "anthropic-beta": f"{'b' * 60_000}{number}",
                 "anthropic-version": "2023-06-01",
@@ -327,8 +326,7 @@ async def test_large_headers_that_clients_choose_are_not_remembered() -> None:
             call = await Call(app, PATHS["messages"], asking("messages"), headers=headers)()
             assert call.status == 200, call.body
             assert len(up.asked[-1].headers["anthropic-beta"]) > 60_000
-            before = before or _encode_head.cache_info().currsize
-        assert _encode_head.cache_info().currsize == before
+        assert _encode_head.cache_info().currsize <= 32  # of 64 KiB at the most
         await app.close()
 
 

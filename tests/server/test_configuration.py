@@ -45,7 +45,6 @@ memory = 5_000
 answer_limit = 6_000
 header_limit = 2_000
 read_time = 3
-min_rate = 7
 concurrency = 4
 queue = 0
 background = 5

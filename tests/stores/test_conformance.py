@@ -281,6 +281,16 @@ async def test_sweep_deletes_old_and_surplus_responses_but_not_live_runs(store: 
     assert await store.sweep(112.5) == 0
 
 
+async def test_sweeps_at_the_same_time_delete_no_more_than_one(store: Store) -> None:
+    for number in range(5):
+        await store.begin(record(f"r{number}"))
+        await store.finish(f"r{number}", answer(f"r{number}"))
+    gone = await asyncio.gather(*[store.sweep(60.0) for _ in range(4)])
+    assert sum(gone) == 2
+    found = [await store.get("t", f"r{number}") for number in range(5)]
+    assert [each is None for each in found] == [True, True, False, False, False]
+
+
 async def test_conversation_items_are_added_paged_and_removed(store: Store) -> None:
     talk = Conversation(id="v", tenant="t", created_at=50, metadata={"k": "v"})
     said = [Message("user", f"{n}", id=f"m{n}") for n in range(4)]

@@ -327,7 +327,7 @@ def content_decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
 
 
 _RETRY_DELAY = 0.1  # seconds between two attempts to connect
-_CACHED_HEAD = 1024  # bytes of header values up to which a head is remembered: others choose some
+_HEADS = 32  # heads that are remembered: clients choose some, of up to 64 KiB
 _MANY_ORIGINS = 64  # beyond this many, pools that stand empty are dropped
 
 _TOKEN = b"!#$%&'*+.^_`|~-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -395,9 +395,7 @@ class Client:
         pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
         if pool is None:
             pool = self._pool(parsed, address)
-        small = sum([len(value) for _, value in headers]) <= _CACHED_HEAD
-        encode = _encode_head if small else _encode_head.__wrapped__
-        head = encode(method, parsed, pool.dialer.forward_proxy, headers)
+        head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
         if body is None and method in _BODILESS:
             body = b""
             head += b"\r\n"
@@ -547,7 +545,7 @@ class Exchange(Struct, eq=False):
             raise
 
 
-@functools.lru_cache(maxsize=128)
+@functools.lru_cache(maxsize=_HEADS)
 def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: HeaderFields) -> bytes:
     """The head without its last lines; the same for most requests, so made once. Raises ValueError,
     quoting no value, for what cannot be sent."""

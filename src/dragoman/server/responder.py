@@ -294,9 +294,12 @@ class Unary(Responder):
             else:
                 dialect, body = DIALECTS[self.service.settings.dialect], self._body
                 if body is None:
-                    texts = [i.content for i in response.output if type(i) is Message]
-                    tokens = [len(p.tokens) for parts in texts for p in parts if type(p) is Text]
-                    if sum(tokens) > MANY_TOKENS:
+                    tokens = 0
+                    for item in response.output:
+                        if type(item) is Message:
+                            for part in item.content:
+                                tokens += len(part.tokens) if type(part) is Text else 0
+                    if tokens > MANY_TOKENS:
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
                         return

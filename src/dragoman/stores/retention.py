@@ -105,6 +105,25 @@ def forget(find: str, values: Values, cascades: bool) -> Steps[int]:
     return len(gone)
 
 
+def forget_surplus(kept: Retention, cascades: bool) -> Steps[int]:
+    """Delete some of the responses that are too many; how many. They are counted here, where no
+    other sweep, of this server or another on the same database, deletes any meanwhile."""
+    yield _LOCK_USES, ()
+    surplus = kept.excess((yield COUNTS, ()), kept.max_responses, kept.max_responses_per_key)
+    for tenant, count in surplus.items():
+        if some := (yield from forget(FIRST, (tenant, min(SWEPT, count)), cascades)):
+            return some
+    return 0
+
+
+def forget_surplus_talks(kept: Retention) -> Steps[None]:
+    """Delete the conversations that are too many, counted as responses are."""
+    yield _LOCK_USES, ()
+    surplus = kept.excess((yield TALKS, ()), kept.max_conversations, kept.max_conversations)
+    for talks in surplus.items():
+        yield from forget_talks(FIRST_TALKS, talks)
+
+
 def forget_talks(find: str, values: Values) -> Steps[None]:
     """Delete the conversations whose ids are found, with their items."""
     for some in chunks([id for (id,) in (yield find, values)]):

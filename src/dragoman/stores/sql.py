@@ -586,20 +586,13 @@ class Store(ABC):
         old = now - kept.max_age
         while some := await self._forget(retention.OLD, (SWEPT, old)):
             gone += some
-        counts = await self._read(retention.COUNTS)
-        surplus = kept.excess(counts, kept.max_responses, kept.max_responses_per_key)
-        for tenant, left in surplus.items():
-            first = retention.FIRST
-            while some := await self._forget(first, (tenant, min(SWEPT, left))):
-                left, gone = left - some, gone + some
+        surplus = partial(retention.forget_surplus, kept, self.CASCADES)
+        while some := await self._transact((), surplus):
+            gone += some
         logs = retention.LOGS, now - kept.max_log_age, SWEPT
         while await self._write(*logs):
             pass
-        counts = await self._read(retention.TALKS)
-        surplus = kept.excess(counts, kept.max_conversations, kept.max_conversations)
-        for tenant, left in surplus.items():
-            find = retention.FIRST_TALKS, (tenant, left)
-            await self._transact((), partial(retention.forget_talks, *find))
+        await self._transact((), partial(retention.forget_surplus_talks, kept))
         await self._transact((), partial(retention.forget_talks, retention.OLD_TALKS, (old,)))
         await self._write("DELETE FROM outbox WHERE due < $1", old)
         await self._compact()

@@ -492,23 +492,29 @@ async def ends(engine: TokenEngine, text: str, tenant: str, **settings: Any) -> 
 
 
 async def test_places_go_to_the_tenant_and_the_request_that_have_fewest() -> None:
-    model = Gated()
+    order: list[int] = []
+
+    class Noting(Gated):
+        def open(self, ids: Sequence[int]) -> Slot:
+            order.append(len(ids))
+            return super().open(ids)
+
+    model = Noting()
     async with serving(model, concurrency=1) as engine:
-        order: list[str] = []
-
-        async def ask(name: str, tenant: str, n: int = 1) -> None:
-            await ends(engine, name, tenant, max_tokens=2, n=n)
-            order.append(name)
-
-        tasks = [asyncio.ensure_future(ask("first", "a"))]
+        tasks = [asyncio.ensure_future(ends(engine, "first", "a", max_tokens=2))]
         await until(model.inside.is_set)
-        for name, tenant, n in (("many", "a", 20), ("one", "a", 1), ("other", "b", 1)):
-            tasks.append(asyncio.ensure_future(ask(name, tenant, n)))
+        for name, tenant, n in (("many, many", "a", 20), ("one", "a", 1), ("other one", "b", 1)):
+            tasks.append(asyncio.ensure_future(ends(engine, name, tenant, max_tokens=2, n=n)))
             await asyncio.sleep(0.01)
         model.gate.set()
         await asyncio.gather(*tasks)
-    assert order.index("other") < order.index("many")
-    assert order[-1] == "many"
+    first, *then = order
+    names = ("many, many", "one", "other one")
+    many, one, other = (first + len(name) - len("first") for name in names)
+    assert len(then) == 22
+    assert then.index(other) < 3, "the other tenant waits behind all that the first wants"
+    assert then.index(one) < 4, "a small request waits behind a large one"
+    assert then.count(many) == 20
 
 
 async def test_a_queue_that_others_filled_takes_who_has_nothing_in_it() -> None:
