@@ -283,7 +283,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answer()
 
     def hold(self, tenant: str, size: int) -> None:
-        """Count what is about to be written, besides what the client has not read yet, until it has.
+        """Count what is about to be written, with what the client has not read yet, until it has.
         What is more than there ever is room for counts as all of that. Raises FaultError where
         there is no room."""
         budget: Budget = cast(Any, self.app).budget
