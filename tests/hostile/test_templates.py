@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,31 @@ def test_what_a_template_refuses_is_told(tmp_path) -> None:
         told.render(ASKED)
     with pytest.raises(ValueError, match="cannot be read: line 1"):
         find_format.format_of(folder_of(tmp_path, "{% if %}"))
+
+
+def test_what_a_template_says_is_bounded(tmp_path) -> None:
+    told = find_format.format_of(folder_of(tmp_path, "{{ raise_exception('x' * 99999) }}"))
+    with pytest.raises(FaultError) as refused:
+        told.render(ASKED)
+    assert refused.value.fault.message.count("x") == 1_000
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "is no file$"),
+    "a pipe": (os.mkfifo, "is no file$"),
+    "not text": (lambda path: path.write_bytes(b"\xff"), "is not UTF-8 text$"),
+    "nested": (lambda path: path.write_text('{"x":' + "[" * 100_000), "recursion depth exceeded"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_folder_whose_files_are_none_is_refused(tmp_path, kind) -> None:
+    make, words = UNREADABLE[kind]
+    config = folder_of(tmp_path, "hi") / find_format.CONFIG
+    config.unlink(missing_ok=True)
+    make(config)
+    with pytest.raises(ValueError, match=f"{tmp_path}.*{words}"):
+        find_format.format_of(config.parent)
 
 
 def test_a_server_with_such_a_template_answers_others(tmp_path) -> None:

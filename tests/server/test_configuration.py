@@ -220,6 +220,7 @@ MISTAKES = {
     "[upstreams]\nname = 'a'": "1: upstreams: is an object, and must be an array",
     "upstreams = [1]": "1: upstreams[0]: is a number, and must be an object",
     "[server]\nport = 1\nport = 2\n[x]": "3: Cannot overwrite a value (at line 3, column 9)",
+    "[server]\ndeadline = nan": "2: server.deadline: is nan, and must be a number",
     "[server\n": "1: Expected ']' at the end of a table declaration (at line 1, column 8)",
 }
 
@@ -240,6 +241,11 @@ def test_a_file_is_named_as_it_was_given(tmp_path) -> None:
     assert load(path).server.port == 1
     path.write_text("x =")
     with pytest.raises(ConfigurationError, match=r"mine\.toml(:1)?: Invalid value"):
+        load(path)
+    path.write_text("\ufeff[server]\nport = 1", encoding="utf-8")  # as Windows' Notepad writes it
+    assert load(path).server.port == 1
+    path.write_text(f"x = {'[' * 5_000}")
+    with pytest.raises(ConfigurationError, match=r"mine\.toml is nested too deeply to be read\.$"):
         load(path)
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigurationError, match="not UTF-8"):

@@ -189,10 +189,17 @@ def later(path: Path) -> None:
     connection.close()
 
 
-def others(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE items (name TEXT)")
-    connection.close()
+def others(table: str, step: int = 0) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"CREATE TABLE {table} (name TEXT)")
+            connection.execute(f"PRAGMA user_version = {step}")
+        connection.close()
+
+    return make
+
+
+OTHERS = "cannot be used: it holds the tables of something else. Leave it to that, or choose"
 
 
 FILES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -203,7 +210,9 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a folder": (Path.mkdir, "cannot be used: unable to open database file. Let this user write"),
     "not a database": (foreign, "cannot be used: file is not a database. It is damaged or another"),
     "of a later version": (later, "was written by a later Dragoman (step 99, known are 5). Run"),
-    "of somebody else": (others, "cannot be used: table items already exists. It holds the tables"),
+    "of somebody else": (others("bookmarks"), OTHERS),
+    "of somebody else with a table of that name": (others("items"), OTHERS),
+    "of somebody else who counts steps": (others("bookmarks", 3), OTHERS),
 }
 
 
@@ -216,6 +225,14 @@ async def test_unusable_file_is_explained(kind, tmp_path) -> None:
     message = await error_of(f"sqlite:{path}")
     assert message.startswith(f"The store {path} {words}")
     assert "choose with --store: sqlite:PATH is another file, and none keeps nothing." in message
+
+
+async def test_file_of_somebody_else_is_left_as_it_is(tmp_path) -> None:
+    path = tmp_path / "store.db"
+    others("bookmarks")(path)
+    before = path.read_bytes()
+    await error_of(f"sqlite:{path}")
+    assert path.read_bytes() == before
 
 
 def test_read_only_file_is_explained(tmp_path, monkeypatch) -> None:

@@ -80,18 +80,15 @@ def format_of(
     if named is None and known is not None and known >= HARMONY:
         return by_name("harmony")
     template = folder / TEMPLATE
-    try:
-        config = (folder / CONFIG).read_text(encoding="utf-8")
-        own = template.read_text(encoding="utf-8") if template.exists() else None
-    except OSError as error:
-        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    config = _text(folder / CONFIG)
+    own = _text(template) if template.exists() else None
     if named is None and known is None and all(mark in f"{config}{own}" for mark in HARMONY):
         return by_name("harmony")
     from dragoman.formats.template import from_config  # needs the `local` extra
 
     try:
         found = from_config(config, own, known, named, StrangersProgram)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if named is not None:  # its own layout, then
             return by_name(named)
         raise ValueError(f"{folder}: {error}") from None
@@ -101,6 +98,19 @@ def format_of(
 
 
 @cache
+def _text(path: Path) -> str:
+    """A file of a folder. Not of a pipe or a device, which have no end: a folder of strangers may
+    hold links to them. Raises ValueError."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is no file")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
+
+
 def _warn_once(folder: str, warning: str) -> None:
     _log.warning("%s: %s", folder, warning)
 

@@ -320,12 +320,16 @@ def strftime(form: str, date: str) -> str:
 _MAX_REPEATED = 1_000_000
 
 
+_MAX_SAID = 1_000
+"""Characters of what a template says when it refuses, which clients are told."""
+
+
 class _RejectedError(TemplateError):
     """The template called `raise_exception`."""
 
 
 def _reject(message: str) -> NoReturn:
-    raise _RejectedError(message)
+    raise _RejectedError(f"{message}"[:_MAX_SAID])
 
 
 class _GenerationTag(Extension):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,7 +135,7 @@ def explained(about: str = "", hint: str = "") -> Iterator[None]:
 def load(path: Path) -> Configuration:
     """Read a file. Raises ConfigurationError."""
     try:
-        return read(path.read_text(encoding="utf-8"), str(path))
+        return read(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
@@ -159,6 +160,8 @@ def read(text: str, name: str = FILE) -> Configuration:
         found = re.search(r"\(at line (\d+)", problem)
         line = int(found[1]) if found else len(text.splitlines())  # or at the end of the document
         raise ConfigurationError(f"{name}:{line}: {problem}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{name} is nested too deeply to be read.") from None
     try:
         server = fields.object("server")
         settings = _filled(Settings, server) if server else Settings()
@@ -294,7 +297,10 @@ def _taken(fields: Fields, name: str, hint: Any, meta: Any) -> Any:
         case builtins.int:
             return fields.integer(name, meta.ge, meta.le)
         case builtins.float:
-            return fields.number(name, meta.ge, meta.le)
+            value = fields.number(name, meta.ge, meta.le)
+            if value is not None and math.isnan(value):  # TOML has nan, which no bound keeps out
+                raise fields.wrong(name, "is nan, and must be a number")
+            return value
         case builtins.str:
             return fields.string(name)
         case builtins.tuple:

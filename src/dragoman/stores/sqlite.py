@@ -59,7 +59,6 @@ _ADVICE = {
     sqlite3.SQLITE_BUSY: "Another program keeps it locked: see which, ",
     sqlite3.SQLITE_FULL: "The disk is full: make room, ",
     sqlite3.SQLITE_IOERR: "The disk fails, or is no place for a database: see to it, ",
-    sqlite3.SQLITE_ERROR: "It holds the tables of something else: leave it to that, ",
 }
 """What to do, by the first byte of the code that SQLite gives."""
 
@@ -131,10 +130,22 @@ async def compact(store: Store) -> None:
 
 def connect(path: Path, patience: float = OPENING) -> Connection:
     """A connection set up as all of ours are, which waits so many seconds for other processes;
-    transactions are begun and ended by hand."""
+    transactions are begun and ended by hand. Raises StoreError for another program's file, which
+    is left as it is."""
     connection = sqlite3.connect(
         path, timeout=patience, isolation_level=None, check_same_thread=False
     )
+    # In one statement: another server may be making the tables.
+    taken, tables, ours = connection.execute(
+        "SELECT user_version, count(name), total(name = 'responses') "
+        "FROM pragma_user_version LEFT JOIN sqlite_master"
+    ).fetchone()
+    if tables and not (taken and ours):
+        connection.close()
+        raise StoreError(
+            f"The store {path} cannot be used: it holds the tables of something else. "
+            f"Leave it to that, {ELSE}"
+        )
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; see `shrinkable`
     _write_ahead(connection, patience)
     # In WAL mode a commit survives a killed process; NORMAL keeps the file whole even when the
