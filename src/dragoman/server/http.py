@@ -127,13 +127,10 @@ class HTTPExchange(Exchange):
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
         if self._head:
             body, self._head = self._head + body, b""
-        large = len(body) > HIGH_WATER_LIMIT
-        if large:
+        if len(body) > HIGH_WATER_LIMIT:
             connection.hold(self.tenant, len(body))
         if body:
             connection.transport.write(body)
-        if large and not connection.flow.write_paused:
-            connection.release()
         if not more:
             connection.complete(self)
         return connection.flow.write_paused
@@ -236,7 +233,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         self.connections.discard(self)
         self._give_up()
-        self.release()
+        self._release()
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -277,23 +274,21 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.release()
+        self._release()
         if self._answered is not None and self._answered.peer is not None:
             self._answered.peer.drained()
         self._answer()
 
     def hold(self, tenant: str, size: int) -> None:
-        """Count what is about to be written, with what the client has not read yet, until it has.
-        What is more than there ever is room for counts as all of that. Raises FaultError where
-        there is no room."""
+        """Count what is about to be written, at most all there is room for, until it is read, the
+        next is, or the answer ends. Raises FaultError where there is no room."""
         budget: Budget = cast(Any, self.app).budget
         if not self.flow.write_paused:
-            self.release()
+            self._release()
         hold = self._hold = self._hold or budget.hold(tenant)
         hold.resize(hold.size + min(size, budget.share - hold.size))
 
-    def release(self) -> None:
-        """Count nothing more of what was written."""
+    def _release(self) -> None:
         if self._hold is not None:
             self._hold.close()
             self._hold = None
@@ -454,7 +449,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
         if self._hold is not None and not self.flow.write_paused:
-            self.release()
+            self._release()
         if not exchange.keep_alive:
             self.transport.close()
         if self.transport.get_write_buffer_size():
