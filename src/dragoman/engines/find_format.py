@@ -97,7 +97,6 @@ def format_of(
     return found
 
 
-@cache
 def _text(path: Path) -> str:
     """A file of a folder. Not of a pipe or a device, which have no end: a folder of strangers may
     hold links to them. Raises ValueError."""
@@ -111,6 +110,7 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 text") from None
 
 
+@cache
 def _warn_once(folder: str, warning: str) -> None:
     _log.warning("%s: %s", folder, warning)
 
