@@ -280,13 +280,11 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answer()
 
     def hold(self, tenant: str, size: int) -> None:
-        """Count what is about to be written, at most all there is room for, until it is read, the
-        next is, or the answer ends. Raises FaultError where there is no room."""
+        """Count what is about to be written, until it is read. Raises FaultError for no room."""
         budget: Budget = cast(Any, self.app).budget
-        if not self.flow.write_paused:
-            self._release()
         hold = self._hold = self._hold or budget.hold(tenant)
-        hold.resize(hold.size + min(size, budget.share - hold.size))
+        unread = hold.size if self.flow.write_paused else 0
+        hold.resize(min(unread + size, budget.share))
 
     def _release(self) -> None:
         if self._hold is not None:
