@@ -38,11 +38,13 @@ def reply(asked: Asked) -> Reply:
 
 
 @contextmanager
-def asking(server: Product, path: str, body: object, *fields: str) -> Iterator[socket.socket]:
+def asking(
+    server: Product, path: str, body: object, *fields: str, method: str = "POST"
+) -> Iterator[socket.socket]:
     """A connection on which this was asked, and that takes few bytes before somebody reads."""
     data = json.dumps(body).encode()
     lines = [
-        f"POST {path} HTTP/1.1",
+        f"{method} {path} HTTP/1.1",
         f"host: 127.0.0.1:{server.port}",
         "content-type: application/json",
         f"content-length: {len(data)}",
@@ -132,3 +134,26 @@ def test_a_client_that_takes_its_time_gets_all(server) -> None:
         while piece := client.recv(65536):
             size += len(piece)
     assert size > SIZE
+
+
+def replayed(server: Product) -> str:
+    """The path of the replay of a stored answer, which is five times as large as that."""
+    path, body = RESPONSES
+    stored = server.request("POST", path, json.dumps(body).encode()).json["id"]
+    return f"{path}/{stored}?stream=true"
+
+
+def test_replays_that_nobody_reads_are_bounded_and_let_go(server) -> None:
+    path, until = replayed(server), time.monotonic() + 30
+    whole = server.request("GET", path).body
+    assert len(whole) > 5 * SIZE
+    assert whole.endswith(b"data: [DONE]\n\n")
+    with ExitStack() as stack, watched(server) as cost:
+        for _ in range(CLIENTS):
+            stack.enter_context(asking(server, path, "", method="GET"))
+        while clients_of(server) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        while clients_of(server) > 1 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert clients_of(server) <= 1
+    assert cost.grown < 200 + 4 * CLIENTS  # 20 each would be made, and wait

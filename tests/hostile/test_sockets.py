@@ -268,3 +268,11 @@ def test_2f_04_a_large_frame_of_many_values_is_refused_by_its_field(server: Prod
         one.ask()
         assert one.end()["type"] == "response.completed"
     assert cost.pause < 1
+
+
+def test_a_long_stream_id_is_refused_and_not_repeated_by_each_event(server: Product) -> None:
+    with connected(server) as (one,):
+        one.ask(stream_id="x" * 257)
+        assert one.end()["error"]["param"] == "stream_id"
+        one.ask(stream_id="x" * 256)
+        assert one.end()["type"] == "response.completed"

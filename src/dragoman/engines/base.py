@@ -312,6 +312,12 @@ class Driver:
         """Wait until the engine has cleaned up."""
         await asyncio.wait((self._task,))
 
+    async def wait_delivered(self) -> None:
+        """Wait until the sink has what there is, and takes more: for what makes large events."""
+        await asyncio.sleep(0)
+        if self._resumed is not None:
+            await self._resumed.wait()
+
     async def _drive(self, source: AsyncGenerator[Event, None]) -> None:
         ended = False
         try:

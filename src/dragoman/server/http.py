@@ -127,6 +127,8 @@ class HTTPExchange(Exchange):
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
         if self._head:
             body, self._head = self._head + body, b""
+        if len(body) > HIGH_WATER_LIMIT:
+            connection.hold(self.tenant, len(body))
         if body:
             connection.transport.write(body)
         if not more:
@@ -278,12 +280,11 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answer()
 
     def hold(self, tenant: str, size: int) -> None:
-        """Count an answer that is about to be written, until the client has read it. Raises
-        FaultError where there is no room for it."""
-        self._release()  # there is none as a rule: no answer is begun before those are read
+        """Count what is about to be written, until it is read. Raises FaultError for no room."""
         budget: Budget = cast(Any, self.app).budget
-        hold = self._hold = budget.hold(tenant)
-        hold.resize(size)
+        hold = self._hold = self._hold or budget.hold(tenant)
+        unread = hold.size if self.flow.write_paused else 0
+        hold.resize(min(unread + size, budget.share))
 
     def _release(self) -> None:
         if self._hold is not None:

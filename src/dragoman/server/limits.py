@@ -151,7 +151,7 @@ class Budget:
         self.held = 0
         self.tenants: dict[str, int] = {}
         self._total = total
-        self._share = share or total
+        self.share = share or total
 
     def hold(self, tenant: str) -> Hold:
         """Bytes of this tenant; none as yet."""
@@ -161,12 +161,12 @@ class Budget:
         """Count so many more, or fewer. Raises FaultError where there is no room for more, and
         counts nothing then: `too_large` when there never will be, `rate_limited` when the tenant
         has its share, else `overloaded`."""
-        if more > self._share:
-            problem = f"It takes more than the {self._share} bytes there may be in flight (memory)."
+        if more > self.share:
+            problem = f"It takes more than the {self.share} bytes there may be in flight (memory)."
             raise FaultError(Fault("too_large", problem, "client"))
         own = self.tenants.get(tenant, 0) + more
-        if more > 0 and own > self._share < self._total:
-            problem = f"of one key, more than {self._share} bytes are in flight already (memory)"
+        if more > 0 and own > self.share < self._total:
+            problem = f"of one key, more than {self.share} bytes are in flight already (memory)"
             raise FaultError(_busy("rate_limited", problem))
         if more > 0 and self.held + more > self._total:
             raise FaultError(_busy("overloaded", "too many bytes are in flight (memory)"))

@@ -17,7 +17,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
@@ -389,6 +389,11 @@ class Stream(Responder):
                     self._since = asyncio.get_running_loop().time()
                     if full:
                         self.pause()
+        except FaultError as error:
+            if isinstance(last, TERMINAL):  # no room for the end: another would be as large
+                self.stop(replace(error.fault, code="stalled"))
+            else:
+                self.broken(error)
         except Exception as error:
             self.broken(error)
 

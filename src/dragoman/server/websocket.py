@@ -50,6 +50,8 @@ def refusal(fault: Fault, lane: str | None) -> str:
 
 MOST = 64
 """Responses a connection remembers."""
+LONGEST_LANE = 256
+"""Characters of a `stream_id`, which each event repeats."""
 
 
 CREATE = "response.create"
@@ -78,6 +80,8 @@ def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Requ
         frame = Frame(fields.string("type"), lane, fields.boolean("generate"))
     if frame.type != CREATE:
         raise FaultError(bad_request(f"is {frame.type!r}, and must be {CREATE!r}", "type"))
+    if frame.stream_id is not None and len(frame.stream_id) > LONGEST_LANE:
+        raise FaultError(bad_request(f"has more than {LONGEST_LANE} characters", "stream_id"))
     # The rest is the body of a POST. Codex and the Agents SDK send `stream` with it, too; a socket
     # streams in any case.
     request = RESPONSES.decode_request(data, limits)

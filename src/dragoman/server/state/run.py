@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.event import Delta, Event, Failed, Finished, Started
 from dragoman.core.fold import Fold, fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Item
@@ -30,7 +30,7 @@ from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
 from dragoman.server.exchange import Held
-from dragoman.server.limits import Gate
+from dragoman.server.limits import SMALL, Gate
 from dragoman.stores.base import (
     ConflictError,
     LogSegment,
@@ -513,14 +513,21 @@ class Runs:
 
         async def events() -> AsyncGenerator[Event, None]:
             event: Event | None = None
+            size = 0  # of the text up to here, which events at its end repeat
             async with aclosing(self.follow(record)) as batches:
                 async for batch in batches:
                     for event in batch:
                         yield event
+                        text = event.data if isinstance(event, Delta) else ""
+                        new = len(text) if isinstance(text, str) else 0
+                        size += new
+                        if size > SMALL and (new > SMALL or not isinstance(event, Delta)):
+                            await driver.wait_delivered()
             if not isinstance(event, TERMINAL):
                 yield Failed(UNFINISHED)
 
-        return Driver(events(), ANYONE, sink)
+        driver = Driver(events(), ANYONE, sink)
+        return driver
 
     async def held(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
         """What the store is asked, again and again for a while where it fails, but not beyond a
