@@ -90,7 +90,7 @@ class StopScanner:
 
     >>> scanner = StopScanner(["END"])
     >>> scanner.feed("one E"), scanner.feed("N two E"), scanner.feed("ND three"), scanner.found
-    ('one ', 'EN two ', '', True)
+    ('one ', 'EN two ', '', 'END')
     """
 
     __slots__ = ("_held", "_stops", "found")
@@ -98,17 +98,18 @@ class StopScanner:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def feed(self, text: str) -> str:
         """The text that is certain now; empty once a string was found."""
         if self.found:
             return ""
         text = self._held + text
-        places = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
+        places = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
         if places:
-            self.found, self._held = True, ""
-            return text[: min(places)[1]]
+            _, at, self.found = min(places)
+            self._held = ""
+            return text[:at]
         cut = min((_beginning(text, stop) for stop in self._stops), default=len(text))
         self._held = text[cut:]
         return text[:cut]
@@ -130,7 +131,7 @@ def _beginning(text: str, stop: str) -> int:
 class StoppingTurn(Turn):
     """A turn whose text ends at the first of the stop strings.
 
-    `stopped` turns true when one is complete; after that nothing is emitted.
+    `stop_sequence` is the one that was complete; after that nothing is emitted.
     """
 
     def __init__(
@@ -142,19 +143,18 @@ class StoppingTurn(Turn):
         losses: tuple[Loss, ...] = (),
     ) -> None:
         super().__init__(id, created_at, model, losses=losses, think=None)
-        self.stopped = False
         self._scanner = StopScanner(stops)
         self._waiting: list[Token] = []  # of text that is held back
         self._ahead = 0  # bytes of tokens emitted whose text is still held back
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """Text, as far as it is certain."""
-        if self.stopped:
+        if self.stop_sequence:
             return
         self._waiting += tokens
         text = self._scanner.feed(data)
-        self.stopped = self._scanner.found
-        if text or self.stopped:
+        self.stop_sequence = self._scanner.found
+        if text or self.stop_sequence:
             super().text(text, choice, self._tokens_of(text))
 
     def texts(self, pieces: list[str], choice: int = 0) -> None:
@@ -180,12 +180,12 @@ class StoppingTurn(Turn):
     def finish(self, reason: str, choice: int = 0) -> None:
         """The end, at a stop string or at the model's own."""
         self._open_after_held(choice)
-        super().finish("stop" if self.stopped else reason, choice)
+        super().finish("stop" if self.stop_sequence else reason, choice)
 
     def _open_after_held(self, choice: int) -> bool:
         """Whether more may be emitted. A stop string cannot continue beyond the text it began
         in."""
-        if self.stopped:
+        if self.stop_sequence:
             return False
         if held := self._scanner.flush():
             super().text(held, choice, self._tokens_of(held))
@@ -261,7 +261,7 @@ class SequenceDecoder:
                 self._parser.feed((id,), new.tokens[place : place + 1])
                 self._count += 1
                 self._markers.feed(self._decode(self._piece(id)))
-                if self._markers.found or getattr(self._turn, "stopped", False):
+                if self._markers.found or self._turn.stop_sequence:
                     new.stopped = True
                     self._end("stop", new.cached)
                     break
