@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from typing import TypeVar
+from weakref import finalize
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -41,8 +42,11 @@ _utf8 = getincrementaldecoder("utf-8")
 # ---- raw prompts -----------------------------------------------------------------------------
 
 
-def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """The ids of a raw prompt, in which control tokens may be spelled out.
+def raw_ids(
+    prompt: str | Sequence[int], tokenizer: Tokenizer, marks: Marks | None = None
+) -> list[int]:
+    """The ids of a raw prompt, in which control tokens (`marks`, if made before) may be spelled
+    out.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
     >>> raw_ids("hi<|end|>", ByteTokenizer(["<|end|>"]))
@@ -50,7 +54,8 @@ def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """
     if not isinstance(prompt, str):
         return list(prompt)
-    return Prompt(tuple(Marks(tokenizer.controls).split(prompt))).ids(tokenizer)
+    marks = marks or Marks(tokenizer.controls)
+    return Prompt(tuple(marks.split(prompt))).ids(tokenizer)
 
 
 class RawParser:
@@ -309,6 +314,11 @@ _QUICK = 4_000
 Done = TypeVar("Done")
 
 
+def _token(tokenizer: Tokenizer, id: int) -> Token:
+    piece = tokenizer.piece(id)
+    return Token(piece.decode("utf-8", "replace"), None, piece, id=id)
+
+
 class TokenEngine:
     """Serves a model that reads and writes tokens.
 
@@ -321,6 +331,9 @@ class TokenEngine:
     - `max_tokens` is the limit where the request sets none and the model has no context.
     - `concurrency` sequences run at a time, and `queue` more may wait; beyond that requests are
       refused as `overloaded`.
+
+    Call `close` when it is no longer needed: it has threads, and a process that tries grammars.
+    They end with an engine that is garbage-collected, too, but later.
 
     Raises ImportError where a model gives scores and numpy is missing.
     """
@@ -360,8 +373,10 @@ class TokenEngine:
             self._source = model
         else:
             most = concurrency or getattr(model, "concurrency", None) or CONCURRENCY
-            describe = lru_cache(maxsize=1 << 16)(self._token)
+            describe = lru_cache(maxsize=1 << 16)(partial(_token, tokenizer))
             self._source = Scheduler(model, describe, concurrency=most, queue=queue)
+            finalize(self, self._source.end).atexit = False
+        finalize(self, self._turns.close).atexit = False
         # Which sampling fields a model without scores honours; None: all.
         self._honoured: frozenset[str] | None = getattr(model, "honoured", None)
 
@@ -402,10 +417,6 @@ class TokenEngine:
         await self._source.close()
         self._turns.close()
         self._enforcer.close()
-
-    def _token(self, id: int) -> Token:
-        piece = self.tokenizer.piece(id)
-        return Token(piece.decode("utf-8", "replace"), None, piece, id=id)
 
     # ---- answering -----------------------------------------------------------------------
 
@@ -472,6 +483,10 @@ class TokenEngine:
             raise FaultError(_too_long(f"more than {context}", context, request))
 
     @cached_property
+    def _marks(self) -> Marks:
+        return Marks(self.tokenizer.controls)
+
+    @cached_property
     def _longest_token(self) -> int:
         return max(len(self.tokenizer.piece(id)) for id in range(self.tokenizer.size))
 
@@ -510,7 +525,7 @@ class TokenEngine:
         self, prompt: str | Sequence[int], request: Request, tenant: str, echo: bool
     ) -> Plan:
         self._check_size(len(prompt), request)
-        ids = raw_ids(prompt, self.tokenizer)
+        ids = raw_ids(prompt, self.tokenizer, self._marks)
         for id in ids:
             if not 0 <= id < self.tokenizer.size:
                 raise FaultError(bad_request(f"{id} is no token id of this model", "prompt"))
