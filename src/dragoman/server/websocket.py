@@ -140,9 +140,7 @@ class Turn(Responder):
 
     listens = False  # its connection does
 
-    def __init__(
-        self, connection: Connection, asked: Waiting, plan: Plan, caller: Caller
-    ) -> None:
+    def __init__(self, connection: Connection, asked: Waiting, plan: Plan, caller: Caller) -> None:
         service, lane = connection.service, asked.frame.stream_id
         super().__init__(service, connection.exchange, caller, plan, RESPONSES)
         self._connection = connection
@@ -320,7 +318,9 @@ class Connection:
     def _entry(self, model: str = "") -> Entry | None:
         """A new line of the request log, where there is one."""
         log, caller = self.service.log, self.caller
-        return log and Entry(log, model, "cancelled", None, caller.tenant, caller.key)
+        if log is None:
+            return None
+        return Entry(log, model, "cancelled", None, caller.tenant, caller.key)
 
     def _log(self, asked: Waiting) -> None:
         if asked.entry is not None:
