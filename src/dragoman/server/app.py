@@ -188,8 +188,9 @@ class App:
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
     ) -> Awaitable[None]:
         try:
-            _check_once(exchange)
             request_id.set(exchange.id)
+            exchange.entry = self.entry()
+            _check_once(exchange)
             self._browsers.check(exchange)
             room = scope.get("extensions", {}).get(ROOM)
             return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
