@@ -385,6 +385,9 @@ class Upstream:
             raise FaultError(bad_request(str(error))) from None
         if key:
             name = self.profile.key_header
+            if name == "x-api-key" and self._passes(caller) and caller.wire in self.profile.wires:
+                # Clients of such a wire have keys in that header, and tokens (OAuth) in the usual.
+                name = "authorization" if caller.bearer else name
             value = key.reveal()
             headers.append((name, f"Bearer {value}" if name == "authorization" else value))
         if not self.passes_client_key:
