@@ -135,6 +135,7 @@ class Fold(Struct, eq=False):
             losses=start.losses + end.losses,
             extra=extra,
             guarantee=end.guarantee or start.guarantee,
+            stop_sequence=end.stop_sequence,
         )
 
 
@@ -228,7 +229,8 @@ def unfold(response: Response) -> Iterator[Event]:
             yield Failed(response.error or _UNEXPLAINED, response.usage, response.completed_at)
         case status:
             reasons = response.reasons or (_REASONS.get(status, "stop"),)
-            yield Finished(status, reasons, response.usage, response.completed_at)
+            usage, at, stop = response.usage, response.completed_at, response.stop_sequence
+            yield Finished(status, reasons, usage, at, stop_sequence=stop)
 
 
 def item_closed(item: Item) -> bool:

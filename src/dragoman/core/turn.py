@@ -95,6 +95,7 @@ class Turn:
         self.started = False
         self.over = False
         self.usage: Usage | None = None
+        self.stop_sequence: str | None = None  # the stop string that ended the first choice
         # Whether several pieces of text may be taken at once: a subclass may look into each.
         self.direct = type(self).text is Turn.text
         self._think = think
@@ -407,7 +408,17 @@ class Turn:
                 self.close(index)
         self.over = True
         late, extra = tuple(self._late), self._extra or None
-        self.events.append(Finished(status, reasons, self.usage, completed_at, late, extra=extra))
+        self.events.append(
+            Finished(
+                status,
+                reasons,
+                self.usage,
+                completed_at,
+                late,
+                extra=extra,
+                stop_sequence=self.stop_sequence,
+            )
+        )
 
     def fail(self, fault: Fault) -> None:
         """End the answer with a fault. What came before stands, and open items stay open."""

@@ -10,6 +10,7 @@ from contextlib import closing
 from enum import IntEnum
 from functools import partial
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -43,7 +44,7 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from .base import ENDS, Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
-from .upstream import Upstream, broken, unreachable, wait, without
+from .upstream import LISTING, Answer, Upstream, broken, question, unreachable, wait, without
 
 _log = logging.getLogger("dragoman")
 
@@ -554,6 +555,36 @@ class Remote:
     ) -> AsyncGenerator[Event, None]:
         """Go on from a prompt, as the server itself does over `/completions`."""
         return self.stream(completion_request(request, (prompt,), echo=echo), caller)
+
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
+        """The prompt's tokens, as the server counts them; None where it does not."""
+        upstream = self.upstream
+        if not upstream.wires:
+            await upstream.find_out(caller)
+        able = [WIRES[name] for name in upstream.wires if WIRES[name].count_path]
+        wire = next((each for each in able if each.name == caller.wire), able[0] if able else None)
+        if wire is None:
+            return None
+        asked = await asyncio.to_thread(self._counted, wire, request)
+        url, headers = upstream.url + wire.count_path, upstream.headers(caller)
+        headers = (*headers, *_own_headers(wire, caller))
+        answer = asked and await question(
+            upstream.client, "POST", url, headers, asked, patience=LISTING
+        )
+        match answer:
+            case Answer(status=200, value={"input_tokens": int(tokens)}):
+                return tokens
+        return None
+
+    def _counted(self, wire: Wire, request: Request) -> bytes | None:
+        """The body that asks for a count; None where the wire cannot say it."""
+        profile, lowered = self.profile, lower(request, self.upstream.limits(request.model))
+        try:
+            body, _ = wire.encode_request(lowered.request, profile.dialect)
+        except FaultError:
+            return None
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode({k: v for k, v in fields.items() if k in wire.count_fields})
 
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's own vectors, undecoded. Raises FaultError."""

@@ -555,6 +555,9 @@ class ChoicesDecoder:
         if fault is not None:
             turn.fail(fault)
         elif reason is not None:
+            ended_by = self._ends.get(0, {}).get("stop_reason")  # vLLM's; else an id, or null
+            if number == 0 and isinstance(ended_by, str):
+                turn.stop_sequence = ended_by
             turn.finish(reason, number)
 
     def _pass_ends(self) -> None:

@@ -185,6 +185,7 @@ def no_bare_prompts(name: str) -> tuple[Row, ...]:
     return rows("refused", why, "Completion", name="prompts")
 
 
+UNNAMED_STOP = rows("dropped", "said as `stop`", "Response.stop_sequence", silent=True)
 NO_PART_OF_AN_ANSWER = (
     *rows("dropped", "an answer has no name", "Message.name", silent=True),
     *rows("dropped", "no part of an answer", "FunctionCallOutput", "CustomToolCallOutput"),
