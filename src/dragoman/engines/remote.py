@@ -224,8 +224,7 @@ class UpstreamAnswer(Struct, eq=False):
             if self._unseen >= 0:
                 events = request.decoder.feed(data) if data else []
             else:
-                looked = self._look(data, over)
-                if looked is None:
+                if (looked := self._look(data, over)) is None:
                     return
                 events, over = looked
             if over:
@@ -257,8 +256,8 @@ class UpstreamAnswer(Struct, eq=False):
                 connection.parts.append(data)
             ready, self._ready = self._ready, None
             return ready
-        most = self._remote.unseen
-        room = self._room = self._room or Room(self._remote.answer_limit)
+        most, limit = self._remote.unseen, self._remote.answer_limit
+        room = self._room = self._room or Room(limit)
         if (left := self._unseen + len(data)) >= 0:
             room.left -= most - left
             self._silent += most - left
@@ -266,7 +265,6 @@ class UpstreamAnswer(Struct, eq=False):
             data, over = self._piece(data)
         room.left -= len(data)
         if room.left < 0:
-            limit = self._remote.answer_limit
             raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
         if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
             self._wait_for(self._decode_apart, self._state, data, over)
