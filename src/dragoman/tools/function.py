@@ -1,0 +1,436 @@
+"""Makes a tool of a typed, documented Python function: its schema, its arguments, its result."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import threading
+import typing
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial, update_wrapper
+from typing import Annotated, Any, Literal, Optional, TypeVar, get_args, get_origin, overload
+
+import msgspec
+
+from dragoman.core.item import JSON, Message, Part, Text
+from dragoman.core.request import CustomTool, FunctionTool, JSONSchema
+
+from .run import Approval, Context, Next, Output, Tool, ToolError
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PARTS = tuple(get_args(Part))
+
+
+class PythonTool:
+    """A tool around a function. It is called like the function itself; see `tool`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        schema: dict[str, JSON] | None = None,
+        grammar: tuple[Literal["lark", "regex"], str] | None = None,
+        custom: bool = False,
+        strict: bool | None = None,
+        after: Next = "model",
+        auto_retry: bool = True,
+        auto_truncate: int | None = None,
+        enabled: bool = True,
+        approval: Approval = "never",
+        seconds: float | None = None,
+        repeatable: bool = False,
+    ) -> None:
+        update_wrapper(self, function)
+        self.after, self.approval, self.enabled = after, approval, enabled
+        self.auto_retry, self.auto_truncate = auto_retry, auto_truncate
+        self.seconds, self.repeatable = seconds, repeatable
+        self._function = function
+        name = str(name or getattr(function, "__name__", ""))
+        if not _NAME.fullmatch(name):
+            raise TypeError(f"{name!r} is no name for a tool: letters, digits, _ and -, at most 64")
+        signature = _signature(function, name)
+        words, described = _documentation(inspect.getdoc(function) or "")
+        about = description if description is not None else words or None
+        self._context = next((n for n, (kind, _) in signature.items() if kind is Context), None)
+        fields = {n: each for n, each in signature.items() if n != self._context}
+        self.spec: FunctionTool | CustomTool
+        if custom or grammar is not None:
+            if len(fields) != 1:
+                raise TypeError(f"{name}: a custom tool takes the model's text, and nothing else")
+            self._text, self._arguments = next(iter(fields)), None
+            syntax, rules = grammar or (None, None)
+            self.spec = CustomTool(name, about, syntax, rules)
+            return
+        self._arguments = _struct(name, fields, described)
+        parameters = schema if schema is not None else _schema(self._arguments)
+        self.spec = FunctionTool(name, about, parameters, strict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    async def call(self, text: str, context: Context) -> Output:
+        """Run the function on what the model wrote; a function that is not asynchronous runs in a
+        thread. Raises ToolError for arguments that do not fit, and what the function raises."""
+        if self._arguments is None:
+            values: dict[str, Any] = {self._text: text}
+        else:
+            values = _converted(text, self._arguments)
+        if self._context is not None:
+            values[self._context] = context
+        if inspect.iscoroutinefunction(inspect.unwrap(self._function)):
+            result = await self._function(**values)
+        else:
+            result = await _in_thread(partial(self._function, **values))
+            if isinstance(result, Awaitable):
+                result = await result
+        return _output(result)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> PythonTool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    schema: dict[str, JSON] | None = None,
+    grammar: tuple[Literal["lark", "regex"], str] | None = None,
+    custom: bool = False,
+    strict: bool | None = None,
+    after: Next = "model",
+    auto_retry: bool = True,
+    auto_truncate: int | None = None,
+    enabled: bool = True,
+    approval: Approval = "never",
+    seconds: float | None = None,
+    repeatable: bool = False,
+) -> Callable[[Callable[..., Any]], PythonTool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+    """A decorator that makes a tool of a typed function, with or without settings.
+
+    Its schema is that of the annotations: any type that msgspec or pydantic knows, Literal, enums,
+    dataclasses, TypedDict. A parameter with a default is optional. The description is the first
+    part of the docstring; that of a parameter is the text in its `Annotated`, or its line in the
+    docstring. A parameter of type `Context` is not shown to the model, and gets the call's.
+
+    `grammar` (`"lark"` or `"regex"`, and the rules) or `custom` make a tool that takes free text.
+    The other settings are those of `dragoman.tools.run.Tool`. Raises TypeError for a function with
+    a parameter that has no type, or that is positional only or variadic.
+
+    >>> @tool
+    ... def weather(city: Annotated[str, "a city's name"], days: int = 1) -> str:
+    ...     "The weather of the next days."
+    ...     return f"{city}: sunny for {days} days"
+    >>> weather.spec.parameters["properties"]["city"]
+    {'description': "a city's name", 'type': 'string'}
+    >>> weather.spec.parameters["required"]
+    ['city']
+    >>> weather("Rome")
+    'Rome: sunny for 1 days'
+    """
+    return PythonTool(function, **settings) if function else partial(PythonTool, **settings)
+
+
+def as_tool(given: Tool | Callable[..., Any]) -> Tool:
+    """A tool, or the tool of a function. Raises TypeError for anything else."""
+    if hasattr(given, "call") and hasattr(given, "spec"):
+        return given
+    if not callable(given):
+        raise TypeError(f"{type(given).__name__} is neither a tool nor a function")
+    return PythonTool(given)
+
+
+# ---- what a function takes -------------------------------------------------------------------
+
+
+def _signature(function: Callable[..., Any], name: str) -> dict[str, tuple[Any, Any]]:
+    """The type and the default of each parameter."""
+    try:
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise TypeError(f"{name}: its types cannot be looked up: {error}") from None
+    found: dict[str, tuple[Any, Any]] = {}
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"{name}: {parameter} is variadic, and a schema has no place for it")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise TypeError(f"{name}: {parameter.name} is positional only, and cannot be named")
+        if parameter.name not in hints:
+            raise TypeError(f"{name}: {parameter.name} has no type")
+        default = msgspec.NODEFAULT if parameter.default is parameter.empty else parameter.default
+        found[parameter.name] = hints[parameter.name], default
+    return found
+
+
+_SECTION = re.compile(r"^(args|arguments|parameters|params)\s*:?\s*$", re.IGNORECASE)
+_OTHERS = re.compile(r"^(returns?|raises|yields|examples?|notes?)\s*:?\s*$", re.IGNORECASE)
+_ENTRY = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s+(\S.*)$")
+_FIELD = re.compile(r"^\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)$")
+_OTHER_FIELD = re.compile(r"^\s*:\w+[^:]*:")
+
+
+def _documentation(text: str) -> tuple[str, dict[str, str]]:
+    """The description in a docstring, and those of parameters: an "Args:" section, or `:param`."""
+    about: list[str] = []
+    described: dict[str, str] = {}
+    section, latest = "", ""
+    for line in text.splitlines():
+        if _SECTION.match(line) or _OTHERS.match(line):
+            section, latest = ("args" if _SECTION.match(line) else "other"), ""
+        elif found := _FIELD.match(line):
+            section, latest = "fields", found[1]
+            described[latest] = found[2].strip()
+        elif _OTHER_FIELD.match(line):
+            section, latest = "fields", ""
+        elif (
+            section == "args"
+            and (found := _ENTRY.match(line))
+            and not (latest and line.startswith("        "))
+        ):
+            latest = found[1]
+            described[latest] = found[2].strip()
+        elif section in ("args", "fields") and latest and line.strip():
+            described[latest] += " " + line.strip()
+        elif not section:
+            about.append(line)
+    return "\n".join(about).strip(), described
+
+
+def _struct(
+    name: str, fields: dict[str, tuple[Any, Any]], described: dict[str, str]
+) -> type[msgspec.Struct]:
+    """A struct of the parameters, which converts arguments and has their schema."""
+    found: list[tuple[str, Any, Any]] = []
+    for parameter, (kind, default) in fields.items():
+        about = described.get(parameter)
+        if get_origin(kind) is Annotated:
+            kind, *notes = get_args(kind)
+            about = next((note for note in notes if isinstance(note, str)), about)
+            for note in notes:
+                if isinstance(note, msgspec.Meta):
+                    kind = Annotated[kind, note]
+        if default is None:
+            kind = Optional[kind]  # noqa: UP045  # `|` does not take every type
+        if about:
+            kind = Annotated[kind, msgspec.Meta(description=about)]
+        given = default
+        if default is not msgspec.NODEFAULT:
+            given = msgspec.field(default_factory=partial(_same, default))
+        found.append((parameter, kind, given))
+    struct = msgspec.defstruct(name, found, kw_only=True, forbid_unknown_fields=True)
+    try:
+        msgspec.convert({}, struct, dec_hook=_decode)
+    except msgspec.ValidationError:
+        pass  # of what is required: the types themselves are known
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    return struct
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _schema(struct: type[msgspec.Struct]) -> dict[str, JSON]:
+    """The schema of the parameters: without titles, with definitions used once in their place."""
+    try:
+        (_,), definitions = msgspec.json.schema_components([struct], schema_hook=_pydantic_schema)
+    except TypeError as error:
+        raise TypeError(f"{struct.__name__}: {error}") from None
+    root = definitions.pop(struct.__name__)
+    for field in msgspec.structs.fields(struct):
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = msgspec.to_builtins(field.default_factory(), enc_hook=_encode)
+            root["properties"][field.name]["default"] = default
+    return plain_schema({**root, "$defs": definitions})
+
+
+def plain_schema(schema: dict[str, JSON]) -> dict[str, JSON]:
+    """The schema without titles, with all definitions at its root, and those used once in their
+    place.
+
+    >>> plain_schema({"type": "object", "title": "T", "properties": {"title": {"type": "string"}}})
+    {'type': 'object', 'properties': {'title': {'type': 'string'}}}
+    """
+    definitions: dict[str, JSON] = {}
+    uses: Counter[str] = Counter()
+
+    def walk(value: JSON, names: bool = False) -> JSON:
+        if isinstance(value, list):
+            return [walk(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if names:  # of properties, not keywords
+            return {name: walk(each) for name, each in value.items()}
+        for name, each in {**value.get("$defs", {}), **value.get("definitions", {})}.items():
+            if name not in definitions:
+                definitions[name] = True  # before what it holds, which may be itself
+                definitions[name] = walk(each)
+        found: dict[str, JSON] = {}
+        for name, each in value.items():
+            if name in ("$defs", "definitions") or (name == "title" and isinstance(each, str)):
+                continue
+            if name == "$ref" and isinstance(each, str):
+                each = f"#/$defs/{each.rpartition('/')[2]}"
+                uses[each.rpartition("/")[2]] += 1
+            elif name not in ("default", "enum", "const", "examples"):
+                each = walk(each, name in ("properties", "patternProperties"))
+            found[name] = each
+        return found
+
+    def inline(value: JSON, within: frozenset[str] = frozenset()) -> JSON:
+        if isinstance(value, list):
+            return [inline(each, within) for each in value]
+        if not isinstance(value, dict):
+            return value
+        name = str(value.get("$ref", "")).rpartition("/")[2]
+        rest = {key: inline(each, within) for key, each in value.items() if key != "$ref"}
+        if name in definitions and uses[name] == 1 and name not in within:
+            return {**inline(definitions[name], within | {name}), **rest}
+        if name in definitions:
+            kept.add(name)
+            rest = {"$ref": value["$ref"], **rest}
+        return rest
+
+    kept: set[str] = set()
+    done: dict[str, JSON] = {}
+    root = inline(walk(schema))
+    while left := kept - done.keys():
+        done.update({name: inline(definitions[name], frozenset((name,))) for name in sorted(left)})
+    return {**root, "$defs": done} if done else root
+
+
+def _pydantic_schema(kind: type) -> dict[str, JSON]:
+    if not hasattr(kind, "model_json_schema"):
+        raise NotImplementedError(kind)
+    schema: dict[str, JSON] = kind.model_json_schema()
+    return schema
+
+
+def _decode(kind: type, value: Any) -> Any:
+    """A value of a type that msgspec does not know."""
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    raise TypeError(f"there is no schema for {kind!r}")
+
+
+def _converted(text: str, struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The arguments that a model wrote, in the types of the parameters. Numbers in quotes, and an
+    object in quotes, count as what they stand for, as small models write such. Raises ToolError."""
+    name = struct.__name__
+    try:
+        value = json.loads(text) if text.strip() else {}
+        if isinstance(value, str):
+            value = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"The arguments of {name!r} are no JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise ToolError(f"The arguments of {name!r} must be a JSON object.")
+    try:
+        made = msgspec.convert(value, struct, strict=False, dec_hook=_decode)
+    except (ValueError, RecursionError) as error:  # of msgspec, and of pydantic
+        raise ToolError(f"The arguments of {name!r} do not fit its parameters: {error}") from None
+    return msgspec.structs.asdict(made)
+
+
+class OutputType:
+    """A type for answers: the format to ask for, and the value of an answer.
+
+    >>> OutputType(list[int]).value('{"value": [1, 2]}')
+    [1, 2]
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._wrapped = _struct("answer", {"value": (kind, msgspec.NODEFAULT)}, {})
+        schema = _schema(self._wrapped)
+        inner = schema["properties"]["value"]
+        self._bare = "properties" in inner  # an object needs none around it
+        if self._bare:
+            schema = {**inner, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", getattr(kind, "__name__", "answer"))[:64] or "answer"
+        self.format = JSONSchema(name, schema)
+
+    def value(self, text: str) -> Any:
+        """What an answer stands for. Raises ToolError, in words for the model."""
+        text = _FENCE.sub(r"\1", text.strip())
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"The answer is no JSON: {error}.") from None
+        try:
+            return msgspec.convert(
+                {"value": value} if self._bare else value,
+                self._wrapped,
+                strict=False,
+                dec_hook=_decode,
+            ).value  # type: ignore[attr-defined]  # of a struct made here
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"The answer does not fit its schema: {error}.") from None
+
+
+_FENCE = re.compile(r"^```(?:json)?\s*\n(.*)\n```$", re.DOTALL)
+
+# ---- what a function gives -------------------------------------------------------------------
+
+
+def _output(value: Any) -> Output:
+    """A function's result for the model: text and parts as they are, the rest as JSON."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case bytes() | bytearray():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                raise ToolError(f"It gave {len(value)} bytes, which are no text.") from None
+        case Message():
+            return value.parts
+        case list() | tuple() if any(isinstance(each, _PARTS) for each in value):
+            return tuple(each if isinstance(each, _PARTS) else Text(str(each)) for each in value)
+        case _ if isinstance(value, _PARTS):
+            return (value,)
+    return msgspec.json.encode(value, enc_hook=_encode).decode()
+
+
+def _encode(value: Any) -> Any:
+    """JSON for what msgspec cannot encode: a pydantic model, or its text."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+
+_T = TypeVar("_T")
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    """Call a function in a thread of its own, which a cancelled call no longer waits for: nothing
+    stops a thread, and one that hangs must hold up neither its agent nor the end of the process."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    def work() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = context.run(function)
+        except StopIteration as stop:  # no future takes it
+            error = RuntimeError(f"StopIteration: {stop}")
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="dragoman-tool", daemon=True).start()
+    return await future

@@ -1,0 +1,210 @@
+"""Runs the tools that a model calls: whose call it is, its limits, and its result as an item.
+
+A call that goes wrong is a result too, which says to the model what to do about it: nothing a tool
+does raises here, and no traceback reaches the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.item import (
+    Call,
+    CallOutput,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    Part,
+    Text,
+)
+from dragoman.core.request import CustomTool, FunctionTool
+
+_log = logging.getLogger("dragoman")
+
+Output = str | tuple[Part, ...]
+"""What a tool gives to the model."""
+
+Next = Literal["model", "user"]
+Approval = Literal["always", "never"] | Callable[[Call], bool | Awaitable[bool]]
+"""Whether a call needs a person's consent: it does, it does not, or a function of the call says
+so."""
+
+SECONDS = 120.0
+LONGEST = 200_000
+"""Characters of a result, where the tool has no limit of its own."""
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the model, in these words, what went wrong.
+
+    >>> raise ToolError("There is no city of that name. Ask the user for the country.")
+    Traceback (most recent call last):
+    ...
+    dragoman.tools.run.ToolError: There is no city of that name. Ask the user for the country.
+    """
+
+
+class Context(Struct, frozen=True):
+    """What a tool may know besides its arguments: the call, who asks, and the `state` that the
+    agent was given. `report` shows something to whoever watches the run."""
+
+    call: Call
+    caller: Caller = ANYONE
+    state: Any = None
+    report: Callable[[Any], None] = lambda _: None
+
+
+class Tool(Protocol):
+    """A name, a schema and an asynchronous call.
+
+    - `spec` is what the model is shown.
+    - `after` says who speaks after its result: the model, or the user.
+    - With `auto_retry` the model may try again after an error.
+    - `auto_truncate` is the number of characters a result is cut down to.
+    - A tool that is not `enabled` is hidden from the model; a call of it is run all the same.
+    - `seconds` is how long a call may take.
+    - One that is `repeatable` may be run again when it is unknown whether it was run.
+    """
+
+    spec: FunctionTool | CustomTool
+    after: Next
+    auto_retry: bool
+    auto_truncate: int | None
+    enabled: bool
+    approval: Approval
+    seconds: float | None
+    repeatable: bool
+
+    def call(self, text: str, context: Context) -> Awaitable[Output]:
+        """Run it on the arguments, or the free text, that the model wrote. Raises what it likes."""
+        ...
+
+
+class Result(Struct, frozen=True):
+    """What became of a call: the item for the model, whether that is an error, and what follows."""
+
+    output: CallOutput
+    error: bool = False
+    after: Next = "model"
+    retry: bool = True
+
+
+class Runner:
+    """Tools by name, each with one owner: here.
+
+    Raises ValueError where two have the same name.
+    """
+
+    def __init__(self, tools: Iterable[Tool] = (), *, seconds: float = SECONDS) -> None:
+        self.tools: dict[str, Tool] = {}
+        self._seconds = seconds
+        for tool in tools:
+            if self.tools.setdefault(tool.spec.name, tool) is not tool:
+                raise ValueError(f"there are two tools with the name {tool.spec.name!r}")
+
+    def offered(self) -> tuple[FunctionTool | CustomTool, ...]:
+        """What the model is shown."""
+        return tuple(tool.spec for tool in self.tools.values() if tool.enabled)
+
+    def owns(self, call: Call) -> bool:
+        """Whether a call is run here."""
+        return call.namespace is None and call.name in self.tools
+
+    async def needs_approval(self, call: Call) -> bool:
+        """Whether a person must consent first. A rule that fails is a yes."""
+        tool = self.tools.get(call.name)
+        if tool is None or isinstance(tool.approval, str):
+            return tool is not None and tool.approval == "always"
+        try:
+            needed = tool.approval(call)
+            return bool(await needed if isinstance(needed, Awaitable) else needed)
+        except Exception:
+            _log.exception("the rule of approval of the tool %s failed", call.name)
+            return True
+
+    async def run(self, call: Call, context: Context) -> Result:
+        """Run one call. Raises nothing but CancelledError, when it is cancelled itself."""
+        tool = self.tools.get(call.name)
+        if tool is None:
+            names = ", ".join(spec.name for spec in self.offered()) or "none"
+            return failed(call, f"There is no tool {call.name!r}. The tools are: {names}.")
+        seconds = self._seconds if tool.seconds is None else tool.seconds
+        text = call.input if isinstance(call, CustomToolCall) else call.arguments
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                output = await tool.call(text, context)
+            if isinstance(output, str):
+                output = truncated(output, tool.auto_truncate or LONGEST)
+            else:
+                output = tuple([_cut(part, tool.auto_truncate or LONGEST) for part in output])
+            return Result(_item(call, output), after=tool.after)
+        except ToolError as error:
+            return failed(call, truncated(str(error), LONGEST), retry=tool.auto_retry)
+        except TimeoutError as error:
+            problem = (
+                f"It did not end within {seconds:g} seconds." if limit.expired() else _said(error)
+            )
+        except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            _log.warning("the tool %s failed", call.name, exc_info=error)
+            problem = _said(error)
+        problem = (
+            f"The tool {call.name!r} failed. {truncated(problem, tool.auto_truncate or LONGEST)}"
+        )
+        return failed(call, problem, retry=tool.auto_retry)
+
+
+def failed(call: Call, problem: str, *, retry: bool = True) -> Result:
+    """The result of a call that went wrong, or was not made."""
+    return Result(_item(call, problem), error=True, retry=retry)
+
+
+def _item(call: Call, output: Output) -> CallOutput:
+    if isinstance(call, CustomToolCall):
+        return CustomToolCallOutput(call.call_id, output)
+    return FunctionCallOutput(call.call_id, output)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        words = str(error)
+    except Exception:
+        words = ""
+    return f"{type(error).__name__}: {words}" if words else f"{type(error).__name__}."
+
+
+def _cut(part: Part, most: int) -> Part:
+    return Text(truncated(part.text, most)) if isinstance(part, Text) else part
+
+
+_ENDS = (re.compile(r"\n\s*\n"), re.compile(r"\n"), re.compile(r"[.!?]\s"), re.compile(r"\s"))
+"""Where a text may be cut: after a paragraph, a line, a sentence, a word."""
+
+
+def truncated(text: str, most: int) -> str:
+    """A text of at most `most` characters: cut after a paragraph, a line, a sentence or a word of
+    its last third, if there is one, and with three dots.
+
+    >>> truncated("One sentence. Another one", 20)
+    'One sentence....'
+    >>> truncated("short", 20)
+    'short'
+    """
+    if len(text) <= most:
+        return text
+    room = max(most - 3, 0)
+    for end in _ENDS:
+        places = [found.end() for found in end.finditer(text, room * 2 // 3, room)]
+        if places:
+            return text[: places[-1]].rstrip() + "..."
+    return text[:room] + "..."[:most]
