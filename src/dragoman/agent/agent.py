@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from dragoman.client.answer import Answer, AnswerError, Stream
 from dragoman.client.client import LOOP, Client, Input, build_request, engine_of
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Event, ItemDone
+from dragoman.core.event import Event, Failed, ItemDone
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
     Call,
@@ -266,8 +266,9 @@ class RunStream(Stream):
         pending = tuple(unanswered(run.output)) if run.status == "completed" else ()
         value: Any = run.text
         if agent.output is not None:
+            said = [item.text for item in run.output if isinstance(item, Message)]
             try:
-                value = agent.output.value(run.text)
+                value = agent.output.value(said[-1] if said else "")
             except ToolError:
                 value = None
         return replace(run, stopped=stopped, pending=pending, value=None if pending else value)
@@ -282,18 +283,22 @@ class RunStream(Stream):
                 agent.add([failed(call, MOVED_ON).output for call in pending])
             if not said and not agent.history:
                 raise TypeError("nothing was said yet that could be answered")
-            items, typed = (*agent.history, *said), agent.output
+            typed = agent.output
+            try:
+                model = asked.model or agent.model or await _first_model(agent.engine)
+                known = await agent.engine.capabilities(model)
+            except FaultError as error:
+                yield Failed(error.fault)
+                return
             request = replace(
                 asked,
-                model=asked.model or agent.model or await _first_model(agent.engine),
-                items=items,
+                model=model,
+                items=(*agent.history, *said),
                 instructions=asked.instructions or agent.instructions,
                 # Some servers suppress calls where a schema is asked for.
                 format=asked.format if typed is None or agent.tools.offered() else typed.format,
             )
-            context = agent.context
-            if context is None:
-                context = (await agent.engine.capabilities(request.model)).context
+            context = known.context if agent.context is None else agent.context
             request = replace(request, items=agent.prompt(request, context))
             loop = _AgentLoop(agent, {call.call_id for call in pending}, self._allow)
             done: list[Item] = []

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, update_wrapper
-from typing import Annotated, Any, Literal, Optional, TypeVar, get_args, get_origin, overload
+from typing import Annotated, Any, Literal, Optional, TypeVar, cast, get_args, get_origin, overload
 
 import msgspec
 
@@ -141,7 +141,7 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
 def as_tool(given: Tool | Callable[..., Any]) -> Tool:
     """A tool, or the tool of a function. Raises TypeError for anything else."""
     if hasattr(given, "call") and hasattr(given, "spec"):
-        return given
+        return cast("Tool", given)
     if not callable(given):
         raise TypeError(f"{type(given).__name__} is neither a tool nor a function")
     return PythonTool(given)
@@ -160,7 +160,7 @@ def _signature(function: Callable[..., Any], name: str) -> dict[str, tuple[Any, 
     found: dict[str, tuple[Any, Any]] = {}
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TypeError(f"{name}: {parameter} is variadic, and a schema has no place for it")
+            raise TypeError(f"{name}: {parameter.name} is variadic, and has no place in a schema")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise TypeError(f"{name}: {parameter.name} is positional only, and cannot be named")
         if parameter.name not in hints:
@@ -278,7 +278,7 @@ def plain_schema(schema: dict[str, JSON]) -> dict[str, JSON]:
         for name, each in value.items():
             if name in ("$defs", "definitions") or (name == "title" and isinstance(each, str)):
                 continue
-            if name == "$ref" and isinstance(each, str):
+            if name == "$ref" and isinstance(each, str) and each.startswith("#/"):
                 each = f"#/$defs/{each.rpartition('/')[2]}"
                 uses[each.rpartition("/")[2]] += 1
             elif name not in ("default", "enum", "const", "examples"):
@@ -292,7 +292,11 @@ def plain_schema(schema: dict[str, JSON]) -> dict[str, JSON]:
         if not isinstance(value, dict):
             return value
         name = str(value.get("$ref", "")).rpartition("/")[2]
-        rest = {key: inline(each, within) for key, each in value.items() if key != "$ref"}
+        rest = {
+            key: inline(each, within)
+            for key, each in value.items()
+            if key != "$ref" or name not in definitions
+        }
         if name in definitions and uses[name] == 1 and name not in within:
             return {**inline(definitions[name], within | {name}), **rest}
         if name in definitions:
@@ -310,7 +314,7 @@ def plain_schema(schema: dict[str, JSON]) -> dict[str, JSON]:
 
 def _pydantic_schema(kind: type) -> dict[str, JSON]:
     if not hasattr(kind, "model_json_schema"):
-        raise NotImplementedError(kind)
+        raise TypeError(f"{kind!r} is no type that msgspec or pydantic has a schema for")
     schema: dict[str, JSON] = kind.model_json_schema()
     return schema
 
@@ -352,6 +356,8 @@ class OutputType:
         self._wrapped = _struct("answer", {"value": (kind, msgspec.NODEFAULT)}, {})
         schema = _schema(self._wrapped)
         inner = schema["properties"]["value"]
+        if "$ref" in inner:
+            inner = schema["$defs"][inner["$ref"].rpartition("/")[2]]
         self._bare = "properties" in inner  # an object needs none around it
         if self._bare:
             schema = {**inner, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}
