@@ -71,6 +71,10 @@ class HTTPExchange(Exchange):
         """Whether the client does not keep up."""
         return self.connection.flow.write_paused
 
+    @property
+    def unread(self) -> int:
+        return self.connection.transport.get_write_buffer_size()
+
     def listen(self, peer: Peer | None) -> None:
         self.peer = peer
         if self.disconnected and peer is not None:

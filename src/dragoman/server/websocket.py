@@ -467,13 +467,15 @@ class Connection:
                 await self._wakeup.wait()
                 self._wakeup.clear()
                 self._sending = True
-                async with asyncio.timeout(self.service.settings.stall):
+                stall, loop = self.service.settings.stall, asyncio.get_running_loop()
+                async with asyncio.timeout(stall) as patience:
                     while self._queue:
                         text = self._queue.popleft()
                         await self._send({"type": "websocket.send", "text": text})
                         if room is not None and not room.writable.is_set():
                             await room.writable.wait()
                         self._size -= len(text)
+                        patience.reschedule(loop.time() + stall)
                 self._sending = False
                 if self._unread.size:
                     self._unread.close()

@@ -219,9 +219,9 @@ class Handlers:
                 page = await self._store.list_items(caller.tenant, bare(id), query.paging())
                 if page is None:
                     raise FaultError(no_conversation(id))
-                if query.after is not None and not page.items:  # it may be the last, or none
-                    if await self._store.get_item(caller.tenant, bare(id), query.after) is None:
-                        raise FaultError(_nowhere(query.after))
+                after = query.after if not page.items else None  # which may be the last, or none
+                if after and not await self._store.get_item(caller.tenant, bare(id), after):
+                    raise FaultError(_nowhere(after))
                 exchange.reply(200, encode_list(shown(page.items, query.include), page.more))
             case ["items", name]:
                 item = await self._store.get_item(caller.tenant, bare(id), name)
