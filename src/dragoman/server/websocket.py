@@ -145,8 +145,8 @@ class Turn(Responder):
         super().__init__(service, connection.exchange, caller, plan, RESPONSES)
         self._connection = connection
         self._asked = asked
-        # What ends each event: of which lane it is.
-        self._ending = b"}" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
+        # What ends each event of a lane that has a name.
+        self._ending = b"" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
         self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
         self.failed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,9 +161,10 @@ class Turn(Responder):
                 self.fail(first.fault)
                 self.leave()
                 return
-            found = self._encoder.frames(events)
-            texts = [(data[:-1] + self._ending).decode() for data in found]
-            full = self._connection.write(*texts)
+            frames = self._encoder.frames(events)
+            if self._ending:
+                frames = [frame[:-1] + self._ending for frame in frames]
+            full = self._connection.write(*map(bytes.decode, frames))
             self._asked.status = 200
             if isinstance(last, TERMINAL):
                 if self._asked.entry is not None:
@@ -469,13 +470,16 @@ class Connection:
                 self._sending = True
                 stall, loop = self.service.settings.stall, asyncio.get_running_loop()
                 async with asyncio.timeout(stall) as patience:
+                    last = 0  # bytes of the frame before
                     while self._queue:
                         text = self._queue.popleft()
                         await self._send({"type": "websocket.send", "text": text})
-                        if room is not None and not room.writable.is_set():
-                            await room.writable.wait()
-                        self._size -= len(text)
+                        self._size -= last  # hosts send the next one when the client took that
+                        last = len(text)
                         patience.reschedule(loop.time() + stall)
+                    if room is not None:
+                        await room.writable.wait()
+                    self._size -= last
                 self._sending = False
                 if self._unread.size:
                     self._unread.close()
