@@ -102,6 +102,8 @@ PIECE = 32 * 1024
 """How many bytes of an answer are decoded in one turn of the event loop."""
 LARGE = 128 * 1024
 """How many bytes without an event are decoded in a thread, and their values counted."""
+FRAMING = 300
+"""About how many bytes of an event are not kept: what names it, and the answer."""
 MAX_VALUES = 3_000_000
 """How many values one JSON value of an answer may have in it."""
 _EXPLAINED = (NetTimeoutError, TooLargeError)
@@ -148,6 +150,7 @@ class UpstreamAnswer(Struct, eq=False):
     _divided: bool = False  # there is more of what was read
     _silent: int = 0  # bytes that were read since the last event
     _values: int = 0  # in them, at the most
+    _kept: int = 0  # bytes that are kept of the answer, about, and that nobody was told of
     _ready: tuple[list[Event], bool] | None = None  # decoded apart, and whether it is the end
     _late: list[Event] = []  # what came in TAIL
     _paused: bool = False
@@ -229,6 +232,11 @@ class UpstreamAnswer(Struct, eq=False):
                 events = request.decoder.feed(data) if data else []
             else:
                 (events, over), self._ready, data = self._ready, None, b""
+            if (kept := len(data) - FRAMING * len(events)) > 0:
+                self._kept += kept
+                if self._kept > LARGE and request.caller.count is not None:
+                    request.caller.count(self._kept)
+                    self._kept = 0
             if events:
                 self._silent = self._values = 0
             elif not over:

@@ -127,12 +127,15 @@ class HTTPExchange(Exchange):
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
         if self._head:
             body, self._head = self._head + body, b""
-        if len(body) > HIGH_WATER_LIMIT:
+        large = len(body) > HIGH_WATER_LIMIT and not self.counted
+        if large:
             connection.hold(self.tenant, len(body))
         if body:
             connection.transport.write(body)
         if not more:
             connection.complete(self)
+        elif large and not connection.flow.write_paused:  # it was read at once
+            connection.release()
         return connection.flow.write_paused
 
 
@@ -233,7 +236,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         self.connections.discard(self)
         self._give_up()
-        self._release()
+        self.release()
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -274,7 +277,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._release()
+        self.release()
         if self._answered is not None and self._answered.peer is not None:
             self._answered.peer.drained()
         self._answer()
@@ -286,7 +289,8 @@ class HTTPProtocol(HttpToolsProtocol):
         unread = hold.size if self.flow.write_paused else 0
         hold.resize(min(unread + size, budget.share))
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Nothing of what was written is unread, or nobody will read it."""
         if self._hold is not None:
             self._hold.close()
             self._hold = None
@@ -447,7 +451,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
         if self._hold is not None and not self.flow.write_paused:
-            self._release()
+            self.release()
         if not exchange.keep_alive:
             self.transport.close()
         if self.transport.get_write_buffer_size():

@@ -172,9 +172,8 @@ def pack_record(record: Record) -> tuple[bytes, list[Part]]:
 def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
     """The record of a row: its id, tenant, wire, time and predecessor, its bytes, its metadata,
     the digests of its parts, its response, and the owner, lease and wish for the end of its run."""
-    id, tenant, wire, created_at, previous, data, metadata, _, packed, owner, lease, cancelling = (
-        row
-    )
+    id, tenant, wire, created_at, previous, data, metadata, _, packed = row[:9]
+    owner, lease, cancelling = row[9:12]
     response = None if packed is None else unpack(packed, Response)
     whole = data[:1] != _RECORD  # a version packed records whole, items with the ids we derive
     body: Any = unpack(data, Record) if whole else unpack(data[1:], _Body)

@@ -29,6 +29,8 @@ from dragoman.core.response import Response
 
 from . import retention
 from .base import (
+    APART,
+    AT_ONCE,
     RUNNING,
     ConflictError,
     Conversation,
@@ -79,8 +81,15 @@ _INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_
 _CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
     ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
 
+_SIZE = "length(r.record) + coalesce(length(r.response), length(e.response), 0)"
 _RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
     coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
+_FITTING = f"""SELECT r.id, r.tenant, r.wire, r.created_at, r.previous,
+    CASE WHEN {_SIZE} <= {AT_ONCE} THEN r.record END, r.metadata, r.parts,
+    CASE WHEN {_SIZE} <= {AT_ONCE} THEN coalesce(r.response, e.response) END,
+    u.owner, u.lease, u.cancelling, {_SIZE}"""
+"""The same without what is large, and the size of that."""
+_DATA, _RESPONSE_DATA = 5, 8  # the columns of what is large
 _PARTS = 7  # the column of _RECORD that holds the digests
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
@@ -140,6 +149,7 @@ class Store(ABC):
         self._retention = kept or Retention()
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
+        self._unpacking = asyncio.Lock()
 
     @property
     def secret(self) -> bytes:
@@ -256,9 +266,9 @@ class Store(ABC):
         ending.add_done_callback(lambda _: self._pubsub.publish_soon(id))
         return ending
 
-    async def get(self, tenant: str, id: str) -> Record | None:
+    async def get(self, tenant: str, id: str, room: Room | None = None) -> Record | None:
         """A response."""
-        found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant)
+        found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant, room=room)
         return found[0] if found else None
 
     async def chain(self, tenant: str, id: str, room: Room | None = None) -> tuple[Record, ...]:
@@ -272,35 +282,48 @@ class Store(ABC):
                 SELECT p.seq, p.previous, chain.depth + 1 FROM chain
                 JOIN responses p ON p.id = chain.previous AND p.tenant = $2
             ), size (bytes) AS (
-                SELECT sum(length(r.record) + coalesce(length(r.response), length(e.response), 0))
+                SELECT coalesce(sum({_SIZE}), 0)
                 FROM chain JOIN responses r ON r.seq = chain.seq {_ENDS}
             )
-            {_RECORD}, size.bytes FROM chain JOIN responses r ON r.seq = chain.seq {_JOINED}
-            JOIN size ON size.bytes <= $3 OR chain.depth = 0 ORDER BY chain.depth DESC
+            {_RECORD}, size.bytes FROM size LEFT JOIN chain ON size.bytes <= $3
+            LEFT JOIN responses r ON r.seq = chain.seq {_JOINED} ORDER BY chain.depth DESC
         """
-        rows = await self._read(statement, id, tenant, room.left)
-        room.take(rows[0][-1] if rows else 0)
+        fits, size = room.left if room.count is None else min(room.left, AT_ONCE), 0
+        while True:
+            rows = await self._read(statement, id, tenant, fits)
+            size, before = rows[0][-1], size
+            room.read(size - before)
+            if size <= fits:
+                break
+            fits = size
+        if rows[0][0] is None:
+            return ()
         records = await self._recorded([row[:-1] for row in rows], room)
         whole = records and len(records) == len(rows) and records[0].previous is None
         return tuple(records) if whole else ()
 
-    async def find_items(self, tenant: str, items: Iterable[str]) -> dict[str | None, Item]:
+    async def find_items(
+        self, tenant: str, items: Iterable[str], room: Room | None = None
+    ) -> dict[str | None, Item]:
         """The items with these ids in the input or output of any response, the first of each."""
-        wanted = dict.fromkeys(items)
-        seqs: dict[int, None] = {}
+        wanted, room = dict.fromkeys(items), room or Room()
+        sizes: dict[int, int] = {}
         for keys in chunks(_index_keys(wanted)):
             listed = places(len(keys), 2)
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
-            statement = f"SELECT r.seq FROM responses r WHERE {where}"
-            seqs |= dict.fromkeys(seq for (seq,) in await self._read(statement, tenant, *keys))
+            statement = f"SELECT r.seq, {_SIZE} FROM responses r {_ENDS} WHERE {where}"
+            sizes |= {seq: size for seq, size in await self._read(statement, tenant, *keys)}
         found: dict[str | None, Item] = {}
-        for some in chunks(sorted(seqs), 8):  # records may be large
+        large = sum(size > AT_ONCE for size in sizes.values())
+        for some in chunks(sorted(sizes), 1 if large else 8):
             where = f"WHERE r.seq IN ({places(len(some))}) ORDER BY r.seq"
-            for record in await self._records(where, *some):
+            each = Room(count=room.count)
+            for record in await self._records(where, *some, room=each):
                 for item in record.items:
                     if item.id in wanted and not isinstance(item, ItemReference):
                         found.setdefault(item.id, item)
+            each.hold(-each.held)  # what is wanted of it is counted by its own size
         return found
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
@@ -320,6 +343,19 @@ class Store(ABC):
                 found[id] = StoredAnswer(model_of(record), unpack(response, Response))
         return tuple(found.values())
 
+    async def log_size(self, id: str, most: int) -> tuple[int, int]:
+        """How many bytes the log of a response has, and `most` segments in a row at the most; 0
+        where there is none."""
+        statement = f"""SELECT coalesce(sum(size), 0), coalesce(max(together), 0) FROM (
+            SELECT length(s.events) AS size,
+                sum(length(s.events)) OVER (ORDER BY s.first ROWS {most - 1:d} PRECEDING) AS together
+            FROM segments s JOIN responses r ON r.seq = s.seq WHERE r.id = $1) AS sizes"""
+        ((size, together),) = await self._read(statement, id)
+        if not size:
+            whole = "SELECT coalesce(sum(length(response)), 0) FROM responses WHERE id = $1"
+            ((size,),) = await self._read(whole, id)
+        return size, together or size
+
     async def log(self, id: str, first: int = 0, most: int = 2**31) -> tuple[LogSegment, ...]:
         """The log from this index on, in order, `most` segments of it; nothing at its end."""
         statement = """SELECT s.first, s.events FROM segments s
@@ -327,11 +363,14 @@ class Store(ABC):
                 (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
             ORDER BY s.first LIMIT $3"""
         rows = await self._read(statement, id, first, most)
-        log = [LogSegment(place, unpack_events(data)) for place, data in rows]
-        if not log:
+        if rows:
+            log = await self._apart(sum([len(data) for _, data in rows]), _segments, rows)
+        else:
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"
-            for (response,) in await self._read(whole, id):
-                log = [LogSegment(0, tuple(unfold(unpack(response, Response))))]
+            log = ()
+            for (data,) in await self._read(whole, id):
+                response = await self._apart(len(data), unpack, data, Response)
+                log = (LogSegment(0, tuple(unfold(response))),)
         from_here: list[LogSegment] = []
         for segment in log:
             if (skip := max(0, first - segment.first)) < len(segment.events):
@@ -347,7 +386,9 @@ class Store(ABC):
 
         await self._pubsub.wait(id, is_over, seconds, self.POLL)
 
-    async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> Page[Record]:
+    async def list_responses(
+        self, tenant: str, wire: str | None, paging: Paging, room: Room | None = None
+    ) -> Page[Record]:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
@@ -359,7 +400,8 @@ class Store(ABC):
             values.append(paging.after)
             where += f""" AND r.seq {sign} (SELECT seq FROM responses
                 WHERE id = ${len(values)} AND tenant = $1)"""
-        found = await self._records(f"{where} ORDER BY r.seq {order} LIMIT $2", *values)
+        tail = f"{where} ORDER BY r.seq {order} LIMIT $2"
+        found = await self._records(tail, *values, room=room)
         return Page(tuple(found[: paging.limit]), len(found) > paging.limit)
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
@@ -374,9 +416,24 @@ class Store(ABC):
         self._pubsub.publish_soon(id)
         return gone > 0
 
-    async def _records(self, tail: str, *values: object) -> list[Record]:
-        statement = f"{_RECORD} FROM responses r {_JOINED} {tail}"
-        return await self._recorded(await self._read(statement, *values))
+    async def _apart(self, size: int, work: Callable[..., T], *given: object) -> T:
+        """What is made of so many bytes; in a thread where they are many, one at a time: they would
+        only take it from each other."""
+        if size <= APART:
+            return work(*given)
+        async with self._unpacking:
+            return await asyncio.to_thread(work, *given)
+
+    async def _records(
+        self, tail: str, *values: object, room: Room | None = None
+    ) -> list[Record]:
+        columns = _RECORD if room is None else _FITTING
+        rows = await self._read(f"{columns} FROM responses r {_JOINED} {tail}", *values)
+        if room is not None:
+            room.read(sum([row[-1] for row in rows]))
+            if None in [row[_DATA] for row in rows]:
+                rows = await self._read(f"{_RECORD} FROM responses r {_JOINED} {tail}", *values)
+        return await self._recorded(rows, room)
 
     async def _recorded(self, rows: Sequence[Row], room: Room | None = None) -> list[Record]:
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
@@ -387,17 +444,19 @@ class Store(ABC):
             {digest for row in rows if row[_PARTS] for digest in digests(row[_PARTS])}
         ):
             where = f"WHERE digest IN ({places(len(some), 2)})"
-            fits = f"(SELECT sum(length(data)) FROM parts {where}) <= $1"
-            statement = f"SELECT digest, CASE WHEN {fits} THEN data END FROM parts {where}"
-            found += await self._read(statement, room.left, *some)
-            if found and found[-1][1] is None:
-                raise TooMuchError
-        parts = Parts(found, room)
-        return [
-            unpack_record(row, parts)
-            for row in rows
-            if not row[_PARTS] or parts.have(digests(row[_PARTS]))
-        ]
+            statement = f"""SELECT digest, CASE WHEN size <= $1 THEN data END, size FROM parts,
+                (SELECT sum(length(data)) AS size FROM parts {where}) AS sizes {where}"""
+            fits = room.left if room.count is None else min(room.left, AT_ONCE)
+            data = await self._read(statement, fits, *some)
+            if data and data[0][-1] > fits:
+                if data[0][-1] > room.left:
+                    raise TooMuchError
+                room.hold(data[0][-1])
+                data = await self._read(statement, data[0][-1], *some)
+            found += [row[:2] for row in data if row[1] is not None]
+        size = sum([len(row[_DATA]) + len(row[_RESPONSE_DATA] or b"") for row in rows])
+        size += sum([len(data) for _, data in found])
+        return await self._apart(size, _unpacked, rows, Parts(found, room))
 
     # ---- leases --------------------------------------------------------------------------
 
@@ -514,25 +573,31 @@ class Store(ABC):
         where there is no room for all of them."""
         if await self.get_conversation(tenant, id) is None:
             return None
-        if room is not None:
-            size = "SELECT coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
-            room.take((await self._read(size, id))[0][0])
         where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
         sign, order = _direction(paging)
         values: list[object] = [id, paging.limit + 1]
         if paging.after is not None:
             values.append(paging.after)
             where += f" AND place {sign} (SELECT place FROM items {where} AND id = $3)"
-        statement = f"SELECT item FROM items {where} ORDER BY place {order} LIMIT $2"
-        rows = await self._read(statement, *values)
-        items = tuple(unpack(data, Item) for (data,) in rows[: paging.limit])
+        rows = await self._items(f"{where} ORDER BY place {order} LIMIT $2", values, room)
+        size = sum([len(data) for (data,) in rows])
+        items = await self._apart(size, _items, rows[: paging.limit])
         return Page(items, len(rows) > paging.limit)
 
-    async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
+    async def get_item(
+        self, tenant: str, id: str, item: str, room: Room | None = None
+    ) -> Item | None:
         """One item."""
-        statement = f"SELECT item FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}"
-        rows = await self._read(statement, id, item, tenant)
+        where = f"WHERE conversation = $1 AND id = $2 AND {_OURS}"
+        rows = await self._items(where, (id, item, tenant), room)
         return unpack(rows[0][0], Item) if rows else None
+
+    async def _items(self, tail: str, values: Values, room: Room | None) -> Sequence[Row]:
+        if room is not None:
+            statement = f"SELECT length(item) AS size FROM items {tail}"
+            size = f"SELECT coalesce(sum(size), 0) FROM ({statement}) AS sizes"
+            room.read((await self._read(size, *values))[0][0])
+        return await self._read(f"SELECT item FROM items {tail}", *values)
 
     async def remove_item(self, tenant: str, id: str, item: str) -> bool:
         """Delete one item."""
@@ -646,6 +711,23 @@ def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[No
 
 
 # ---- rows ----------------------------------------------------------------------------------
+
+
+def _unpacked(rows: Sequence[Row], parts: Parts) -> list[Record]:
+    """The records of rows, but for those whose parts are gone."""
+    return [
+        unpack_record(row, parts)
+        for row in rows
+        if not row[_PARTS] or parts.have(digests(row[_PARTS]))
+    ]
+
+
+def _items(rows: Sequence[Row]) -> tuple[Item, ...]:
+    return tuple([unpack(data, Item) for (data,) in rows])
+
+
+def _segments(rows: Sequence[Row]) -> tuple[LogSegment, ...]:
+    return tuple([LogSegment(place, unpack_events(data)) for place, data in rows])
 
 
 def _inserts(record: Record) -> list[Insert]:
