@@ -47,7 +47,9 @@ class Held(Protocol):
 
 
 class Budget(Protocol):
-    """What all that is held counts in."""
+    """What all that is held counts in; one tenant's `share` of it."""
+
+    share: int
 
     def hold(self, tenant: str) -> Held:
         """Bytes of this tenant; none as yet."""
@@ -88,9 +90,9 @@ class Exchange:
     the answer, 0 until it is sent. `marks` are headers of the answer, beside `MARKS`. `whole` is
     the body of the request where all of it came before the handler was called, until it is taken;
     else it is to be read. `hold` is what that, and what is read from the store for it, hold of the
-    memory, the `budget`, until the answer has it; what is written is `counted` if that is in it.
-    `entry` is its line in the request log, if there is one. `passed` are headers of the request that may
-    travel to an upstream. `tenant` is whose request it is.
+    `budget`, until the answer has it; what is written is `counted` if it is in that. `entry` is its
+    line in the request log, if there is one. `passed` are headers of the request that may travel to
+    an upstream. `tenant` is whose request it is.
     """
 
     status = 0
@@ -166,6 +168,13 @@ class Exchange:
         """A header of the request, by its name in lower case; the empty string if not there."""
         value = self.headers.get(name)
         return value.decode("latin-1") if value else ""
+
+    @property
+    def room(self) -> int:
+        """How many bytes more `count` takes at the most, where nobody else holds any."""
+        if self.budget is None:
+            raise RuntimeError("nobody has said what there is room for")
+        return self.budget.share - (self.hold.size if self.hold is not None else 0)
 
     def count(self, more: int) -> None:
         """Hold so many bytes more, or fewer, until the answer was given. Raises FaultError where

@@ -129,7 +129,7 @@ class TooMuchError(Exception):
 
 class Room(Struct):
     """How many bytes may still be read, of `most` in all. `count` is told of many before they are
-    read, and of their end; it may refuse them."""
+    read, and of their end; it may refuse them. So many are `held`."""
 
     most: int = 2**62
     left: int = 2**62
@@ -151,7 +151,7 @@ class Room(Struct):
         """Hold so many more, or fewer."""
         if self.count is not None and abs(size) > AT_ONCE:
             self.count(size)
-        self.held += size
+            self.held += size
 
 
 AT_ONCE = 64 * 1024

@@ -313,7 +313,8 @@ class Store(ABC):
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
             statement = f"SELECT r.seq, {_SIZE} FROM responses r {_ENDS} WHERE {where}"
-            sizes |= {seq: size for seq, size in await self._read(statement, tenant, *keys)}
+            for seq, size in await self._read(statement, tenant, *keys):
+                sizes[seq] = size
         found: dict[str | None, Item] = {}
         large = sum(size > AT_ONCE for size in sizes.values())
         for some in chunks(sorted(sizes), 1 if large else 8):
@@ -348,7 +349,7 @@ class Store(ABC):
         where there is none."""
         statement = f"""SELECT coalesce(sum(size), 0), coalesce(max(together), 0) FROM (
             SELECT length(s.events) AS size,
-                sum(length(s.events)) OVER (ORDER BY s.first ROWS {most - 1:d} PRECEDING) AS together
+                sum(length(s.events)) OVER (ORDER BY s.first ROWS {most - 1} PRECEDING) AS together
             FROM segments s JOIN responses r ON r.seq = s.seq WHERE r.id = $1) AS sizes"""
         ((size, together),) = await self._read(statement, id)
         if not size:
@@ -424,9 +425,7 @@ class Store(ABC):
         async with self._unpacking:
             return await asyncio.to_thread(work, *given)
 
-    async def _records(
-        self, tail: str, *values: object, room: Room | None = None
-    ) -> list[Record]:
+    async def _records(self, tail: str, *values: object, room: Room | None = None) -> list[Record]:
         columns = _RECORD if room is None else _FITTING
         rows = await self._read(f"{columns} FROM responses r {_JOINED} {tail}", *values)
         if room is not None:

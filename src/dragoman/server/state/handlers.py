@@ -168,8 +168,9 @@ class Handlers:
         if record.version != ENCODER_VERSION or not (record.running or together):
             problem = "the events of this response are no longer kept; read it without stream"
             raise FaultError(bad_request(problem, "stream"))
-        # Its last events have all of it, and so have the frames that are made of them.
-        room.hold(together + room.held)
+        # Its last events have all of it, and so have the frames that are made of them. The largest
+        # have their turn when nobody else needs the room.
+        room.hold(min(together + room.held, exchange.room))
         exchange.counted = not record.running
         self._replay(replace(record, response=None), first, exchange, caller)
 

@@ -105,8 +105,10 @@ class Memory:
         count: Callable[[int], None] | None = None,
     ) -> Plan | Awaitable[Plan]:
         """How to answer a request; to be awaited only where something must be looked up: in
-        `recent`, or else in the store, of which `count` is told before it is read. Raises FaultError for what cannot be answered, also when
-        something the request names is not there."""
+        `recent`, or else in the store, of which `count` is told before it is read.
+
+        Raises FaultError for what cannot be answered, also when something the request names is not
+        there."""
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
