@@ -1,5 +1,6 @@
 """Processes that may be given up: what breaks in one message breaks nothing else."""
 
+import gc
 import os
 import signal
 import threading
@@ -132,4 +133,13 @@ def test_closing_leaves_nothing() -> None:
     child.close()
     child.close()
     assert files() == before
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_child_that_nobody_has_any_more_ends() -> None:
+    child = Child(f"{__name__}:answering", b"")
+    assert ask(child, b"hi") == b"hi"
+    pid = child._pid
+    del child
+    gc.collect()
     assert not Path(f"/proc/{pid}").exists()

@@ -191,6 +191,12 @@ async def test_every_end_of_a_raw_answer_is_read(reply, end, error) -> None:
     assert (error in response.error.message) if response.error else not error
 
 
+async def test_stop_string_that_the_server_names_is_the_answers() -> None:
+    ended = piece("x", "stop")
+    ended["choices"][0]["stop_reason"] = "END"  # as vLLM does
+    assert (await ask(stream(ended), asking())).stop_sequence == "END"
+
+
 async def test_unrenderable_item_is_refused_without_a_request() -> None:
     async with raw(pieces("x")) as (engine, up):
         response = await answered(engine, asking(Compaction("c", "x")))

@@ -9,6 +9,7 @@ import json
 
 import pytest
 
+from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, served, word
@@ -55,6 +56,7 @@ MESSAGES: list[tuple[str, bytes, int]] = [
     ),
     ("a content type twice", chat(HERE, JSON), 400),
 ]
+HOSTS = ["x, y", "localhost,localhost", "localhost localhost", "a/b", "me@localhost", "x" * 301]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,14 @@ async def test_what_http_forbids_is_refused(message, status) -> None:
         assert answers.split(b" ", 2)[1] == str(status).encode(), answers
         if status == 400:
             assert b'"type":"invalid_request_error"' in answers
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("keys", [(), (Secret("key-of-a"),)], ids=["no keys", "keys"])
+async def test_1_41_a_host_that_is_none_or_two_is_refused(host, keys) -> None:
+    headers = {"host": host, "x-api-key": "key-of-a"}
+    call = await Call(App(Stub(), Settings(keys=keys)), body=asking(), headers=headers)()
+    assert (call.status, call.json["error"]["param"]) == (400, "Host")
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])

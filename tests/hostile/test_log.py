@@ -14,6 +14,8 @@ import sys
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from dragoman.core.event import Finished
 from dragoman.core.interfaces import Secret
@@ -46,6 +48,7 @@ from tests.server.stubs import (
 CHAT, RESPONSES = PATHS["chat"], PATHS["responses"]
 KEY = "canary-7f3a9c51"
 ID = {"x-request-id": "req_mine"}
+ENDS = ("response.completed", "response.failed", "error")
 
 
 def fields(line: str) -> dict[str, Any]:
@@ -165,6 +168,75 @@ async def test_n6_a_background_run_has_a_line_at_its_end(stream, capsys) -> None
     assert (line["input_tokens"], line["output_tokens"]) == (3, 4)
     assert line["request"] == f"resp_{run.record.id}"
     await app.close()
+
+
+TURNS: list[tuple[Stub, list[dict[str, Any]], list[tuple[int, str]]]] = [
+    (Stub(), [{}, {"model": "x"}], [(200, ""), (200, "")]),
+    (Stub(*OPENING, KeyError("x")), [{}], [(200, "internal")]),
+    (Stub(KeyError("x")), [{}], [(500, "internal")]),
+    (Stub(), [{"type": "nonsense"}], [(400, "invalid_request")]),
+    (Stub(), [{"previous_response_id": "resp_x"}], [(400, "previous_response_not_found")]),
+]
+
+
+@pytest.mark.parametrize(("stub", "frames", "ends"), TURNS)
+async def test_n6_a_turn_of_a_socket_has_a_line(stub, frames, ends, capsys) -> None:
+    settings = Settings(request_log=True, log_format="json", keys=(Secret(KEY),))
+    router = Router([Route(stub, ("stub", "x"), {}, "gpus")])
+    async with served(App(router, settings)) as port:
+        headers = {"x-api-key": KEY, **ID}
+        async with connect(f"ws://127.0.0.1:{port}{RESPONSES}", additional_headers=headers) as one:
+            for frame in frames:
+                create = {"type": "response.create", **asking("responses"), **frame}
+                await one.send(json.dumps(create))
+                while json.loads(await one.recv())["type"] not in ENDS:
+                    pass
+    lines = [fields(line) for line in capsys.readouterr().err.splitlines() if "TURN" in line]
+    assert [(line["status"], line.get("fault", "")) for line in lines] == ends
+    for line, frame in zip(lines, frames, strict=True):
+        assert (line["key"], line["request"], line["path"]) == ("key-1", "req_mine", RESPONSES)
+        if "type" not in frame:
+            assert (line["model"], line["upstream"]) == (frame.get("model", "stub"), "gpus")
+
+
+async def test_n6_a_turn_that_is_left_and_those_behind_it_have_lines(capsys) -> None:
+    stub = Stub(*OPENING, asyncio.Event())
+    async with served(App(stub, LOUD)) as port:
+        async with connect(f"ws://127.0.0.1:{port}{RESPONSES}") as one:
+            for _ in range(2):
+                await one.send(json.dumps({"type": "response.create", **asking("responses")}))
+            await one.recv()
+        await asyncio.wait_for(stub.cancelled.wait(), 20)
+    lines = [fields(line) for line in capsys.readouterr().err.splitlines()]
+    assert sorted((line["status"], line["fault"]) for line in lines) == [
+        (200, "cancelled"),
+        (499, "cancelled"),
+    ]
+
+
+async def test_n6_a_handshake_that_is_refused_has_a_line(capsys) -> None:
+    settings = Settings(
+        request_log=True, log_format="json", keys=(Secret(KEY),), max_sockets_per_key=1
+    )
+    async with served(App(Stub(), settings)) as port:
+        place, refused = f"ws://127.0.0.1:{port}{RESPONSES}", []
+        mine = {"x-api-key": KEY, **ID}
+        async with connect(place, additional_headers=mine):
+            for headers in ({"x-api-key": "wrong", **ID}, mine):
+                with pytest.raises(InvalidStatus) as error:
+                    await connect(place, additional_headers=headers)
+                refused.append(error.value.response)
+        async with connect(place, additional_headers=mine):  # there is room again
+            pass
+    assert [answer.status_code for answer in refused] == [401, 429]
+    said = json.loads(refused[1].body or b"")["error"]
+    assert said["code"] == "rate_limit_exceeded"
+    assert "max_sockets_per_key" in said["message"]
+    lines = [fields(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["status"], line["fault"], line.get("key")) for line in lines] == [
+        (401, "authentication", None),
+        (429, "rate_limited", "key-1"),
+    ]
 
 
 # ---- engines that raise --------------------------------------------------------------------------

@@ -157,3 +157,9 @@ def test_7_03_template_variables_leave_bounded_memory(tmp_path) -> None:
                 assert server.post("chat", {**body, **options}).status == 200
             assert cost.pause < 0.5
         assert memory(server.process.pid) - before < 120
+
+
+def test_a_folder_whose_control_tokens_take_long_to_look_for_is_refused(tmp_path) -> None:
+    folder = folder_of(tmp_path, "{{ messages[0].content }}")
+    with pytest.raises(ValueError, match="control tokens are too long or too many"):
+        find_format.format_of(folder, ["a" * size for size in range(2, 3_000)])

@@ -69,6 +69,7 @@ max_conversations = 20
 conversation_items = 30
 conversation_bytes = 4000
 store_time = 2.0
+max_sockets_per_key = 3
 inherit_instructions = true
 lease = 5.0
 requeue = true

@@ -23,7 +23,7 @@ OWN = [
 ]
 BORROWED = [
     *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"),
-    *("192.168.1.5", "0.0.0.0:8000", "[::2]", "evil.example@localhost", "local host", "[[::1]"),
+    *("192.168.1.5", "0.0.0.0:8000", "[::2]", "[[::1]"),
 ]
 
 

@@ -121,7 +121,8 @@ class Progress(Struct, frozen=True, omit_defaults=True, gc=False, tag="progress"
 
 
 class Finished(Struct, frozen=True, omit_defaults=True, gc=False, tag="finished"):
-    """The answer ended well. `reasons` holds the finish reason of every choice."""
+    """The answer ended well. `reasons` holds the finish reason of every choice; `stop_sequence` is
+    the stop string that ended the first, where that is known."""
 
     status: Status
     reasons: tuple[str, ...] = ("stop",)
@@ -130,6 +131,7 @@ class Finished(Struct, frozen=True, omit_defaults=True, gc=False, tag="finished"
     losses: tuple[Loss, ...] = ()
     extra: Extra | None = None
     guarantee: Guarantee | None = None
+    stop_sequence: str | None = None
 
 
 class Failed(Struct, frozen=True, omit_defaults=True, gc=False, tag="failed"):

@@ -92,8 +92,9 @@ class Response(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A whole answer, or as much of one as came.
 
     `output` holds the items in order of their index and `choices` the alternative each belongs
-    to (empty: all to the first). `reasons` has the finish reason of every choice. `error` is set
-    when the status is failed. `guarantee` is how sure it is that the answer meets the request's
+    to (empty: all to the first). `reasons` has the finish reason of every choice, and
+    `stop_sequence` the stop string that ended the first, where that is known. `error` is set when
+    the status is failed. `guarantee` is how sure it is that the answer meets the request's
     constraints; None where there are none. Times are Unix seconds.
     """
 
@@ -110,6 +111,7 @@ class Response(Struct, frozen=True, omit_defaults=True, kw_only=True):
     losses: tuple[Loss, ...] = ()
     extra: Extra | None = None
     guarantee: Guarantee | None = None
+    stop_sequence: str | None = None
 
     @property
     def text(self) -> str:

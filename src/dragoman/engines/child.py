@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -83,7 +84,7 @@ class Child:
 
     `function` is named `module:name`. It is called once with `setup`, and what it returns answers
     messages, each in a fork. The process starts with the first message, starts anew if it dies,
-    and ends with `close` or with this process. Used from any thread.
+    and ends with `close`, or when nobody has the child any more. Used from any thread.
     """
 
     def __init__(self, function: str, setup: bytes) -> None:
@@ -92,6 +93,7 @@ class Child:
         self._lock = threading.Lock()
         self._control: Connection | None = None
         self._pid = self._owner = 0
+        self._end: Callable[[], object] | None = None
         self._inline: Answering | None = None
 
     def start(self, limits: Limits) -> None:
@@ -156,6 +158,7 @@ class Child:
         except OSError as error:  # no more processes here
             raise GivenUpError from error
         self._control, self._owner = ours, os.getpid()
+        self._end = weakref.finalize(self, _put_away, ours, self._pid, self._owner)
         try:
             ours.send((self._function, self._setup, limits.seconds, limits.memory))
             if not ours.poll(START_SECONDS):
@@ -170,19 +173,23 @@ class Child:
         return ours
 
     def _close(self) -> None:
-        control, self._control = self._control, None
-        if control is None:
-            return
-        control.close()
-        if self._owner == os.getpid():
-            end(self._pid)
-            with suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+        self._control = None
+        if self._end is not None:
+            self._end()
 
     def _here(self, message: bytes | None) -> bytes:
         if self._inline is None:
             self._inline = _function(self._function)(self._setup)
         return b"" if message is None else self._inline(message)
+
+
+def _put_away(control: Connection, pid: int, owner: int) -> None:
+    """End a child. One that was started before a fork is another process's."""
+    control.close()
+    if owner == os.getpid():
+        end(pid)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def spawn(module: str, environ: Mapping[str, str]) -> tuple[int, Connection]:

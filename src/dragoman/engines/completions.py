@@ -181,7 +181,7 @@ class Parsed:
                     own = (event.extra or {}).get("upstream")
                     turn.header(event.model, {"upstream": own} if own else None)
                 case Finished():
-                    turn.usage = event.usage
+                    turn.usage, turn.stop_sequence = event.usage, event.stop_sequence
                     self._parser.close(event.reasons[0])
                 case Failed():
                     turn.usage = event.usage

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 from msgspec import Struct
@@ -65,8 +68,15 @@ class Control(Struct, frozen=True):
 Piece = str | Control
 
 
+MAX_PATTERN = 500_000
+"""Characters of the pattern of some marks: it takes about 1 s to compile. The 65,000 control tokens
+of a model of speech are 400,000, as they begin alike."""
+_DEEPEST = 50
+
+
 class Marks:
-    """Fixed texts, to be found in a text that comes in pieces of any size.
+    """Fixed texts, to be found in a text that comes in pieces of any size. Raises ValueError for
+    more of them than can be looked for.
 
     >>> marks = Marks(["<|end|>"])
     >>> marks.find("a<|end|>", 0), marks.held("one <|en"), marks.held("one <|end|>")
@@ -74,11 +84,14 @@ class Marks:
     """
 
     def __init__(self, marks: Iterable[str]) -> None:
-        longest_first = sorted(marks, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self.prefixes = frozenset(m[:size] for m in longest_first for size in range(1, len(m)))
-        self._first = frozenset(mark[0] for mark in longest_first)
-        self.longest = max(map(len, longest_first), default=1) - 1
+        self._sorted = sorted({*marks})
+        pattern = _alternatives(self._sorted) or "(?!)"
+        if len(pattern) > MAX_PATTERN:
+            count = len(self._sorted)
+            raise ValueError(f"the {count} control tokens are too long or too many to look for")
+        self.pattern = re.compile(pattern)
+        self._first = frozenset(mark[0] for mark in self._sorted)
+        self.longest = max(map(len, self._sorted), default=1) - 1
 
     def find(self, text: str, at: int) -> tuple[int, int]:
         """The span of the next mark; beyond the text if there is none."""
@@ -103,9 +116,34 @@ class Marks:
     def held(self, text: str, at: int = 0) -> int:
         """Where at the end of the text a mark may be beginning."""
         for start in range(max(at, len(text) - self.longest), len(text)):
-            if text[start] in self._first and text[start:] in self.prefixes:
+            if text[start] in self._first and self.begin_with(text[start:]):
                 return start
         return len(text)
+
+    def begin_with(self, text: str) -> bool:
+        """Whether some mark begins with this text, and has more."""
+        at = bisect_right(self._sorted, text)
+        return at < len(self._sorted) and self._sorted[at].startswith(text)
+
+
+def _alternatives(marks: Sequence[str], at: int = 0, depth: int = 0) -> str:
+    """The pattern of the longest of these texts, which are sorted and alike before `at`. It is a
+    tree: what many have in common is written, and compared, once."""
+    if depth == _DEEPEST:  # the compiler of patterns calls itself
+        return "|".join(re.escape(mark[at:]) for mark in reversed(marks))
+    branches = []
+    for _, alike in groupby(marks, itemgetter(at)):
+        first, *more = alike
+        last = more[-1] if more else first  # what these have in common, all between have too
+        size = next(
+            (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+        )
+        branch = re.escape(first[at:size])
+        if more:
+            rest, optional = (more, "?") if len(first) == size else ([first, *more], "")
+            branch += f"(?:{_alternatives(rest, size, depth + 1)}){optional}"
+        branches.append(branch)
+    return "|".join(branches)
 
 
 class TokenTable(dict[int, str | bytes | Control]):

@@ -124,8 +124,6 @@ class Template(Markup):
         self._program = Program(text) if program is None else program
         self.slow = program is not None
         self._variables = dict(variables or {})
-        pattern = self._marks.pattern.pattern
-        self._control_start = re.compile(f"(?=(?:{pattern}))(.)", re.DOTALL)
         self._starts_thinking: dict[bytes, bool] = {}
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
@@ -178,9 +176,14 @@ class Template(Markup):
                 return value
 
     def _separate(self, text: str, separator: str) -> str:
-        text = self._control_start.sub(rf"\1{separator}", text)
+        pieces: list[str] = []
+        at = 0
+        while (found := self._marks.pattern.search(text, at)) is not None:
+            pieces.append(text[at : found.start() + 1])
+            at = found.start() + 1  # another one may begin within it
+        text = separator.join((*pieces, text[at:]))
         for at in range(len(text) - 1, max(-1, len(text) - self._marks.longest - 1), -1):
-            if text[at:] in self._marks.prefixes:
+            if self._marks.begin_with(text[at:]):
                 text = f"{text[: at + 1]}{separator}{text[at + 1 :]}"
         return text
 

@@ -189,8 +189,9 @@ class App:
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
     ) -> Awaitable[None]:
         try:
-            _check_once(exchange)
             request_id.set(exchange.id)
+            exchange.entry = self.entry()
+            _check_once(exchange)
             self._browsers.check(exchange)
             room = scope.get("extensions", {}).get(ROOM)
             return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
@@ -218,7 +219,14 @@ class App:
         for name, value in exchange.passed:
             if not value.replace("\t", " ").isprintable():  # not every host sees to that
                 raise FaultError(bad_request("holds characters that no header may have", name))
-        return Caller(tenant, key, trace=exchange.id, hops=hops, headers=exchange.passed)
+        return Caller(
+            tenant,
+            key,
+            trace=exchange.id,
+            hops=hops,
+            headers=exchange.passed,
+            bearer=b"x-api-key" not in headers,
+        )
 
     def _health(self, exchange: Exchange, caller: Caller) -> None:
         exchange.reply(200, json.dump({"status": "ok"}))

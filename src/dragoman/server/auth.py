@@ -143,6 +143,8 @@ def _digest(key: str) -> bytes:
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^:\[\]]*)(?::\d*)?", re.ASCII)
 
+_NO_HOST = re.compile(r"[\s,/?#@\\]")
+"""What no host has (RFC 3986, 3.2.2) but a comma, by which some proxies join two headers."""
 _MOST_HOSTS = 100
 """How many names of ours are remembered."""
 LONGEST_HOST = 300
@@ -182,19 +184,19 @@ class Browsers:
             exchange.marks += [(b"access-control-allow-origin", safe(origin)), EXPOSED]
         if self._origins:
             exchange.marks.append((b"vary", b"origin"))
-        if not self._guarded:
-            return
         host = exchange.header(b"host")
         if len(host) > LONGEST_HOST:
             raise FaultError(bad_request(f"has more than {LONGEST_HOST} characters", "Host"))
-        name = host_name(host)
+        if _NO_HOST.search(host):
+            raise FaultError(bad_request("is not one host, with its port", "Host"))
+        name = host_name(host) if self._guarded else ""
         # Without a Host header there is no name that could have been pointed at us.
         if name and not (is_loopback(name) or name in self._hosts or "*" in self._hosts):
             problem = "is not a name of this server; list it in allowed_hosts if it should be"
             raise FaultError(Fault("permission", f"The host {host!r} {problem}.", "client"))
         if not origin and not self._origins and len(self.plain) < _MOST_HOSTS:
             self.plain.add(exchange.headers.get(b"host"))
-        if origin and not listed and not self._at_home(origin, exchange):
+        if self._guarded and origin and not listed and not self._at_home(origin, exchange):
             problem = "may not use this server; list it in cors_origins if it should"
             raise FaultError(Fault("permission", f"The origin {origin!r} {problem}.", "client"))
 

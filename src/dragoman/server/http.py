@@ -400,16 +400,13 @@ class HTTPProtocol(HttpToolsProtocol):
         if defaults is not self._fields:
             self._fields = defaults
             self.defaults = b"".join([b"%b: %b\r\n" % header for header in (*defaults, *MARKS)])
-        method = self.parser.get_method().decode("ascii")
-        exchange = HTTPExchange(method, path, query, self.headers)
+        parser = self.parser
+        exchange = HTTPExchange(parser.get_method().decode("ascii"), path, query, self.headers)
         exchange.connection = self
         exchange.body = bytearray()
-        parser = self.parser
-        version = parser.get_http_version()
-        exchange.keep_alive = version == "1.1" and parser.should_keep_alive()
-        exchange.chunks = version == "1.1"
-        usual = version == "1.1" and b"host" in exchange.headers
-        if not (usual and self.url + b" HTTP/" in self._data):
+        exchange.keep_alive = parser.should_keep_alive()
+        version, usual = parser.get_http_version(), self.url + b" HTTP/" in self._data
+        if not usual or version != "1.1" or b"host" not in exchange.headers:
             self._check_version(version, exchange)
         exchange.expects = self.expect_100_continue
         self.cycle = exchange  # type: ignore[assignment]  # which has what uvicorn asks of it
@@ -442,6 +439,8 @@ class HTTPProtocol(HttpToolsProtocol):
         elif version == "1.1" and b"host" not in exchange.headers:
             problem = "The request has no Host header."
         else:
+            if version == "1.0":
+                exchange.keep_alive = exchange.chunks = False
             return
         self._problem = 400, bad_request(problem)
         raise ValueError(problem)  # makes the parser stop and uvicorn refuse

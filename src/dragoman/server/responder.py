@@ -21,7 +21,6 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
-from dragoman.core.item import Message, Text
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
@@ -285,15 +284,15 @@ class Unary(Responder):
             return
         plan, wire, last = self.plan, self.wire, events[-1]
         try:
-            response = None if plan.run is None else plan.run.response
-            if response is None:
-                if self._fold is None:
-                    self._fold = Fold()
+            if plan.run is not None and plan.run.response is not None:
+                fold, response = plan.run.fold, plan.run.response
+            else:
+                fold = self._fold = self._fold or Fold()
                 if self._body is None:
-                    self._fold.feed_all(events)
+                    fold.feed_all(events)
                 if not isinstance(last, TERMINAL):
                     return
-                response = self._fold.response
+                response = fold.response
             if self.exchange.entry is not None and isinstance(last, TERMINAL):
                 self.exchange.entry.note(last)
             if response.status in ("failed", "in_progress"):
@@ -301,12 +300,7 @@ class Unary(Responder):
             else:
                 dialect, body = DIALECTS[self.service.settings.dialect], self._body
                 if body is None:
-                    tokens = 0
-                    for item in response.output:
-                        if type(item) is Message:
-                            for part in item.content:
-                                tokens += len(part.tokens) if type(part) is Text else 0
-                    if tokens > MANY_TOKENS:
+                    if fold.tokens > MANY_TOKENS:
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
                         return

@@ -114,6 +114,10 @@ class Settings(Limits, frozen=True, kw_only=True):
             le=1,
         ),
     ] = 0.5
+    max_sockets_per_key: Annotated[
+        int,
+        about("Maximum number of WebSockets that one key may have open, per worker.", ge=1),
+    ] = 512
     queue_time: Annotated[
         float, about("Seconds that a request may wait for a free slot.", ge=0.1)
     ] = 30.0

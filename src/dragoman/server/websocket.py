@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -28,8 +28,9 @@ from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
-from .exchange import JSON_TYPE, Exchange, fault_of
+from .exchange import JSON_TYPE, Exchange, fault_of, safe
 from .limits import SMALL, Hold, too_large
+from .log import Entry
 from .responder import Responder, Service
 from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, understand
@@ -125,12 +126,15 @@ TOO_OLD = Fault(
 
 class Waiting(Struct):
     """What a frame asks for, until that is answered; a large frame holds its bytes, and so does
-    what is `found` for it."""
+    what is `found` for it. `entry` is its line in the request log, if there is one, and `status`
+    what HTTP would have answered."""
 
     frame: Frame
     request: Request
     size: int
     hold: Hold | None = None
+    entry: Entry | None = None
+    status: int = 0
     found: Hold | None = None
 
 
@@ -139,17 +143,14 @@ class Turn(Responder):
 
     listens = False  # its connection does
 
-    def __init__(
-        self, connection: Connection, lane: str | None, plan: Plan, caller: Caller
-    ) -> None:
-        service = connection.service
+    def __init__(self, connection: Connection, asked: Waiting, plan: Plan, caller: Caller) -> None:
+        service, lane = connection.service, asked.frame.stream_id
         super().__init__(service, connection.exchange, caller, plan, RESPONSES)
         self._connection = connection
-        self._lane = lane
-        # What ends each event: of which lane it is.
-        self._ending = b"}" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
+        self._asked = asked
+        # What ends each event of a lane that has a name.
+        self._ending = b"" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
         self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
-        self._begun = False  # an event was sent
         self.failed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -159,15 +160,18 @@ class Turn(Responder):
             return
         first, last = events[0], events[-1]
         try:
-            if not self._begun and isinstance(first, Failed):
+            if not self._asked.status and isinstance(first, Failed):
                 self.fail(first.fault)
                 self.leave()
                 return
-            found = self._encoder.frames(events)
-            texts = [(data[:-1] + self._ending).decode() for data in found]
-            full = self._connection.write(*texts)
-            self._begun = True
+            frames = self._encoder.frames(events)
+            if self._ending:
+                frames = [frame[:-1] + self._ending for frame in frames]
+            full = self._connection.write(*map(bytes.decode, frames))
+            self._asked.status = 200
             if isinstance(last, TERMINAL):
+                if self._asked.entry is not None:
+                    self._asked.entry.note(last)
                 self.failed = isinstance(last, Failed)
                 self.leave()
             elif full:
@@ -179,7 +183,7 @@ class Turn(Responder):
         """Send why the turn ends here."""
         self.failed = True
         if fault is not GONE:
-            self._connection.write(refusal(fault, self._lane))
+            self._connection.refuse(fault, self._asked)
 
     def leave(self) -> None:
         """The turn is over."""
@@ -262,10 +266,13 @@ class Connection:
                 self.write(refusal(TOO_OLD, None))
                 await sender
         finally:
-            held = [turn.hold for lane in self._lanes.values() for turn in lane]
+            waiting = [turn for lane in self._lanes.values() for turn in lane]
+            held = [turn.hold for turn in waiting]
             for hold in (self._kept, self._unread, *held, None if room is None else room.hold):
                 if hold is not None:
                     hold.close()
+            for turn in waiting:
+                self._log(turn)
             self._queue.clear()
             self._recent.clear()
             for task in (*self._tasks, sender):
@@ -280,7 +287,7 @@ class Connection:
             frame, request = decode_frame(data, self.service.settings)
             if self._waiting + len(data) > ROOM_TO_WAIT:
                 raise FaultError(_crowded(f"{self._waiting} bytes of turns are waiting"))
-            self._enqueue(frame.stream_id, Waiting(frame, request, len(data)))
+            self._enqueue(Waiting(frame, request, len(data)))
             self._waiting += len(data)
         except FaultError as error:
             self._refuse(error.fault, data)
@@ -291,7 +298,7 @@ class Connection:
         try:
             hold.resize(len(data))
             frame, request = await self.service.decoded(data, self.caller, decode_frame)
-            self._enqueue(frame.stream_id, Waiting(frame, request, len(data), hold))
+            self._enqueue(Waiting(frame, request, len(data), hold))
         except BaseException as error:
             hold.close()
             if not isinstance(error, FaultError):
@@ -303,9 +310,32 @@ class Connection:
         if len(data) <= json.LARGE:
             with suppress(FaultError):  # even the lane may make no sense
                 lane = json.parse(data).string("stream_id")
-        self.write(refusal(fault, lane))
+        asked = Waiting(Frame(stream_id=lane), Request(model=""), len(data), None, self._entry())
+        self.refuse(fault, asked)
+        self._log(asked)
 
-    def _enqueue(self, lane: str | None, turn: Waiting) -> None:
+    def refuse(self, fault: Fault, asked: Waiting) -> None:
+        """Say why a turn ends here."""
+        asked.status = asked.status or error.status(fault)
+        if asked.entry is not None:
+            asked.entry.end = fault.code
+        self.write(refusal(fault, asked.frame.stream_id))
+
+    def _entry(self, model: str = "") -> Entry | None:
+        """A new line of the request log, where there is one."""
+        log, caller = self.service.log, self.caller
+        if log is None:
+            return None
+        return Entry(log, model, "cancelled", None, caller.tenant, caller.key)
+
+    def _log(self, asked: Waiting) -> None:
+        if asked.entry is not None:
+            asked.entry.write("TURN", self.exchange.path, asked.status, self.exchange.id)
+
+    def _enqueue(self, turn: Waiting) -> None:
+        lane = turn.frame.stream_id
+        if self.service.log is not None:
+            turn.entry = self._entry(turn.request.model)
         waiting = self._lanes.get(lane)
         if waiting is not None:
             if len(waiting) >= WAITING:
@@ -333,6 +363,8 @@ class Connection:
                 finally:
                     if turn.found is not None:
                         turn.found.close()
+                    if turn.entry is not None:
+                        self._log(turn)
                     if turn.hold is None:
                         self._waiting -= turn.size
                     else:
@@ -342,8 +374,7 @@ class Connection:
 
     async def _answer(self, asked: Waiting) -> bool:
         """Answer a turn; false if that failed."""
-        service, frame, caller = self.service, asked.frame, self.caller
-        lane = frame.stream_id
+        service, caller = self.service, self.caller
         if asked.hold is not None:
             caller = replace(caller, size=asked.size)
 
@@ -360,10 +391,10 @@ class Connection:
                 plan = self._whole(request, asked.size, count)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once(caller.tenant):
                 plan = await service.admit(plan, caller)
-            turn = Turn(self, lane, plan, caller)
-            turn.start(Warmup(service.engine) if frame.generate is False else None)
+            turn = Turn(self, asked, plan, caller)
+            turn.start(Warmup(service.engine) if asked.frame.generate is False else None)
         except Exception as error:
-            self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), lane))
+            self.refuse(fault_of(error, self.exchange.id, self.caller.key), asked)
             return False
         self._turns.add(turn)
         try:
@@ -452,12 +483,15 @@ class Connection:
                 self._wakeup.clear()
                 self._sending = True
                 async with asyncio.timeout(self.service.settings.stall):
+                    last = 0  # bytes of the frame before
                     while self._queue:
                         text = self._queue.popleft()
                         await self._send({"type": "websocket.send", "text": text})
-                        if room is not None and not room.writable.is_set():
-                            await room.writable.wait()
-                        self._size -= len(text)
+                        self._size -= last  # hosts send the next one when the client took that
+                        last = len(text)
+                    if room is not None:
+                        await room.writable.wait()
+                    self._size -= last
                 self._sending = False
                 if self._unread.size:
                     self._unread.close()
@@ -491,6 +525,7 @@ class Sockets:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._open: Counter[str] = Counter()  # by tenant
 
     @cached_property
     def _runs(self) -> Runs:
@@ -509,21 +544,40 @@ class Sockets:
         send: Send,
         room: Room | None = None,
     ) -> Awaitable[None]:
-        """Serves a connection. Raises FaultError where there is nothing to connect to."""
+        """Serves a connection. Raises FaultError where there is nothing to connect to, and for one
+        too many."""
         if exchange.path != PATH:
             raise FaultError(NO_SOCKET)
+        most = self._service.settings.max_sockets_per_key
+        if self._open[caller.tenant] >= most:
+            raise FaultError(_crowded(f"{most} WebSockets are open (max_sockets_per_key)"))
         made = Connection(self._service, self._runs, exchange, caller, receive, send, room)
-        return made.serve()
+        return self._serve(made)
+
+    async def _serve(self, connection: Connection) -> None:
+        tenant = connection.caller.tenant
+        self._open[tenant] += 1
+        try:
+            await connection.serve()
+        finally:
+            self._open[tenant] -= 1
+            if not self._open[tenant]:
+                del self._open[tenant]
 
 
 async def deny(
     fault: Fault, exchange: Exchange, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Refuse a connection: as an HTTP error where the host can do that."""
+    if exchange.entry is not None:
+        exchange.entry.end, exchange.status = fault.code, error.status(fault)
+        exchange.end()
     await receive()
     if DENIAL not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": fault.message[:120]})
         return
     headers = [*exchange.marks, JSON_TYPE]
+    if fault.retry_after is not None:
+        headers.append((b"retry-after", safe(fault.retry_after)))
     await send({"type": f"{DENIAL}.start", "status": error.status(fault), "headers": headers})
     await send({"type": f"{DENIAL}.body", "body": error.encode(fault)})

@@ -69,6 +69,7 @@ async def test_every_kind_of_model_is_served(kind, n) -> None:
         ended = "stream" not in kind and kind != "pieces"  # those have no token for the end
         assert [_text(response, choice) for choice in range(n)] == ["Good dæy"] * n
         assert (response.status, response.reasons) == ("completed", ("stop",) * n)
+        assert response.stop_sequence is None
         usage = response.usage
         assert usage.input_tokens == 3
         assert usage.output_tokens == n * (9 + ended)
@@ -86,6 +87,7 @@ async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind
             response = await answered(engine, asked(stop=("d d", "od d"), n=n))
             assert [_text(response, choice) for choice in range(n)] == ["Go"] * n
             assert response.reasons == ("stop",) * n
+            assert response.stop_sequence == "od d"
             assert response.usage.output_tokens == 6 * n
 
 

@@ -1,12 +1,15 @@
 """Grammars over vocabularies, and the answers of random models under them."""
 
+import gc
 import json
 import random
 import re
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -219,7 +222,7 @@ def test_a_grammar_that_reached_its_limit_is_compiled_again(monkeypatch) -> None
     grammar = Grammar("start: /(?s:.*)a(?s:.){200}b(?s:.){100}/")
     first = guide.compiled(grammar)
     motion, random = first.state(), np.random.default_rng(1)
-    with pytest.raises(FaultError, match="too many states"):
+    with pytest.raises(FaultError, match="are too large: fewer alternatives"):
         for byte in random.choice(list(b"ab"), 2_000):
             motion.mask(np.zeros(256))
             motion.accept([int(byte)])
@@ -425,3 +428,30 @@ def test_a14_the_grammar_used_least_recently_is_compiled_again(monkeypatch) -> N
         assert compiler.compiled(second) is not other
     finally:
         compiler.close()
+
+
+async def test_an_engine_that_nobody_closed_ends_with_its_last_reference() -> None:
+    before = {*threading.enumerate()}
+    engine = TokenEngine(HARMONY, RandomModel(BYTES.size, seed=5), BYTES)
+    asked = Request(
+        model="m",
+        items=(Message("user", "?"),),
+        format=JSONSchema("s", {"type": "boolean"}),
+        max_output_tokens=5,
+    )
+    fold = Fold()
+    fold.feed_all([event async for event in engine.stream(asked)])
+    assert fold.response.guarantee == "enforced"
+    compiler = engine._enforcer._compiler
+    assert compiler is not None
+    pid, threads = compiler._child._pid, {*threading.enumerate()} - before
+    kept = weakref.ref(engine)
+    del engine, compiler
+    gc.collect()
+    assert kept() is None
+    assert not Path(f"/proc/{pid}").exists()
+    ours = [each for each in threads if each.name in ("dragoman-model", "dragoman-plan")]
+    assert ours
+    for each in ours:
+        each.join(10)
+        assert not each.is_alive()

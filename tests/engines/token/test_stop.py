@@ -15,11 +15,14 @@ letters = st.text("abé", max_size=30)
 stops = st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-def reference(text: str, stops: list[str]) -> tuple[str, bool]:
+def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
     """The first to be complete wins; of those that end together the longest."""
     ends = [(end, at) for s in stops for at in range(len(text))
             if text.startswith(s, at) and (end := at + len(s))]  # fmt: skip
-    return (text[: min(ends)[1]], True) if ends else (text, False)
+    if not ends:
+        return text, None
+    end, at = min(ends)
+    return text[:at], text[at:end]
 
 
 @given(letters, stops, st.data())
@@ -34,16 +37,23 @@ def test_any_split_gives_the_text_up_to_the_first_stop(text, stops, data) -> Non
 
 
 @pytest.mark.parametrize(
-    ("stops", "text"),
-    [(["abcd", "bc"], "xa"), (["bc", "abcd"], "xa"), (["cd", "abcd"], "x"), (["abcd", "cd"], "x")],
+    ("stops", "text", "found"),
+    [
+        (["abcd", "bc"], "xa", "bc"),
+        (["bc", "abcd"], "xa", "bc"),
+        (["cd", "abcd"], "x", "abcd"),
+        (["abcd", "cd"], "x", "abcd"),
+    ],
 )
 @pytest.mark.parametrize("size", [1, 2, 9])
-def test_a13_of_nested_stop_strings_the_first_complete_one_ends_the_text(stops, text, size) -> None:
+def test_a13_of_nested_stop_strings_the_first_complete_one_ends_the_text(
+    stops, text, found, size
+) -> None:
     """A string inside another is complete before it; of two that end together the longer wins."""
     scanner = StopScanner(stops)
     fed = "xabcdx"
-    found = "".join(scanner.feed(fed[at : at + size]) for at in range(0, len(fed), size))
-    assert (found, scanner.found) == (text, True)
+    said = "".join(scanner.feed(fed[at : at + size]) for at in range(0, len(fed), size))
+    assert (said, scanner.found) == (text, found)
 
 
 @given(letters, stops)
@@ -74,7 +84,7 @@ def test_the_tokens_of_a_text_are_those_that_begin_in_it() -> None:
     check(events)
     said = [(e.data, [t.text for t in e.tokens]) for e in events if isinstance(e, Delta)]
     assert said == [("one ", ["one S"]), ("STtwo", ["T", "two"]), (" ", [" S"])]
-    assert turn.stopped
+    assert turn.stop_sequence == "STOP"
 
 
 def test_held_text_is_emitted_before_other_events() -> None:
@@ -95,7 +105,7 @@ def test_held_text_is_emitted_before_other_events() -> None:
         first = fold(events).output[0]
         assert isinstance(first, Message)
         assert first.text == "well STO"
-        assert not turn.stopped
+        assert turn.stop_sequence is None
 
 
 def test_no_output_after_a_stop_string() -> None:
@@ -109,3 +119,4 @@ def test_no_output_after_a_stop_string() -> None:
     turn.end(complete=True)
     response = fold(turn.take())
     assert (response.text, response.reasons, len(response.output)) == ("Yes", ("stop",), 1)
+    assert response.stop_sequence == "."

@@ -223,7 +223,7 @@ def test_a_stop_string_ends_the_text_and_its_message() -> None:
     parser.close("stop")
     said = "".join(event.data for event in turn.take() if isinstance(event, Delta))
     assert said == "one Etwo "
-    assert turn.stopped
+    assert turn.stop_sequence == "END"
 
 
 def test_reasoning_tokens_are_counted_with_their_markers() -> None:

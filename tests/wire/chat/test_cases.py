@@ -45,7 +45,7 @@ def without_upstream(response: Response) -> Response:
 def described(events: list[Event]) -> dict[str, Any]:
     """The answer as the corpus writes it down."""
     response = to_builtins(without_upstream(fold(events)))
-    names = ("status", "output", "choices", "reasons", "usage", "error", "extra")
+    names = ("status", "output", "choices", "reasons", "usage", "error", "extra", "stop_sequence")
     found = {"output": []} | {name: response[name] for name in names if name in response}
     beside = [event.data["chat"] for event in events if isinstance(event, Progress)]
     return json.loads(json.dumps(found | ({"beside": beside} if beside else {})))

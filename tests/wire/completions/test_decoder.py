@@ -24,7 +24,7 @@ ANSWERS = cases(__file__, "answers")
 def described(events: list[Event]) -> Any:
     """The answer as the corpus writes it down, without the upstream's own id and time."""
     response = to_builtins(fold(events))
-    names = ("status", "output", "choices", "reasons", "usage", "error", "extra")
+    names = ("status", "output", "choices", "reasons", "usage", "error", "extra", "stop_sequence")
     found = {"output": []} | {name: response[name] for name in names if name in response}
     extra = {wire: fields for wire, fields in found.pop("extra", {}).items() if wire != "upstream"}
     beside = [event.data["completions"] for event in events if isinstance(event, Progress)]

@@ -4,10 +4,15 @@ import json
 from typing import Any
 
 from dragoman.core.item import Message
-from dragoman.core.request import Request
+from dragoman.core.request import Request, Sampling
 from tests.wire.messages.schema import check_event
 
-ASKED = Request(model="m", items=(Message("user", "?"),), stream=True)
+ASKED = Request(
+    model="m",
+    items=(Message("user", "?"),),
+    sampling=Sampling(stop=("END", "\n")),
+    stream=True,
+)
 
 _EMPTY = {
     "text": {"text": ""},

@@ -217,7 +217,7 @@ STOPS: list[tuple[str, dict[str, Any]]] = [
     ("stop", {}),
     ("length", {}),
     ("content_filter", {}),
-    ("stop", {"stop_reason": "stop_sequence", "stop_sequence": "\n"}),
+    ("stop", {"stop_sequence": "\n"}),
     ("stop", {"stop_reason": "pause_turn"}),
     ("length", {"stop_reason": "model_context_window_exceeded"}),
     ("content_filter", {"stop_details": {"type": "refusal", "category": "bio"}}),
@@ -244,7 +244,7 @@ def responses(draw: st.DrawFn) -> Response:
             known.add(item.call_id)
         done.append(item)
     reason, own = ("tool_calls", {}) if known else draw(st.sampled_from(STOPS))
-    own |= draw(st.just({}) | fields)
+    own = own | draw(st.just({}) | fields)
     status = "incomplete" if reason in ("length", "content_filter") else "completed"
     if not isinstance(done[-1], Unknown):
         done[-1] = replace(done[-1], status=status)
@@ -256,5 +256,6 @@ def responses(draw: st.DrawFn) -> Response:
         output=tuple(done),
         reasons=(reason,),
         usage=draw(usages),
+        stop_sequence=own.pop("stop_sequence", None),
         extra={"messages": dict(own)} if own else None,
     )

@@ -52,7 +52,7 @@ def hear(*pieces: bytes) -> list[Event]:
 def described(events: list[Event]) -> dict[str, Any]:
     """The answer as the corpus writes it down."""
     response = to_builtins(fold(events))
-    names = ("model", "status", "output", "reasons", "usage", "error", "extra")
+    names = ("model", "status", "output", "reasons", "usage", "error", "extra", "stop_sequence")
     return json.loads(json.dumps({name: response[name] for name in names if name in response}))
 
 
@@ -80,6 +80,7 @@ def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(
         again = without_upstream(fold(hear(form)))
         assert said(again) == said(response)
         assert (again.reasons, again.extra) == (response.reasons, response.extra)
+        assert again.stop_sequence == response.stop_sequence
 
 
 def said(response: Response) -> list[Any]:

@@ -225,6 +225,24 @@ def test_reason_is_told_in_the_words_of_the_protocol(reason, told) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stop_sequence": "END"}, ("stop_sequence", "END")),
+        ({"stop_sequence": "eos"}, ("end_turn", None)),  # which the request did not ask for
+        ({"stop_sequence": "END", "reasons": ("length",)}, ("max_tokens", None)),
+    ],
+)
+def test_stop_string_of_the_request_is_named(fields, told) -> None:
+    message = whole(Message("assistant", "a"), **fields)
+    assert (message["stop_reason"], message["stop_sequence"]) == told
+
+
+def test_answer_with_a_call_waits_for_it_though_a_stop_string_ended_it() -> None:
+    message = whole(FunctionCall("c0", "f", "{}"), stop_sequence="END")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+
+
+@pytest.mark.parametrize(
     ("usage", "told"),
     [
         (None, {"input_tokens": 0, "output_tokens": 0}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from dragoman.formats.grammar.demand import (
     problem,
 )
 from dragoman.formats.grammar.lark import Writer
+from dragoman.formats.grammar.schema import inside
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -392,9 +394,10 @@ class GrammarState:
     def _check(self) -> None:
         if self._matcher.is_error():
             problem = _error_text(self._matcher.get_error())
-            if self._matcher.stop_reason() in _LIMITED or "too many" in problem.lower():
+            if self._matcher.stop_reason() in _LIMITED or "too large" in problem:
                 self._compiled.worn = True
-                raise FaultError(bad_request(f"The demands on the answer are too large: {problem}"))
+                why = "fewer alternatives, patterns and repetitions are needed"
+                raise FaultError(bad_request(f"The demands on the answer are too large: {why}"))
             raise FaultError(Fault("internal", f"The grammar lost its way: {problem}"))
 
 
@@ -413,17 +416,20 @@ def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
         problem = _problem(tokens, whole)
         weight = max(_resident() - before, 4 * len(whole))
         # Each alone too: much may come before it, which the few tokens do not get past.
-        found = ((param, _problem(tokens, given)) for param, given in parts)
-        at, problem = next((each for each in found if each[1]), (None, problem))
+        found = ((param, given, _problem(tokens, given)) for param, given in parts)
+        at, given, problem = next((each for each in found if each[2]), (None, "", problem))
+        if at is not None:
+            place, problem = _placed(tokens, given, problem)
+            at += place
         return msgspec.msgpack.encode((at, problem, weight))
 
     return answer
 
 
-def _problem(tokens: llguidance.LLTokenizer, given: str) -> str:
+def _problem(tokens: llguidance.LLTokenizer, given: str, probes: int = PROBES) -> str:
     """What is wrong with a grammar, or turns out to be within some tokens; empty if nothing."""
     matcher = _matcher(tokens, given)
-    for step in range(PROBES):
+    for step in range(probes):
         mask = matcher.compute_bitmask()
         if matcher.is_error() or matcher.is_stopped():
             break
@@ -431,6 +437,36 @@ def _problem(tokens: llguidance.LLTokenizer, given: str) -> str:
         if not allowed or not matcher.consume_token(allowed[step * 7919 % len(allowed)]):
             break
     return _error_text(matcher.get_error()) if matcher.is_error() else ""
+
+
+MAX_PLACES = 100
+"""Places of a schema at which a problem is looked for."""
+
+
+def _placed(tokens: llguidance.LLTokenizer, given: str, problem: str) -> tuple[str, str]:
+    """The innermost place of a schema, where it is one, that has such a problem by itself; and the
+    problem there."""
+    lark: str = json.loads(given)["grammars"][0]["lark_grammar"]
+    _, found, dumped = lark.partition("%json ")
+    if not problem or not found or lark.count("\n") > 1:  # a grammar of the client's own
+        return "", problem
+    root = json.loads(dumped)
+    shared = {name: root[name] for name in ("$defs", "definitions", "x-guidance") if name in root}
+    place, schema, left, seen = "", root, MAX_PLACES, {""}
+    kind = problem.partition(":")[0]  # another one is of what is not there: what `each` refers to
+    while True:
+        for where, each in inside(schema, root, place):
+            left -= 1
+            if left < 0:
+                return place, problem
+            alone = f"start: %json {json.dumps({**shared, **each})}"
+            why = _problem(tokens, _given(alone, ()), 1)
+            if where not in seen and why.partition(":")[0] == kind:
+                seen.add(where)
+                place, schema, problem = where, each, why
+                break
+        else:
+            return place, problem
 
 
 _BITS = [[bit for bit in range(8) if bits >> bit & 1] for bits in range(256)]
@@ -484,8 +520,40 @@ class _LLGuidanceVocabulary(Struct):
         )
 
 
+_IN_OUR_WORDS = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^at \d+\(\d+\): (?=invalid regex \"\(\?:)", ""),  # a place in what we wrote
+        (r"(?:invalid regex|regex parse error:) .* error: ", "is no regular expression: "),
+        (
+            r"(?:invalid regex .*)?lookarounds not supported yet; .*",
+            "has an anchor or a word boundary, which cannot be enforced",
+        ),
+        (r"^NoExtension(?:Bias)?$", "nothing can match it"),
+        (r"^Unsatisfiable schema: ", "no value fits: "),
+        (r"Regex is empty:.*", "no text is all that is demanded"),
+        (r"^.*too many (?:expressions|states).*", "is too large: repeat less in it"),
+        (r"^.*Too many items \(.*", "is too large, or refers to itself without an end"),
+        (r"^Resource '(.*)' is not present.*", r"refers to \1, which is not in the schema"),
+        (
+            r"^patternProperty regexes /(.*)/ and /(.*)/ are not disjoint",
+            r"a property may fit both \1 and \2: write patterns of which only one fits",
+        ),
+        (r"^Failed to generate regex for .*", "its range of numbers cannot be enforced"),
+        (r" while processing .*$", ""),
+        (r";? following (?:\w+ )*are available:.*", ""),
+        (r"[Ee]xpected token (.*), found (.*) \(at .*\)$", r"expected \1, and found \2"),
+        (r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: "),
+    )
+]
+"""What llguidance says, and what is said in its place; other texts stand for themselves."""
+
+
 def _error_text(error: str) -> str:
-    """The first lines of an error: after them comes the grammar itself."""
+    """The first lines of an error, in our words: after them comes the grammar itself."""
     lines = [line.strip() for line in error.partition("<state>")[0].splitlines()]
     text = " ".join(line for line in lines if line and "|" not in line[:6])
-    return (text.partition("failed to compile JSON schema: ")[2] or text).rstrip(" ^")[:300]
+    text = (text.partition("failed to compile JSON schema: ")[2] or text).rstrip(" ^")
+    for pattern, words in _IN_OUR_WORDS:
+        text = pattern.sub(words, text)
+    return text[:300]

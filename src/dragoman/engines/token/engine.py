@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from typing import TypeVar
+from weakref import finalize
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -41,8 +42,11 @@ _utf8 = getincrementaldecoder("utf-8")
 # ---- raw prompts -----------------------------------------------------------------------------
 
 
-def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """The ids of a raw prompt, in which control tokens may be spelled out.
+def raw_ids(
+    prompt: str | Sequence[int], tokenizer: Tokenizer, marks: Marks | None = None
+) -> list[int]:
+    """The ids of a raw prompt, in which control tokens (`marks`, if made before) may be spelled
+    out.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
     >>> raw_ids("hi<|end|>", ByteTokenizer(["<|end|>"]))
@@ -50,7 +54,8 @@ def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """
     if not isinstance(prompt, str):
         return list(prompt)
-    return Prompt(tuple(Marks(tokenizer.controls).split(prompt))).ids(tokenizer)
+    marks = marks or Marks(tokenizer.controls)
+    return Prompt(tuple(marks.split(prompt))).ids(tokenizer)
 
 
 class RawParser:
@@ -90,7 +95,7 @@ class StopScanner:
 
     >>> scanner = StopScanner(["END"])
     >>> scanner.feed("one E"), scanner.feed("N two E"), scanner.feed("ND three"), scanner.found
-    ('one ', 'EN two ', '', True)
+    ('one ', 'EN two ', '', 'END')
     """
 
     __slots__ = ("_held", "_stops", "found")
@@ -98,17 +103,18 @@ class StopScanner:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def feed(self, text: str) -> str:
         """The text that is certain now; empty once a string was found."""
         if self.found:
             return ""
         text = self._held + text
-        places = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
+        places = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
         if places:
-            self.found, self._held = True, ""
-            return text[: min(places)[1]]
+            _, at, self.found = min(places)
+            self._held = ""
+            return text[:at]
         cut = min((_beginning(text, stop) for stop in self._stops), default=len(text))
         self._held = text[cut:]
         return text[:cut]
@@ -130,7 +136,7 @@ def _beginning(text: str, stop: str) -> int:
 class StoppingTurn(Turn):
     """A turn whose text ends at the first of the stop strings.
 
-    `stopped` turns true when one is complete; after that nothing is emitted.
+    `stop_sequence` is the one that was complete; after that nothing is emitted.
     """
 
     def __init__(
@@ -142,19 +148,18 @@ class StoppingTurn(Turn):
         losses: tuple[Loss, ...] = (),
     ) -> None:
         super().__init__(id, created_at, model, losses=losses, think=None)
-        self.stopped = False
         self._scanner = StopScanner(stops)
         self._waiting: list[Token] = []  # of text that is held back
         self._ahead = 0  # bytes of tokens emitted whose text is still held back
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """Text, as far as it is certain."""
-        if self.stopped:
+        if self.stop_sequence:
             return
         self._waiting += tokens
         text = self._scanner.feed(data)
-        self.stopped = self._scanner.found
-        if text or self.stopped:
+        self.stop_sequence = self._scanner.found
+        if text or self.stop_sequence:
             super().text(text, choice, self._tokens_of(text))
 
     def texts(self, pieces: list[str], choice: int = 0) -> None:
@@ -180,12 +185,12 @@ class StoppingTurn(Turn):
     def finish(self, reason: str, choice: int = 0) -> None:
         """The end, at a stop string or at the model's own."""
         self._open_after_held(choice)
-        super().finish("stop" if self.stopped else reason, choice)
+        super().finish("stop" if self.stop_sequence else reason, choice)
 
     def _open_after_held(self, choice: int) -> bool:
         """Whether more may be emitted. A stop string cannot continue beyond the text it began
         in."""
-        if self.stopped:
+        if self.stop_sequence:
             return False
         if held := self._scanner.flush():
             super().text(held, choice, self._tokens_of(held))
@@ -261,7 +266,7 @@ class SequenceDecoder:
                 self._parser.feed((id,), new.tokens[place : place + 1])
                 self._count += 1
                 self._markers.feed(self._decode(self._piece(id)))
-                if self._markers.found or getattr(self._turn, "stopped", False):
+                if self._markers.found or self._turn.stop_sequence:
                     new.stopped = True
                     self._end("stop", new.cached)
                     break
@@ -309,6 +314,11 @@ _QUICK = 4_000
 Done = TypeVar("Done")
 
 
+def _token(tokenizer: Tokenizer, id: int) -> Token:
+    piece = tokenizer.piece(id)
+    return Token(piece.decode("utf-8", "replace"), None, piece, id=id)
+
+
 class TokenEngine:
     """Serves a model that reads and writes tokens.
 
@@ -321,6 +331,9 @@ class TokenEngine:
     - `max_tokens` is the limit where the request sets none and the model has no context.
     - `concurrency` sequences run at a time, and `queue` more may wait; beyond that requests are
       refused as `overloaded`.
+
+    Call `close` when it is no longer needed: it has threads, and a process that tries grammars.
+    They end with an engine that is garbage-collected, too, but later.
 
     Raises ImportError where a model gives scores and numpy is missing.
     """
@@ -360,8 +373,10 @@ class TokenEngine:
             self._source = model
         else:
             most = concurrency or getattr(model, "concurrency", None) or CONCURRENCY
-            describe = lru_cache(maxsize=1 << 16)(self._token)
+            describe = lru_cache(maxsize=1 << 16)(partial(_token, tokenizer))
             self._source = Scheduler(model, describe, concurrency=most, queue=queue)
+            finalize(self, self._source.end).atexit = False
+        finalize(self, self._turns.close).atexit = False
         # Which sampling fields a model without scores honours; None: all.
         self._honoured: frozenset[str] | None = getattr(model, "honoured", None)
 
@@ -380,9 +395,9 @@ class TokenEngine:
         plan = partial(self._raw_plan, prompt, request, caller.tenant, echo)
         return self._answer(partial(self._turns.run, caller.tenant, plan))
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int:
         """The number of tokens in a request's prompt. Raises FaultError."""
-        return len((await self._off_loop_if_slow("", self._lowered, request))[2])
+        return len((await self._off_loop_if_slow(caller.tenant, self._lowered, request))[2])
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         extra = {
@@ -402,10 +417,6 @@ class TokenEngine:
         await self._source.close()
         self._turns.close()
         self._enforcer.close()
-
-    def _token(self, id: int) -> Token:
-        piece = self.tokenizer.piece(id)
-        return Token(piece.decode("utf-8", "replace"), None, piece, id=id)
 
     # ---- answering -----------------------------------------------------------------------
 
@@ -472,6 +483,10 @@ class TokenEngine:
             raise FaultError(_too_long(f"more than {context}", context, request))
 
     @cached_property
+    def _marks(self) -> Marks:
+        return Marks(self.tokenizer.controls)
+
+    @cached_property
     def _longest_token(self) -> int:
         return max(len(self.tokenizer.piece(id)) for id in range(self.tokenizer.size))
 
@@ -510,7 +525,7 @@ class TokenEngine:
         self, prompt: str | Sequence[int], request: Request, tenant: str, echo: bool
     ) -> Plan:
         self._check_size(len(prompt), request)
-        ids = raw_ids(prompt, self.tokenizer)
+        ids = raw_ids(prompt, self.tokenizer, self._marks)
         for id in ids:
             if not 0 <= id < self.tokenizer.size:
                 raise FaultError(bad_request(f"{id} is no token id of this model", "prompt"))

@@ -302,9 +302,7 @@ class Scheduler:
         A model that does not return within `GRACE` seconds keeps its thread, which ends with the
         process.
         """
-        with self._change:
-            self._closing = True
-            self._change.notify()
+        self.end()
         thread, loop = self._thread, asyncio.get_running_loop()
         deadline = loop.time() + GRACE
         while thread is not None and thread.is_alive():  # not joined: a join cannot be cancelled
@@ -317,6 +315,12 @@ class Scheduler:
                     self._queue_of(sequence.loop).put([(sequence, new)])
                 break
             await asyncio.sleep(0.005)
+
+    def end(self) -> None:
+        """Let the thread end, and wait for nothing."""
+        with self._change:
+            self._closing = True
+            self._change.notify()
 
     def _submit(self, sequences: list[RunningSequence]) -> None:
         with self._change:

@@ -85,7 +85,7 @@ class Turns:
                 turn.future.set_exception(failure)
             else:
                 turn.future.set_result(result)
-            here.interest = None
+            here.interest = result = None  # it may hold the engine, which this thread outlives
             with self._change:
                 self._running[turn.tenant] -= 1
                 self._change.notify()

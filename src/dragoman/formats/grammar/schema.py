@@ -312,9 +312,9 @@ def _wrong(keyword: str, value: JSON, whole: _Whole) -> str | None:
             kinds = value if isinstance(value, list) else [value]
             known = kinds and all(kind in KINDS.values() for kind in kinds)
             return None if known else "must be a type of JSON, or a list of them"
-        case "enum" | "required" | "prefixItems" if not isinstance(value, list):
+        case "required" | "prefixItems" if not isinstance(value, list):
             return "must be a list"
-        case "anyOf" | "oneOf" | "allOf" if not isinstance(value, list) or not value:
+        case "enum" | "anyOf" | "oneOf" | "allOf" if not isinstance(value, list) or not value:
             return "must be a list with something in it"
         case _ if keyword in _MAP and not isinstance(value, dict):
             return "must be an object"
@@ -426,6 +426,28 @@ def objects(schema: JSON) -> Iterator[dict[str, JSON]]:
                 waiting += value.values()
             case list() as values:
                 waiting += values
+
+
+def inside(
+    schema: dict[str, JSON], root: JSON, place: str
+) -> Iterator[tuple[str, dict[str, JSON]]]:
+    """The schemas directly in a schema, and the one it refers to, with their places.
+
+    >>> list(inside({"items": {"$ref": "#/$defs/a"}}, {}, ".b"))
+    [('.b.items', {'$ref': '#/$defs/a'})]
+    """
+    found: list[tuple[str, JSON]] = []
+    for keyword, value in schema.items():
+        where = f"{place}.{keyword}"
+        if keyword == "$ref":
+            found.append((str(value)[1:].replace("/", "."), find(root, value)))
+        elif isinstance(value, list) and keyword in _LIST:
+            found += [(f"{where}[{number}]", each) for number, each in enumerate(value)]
+        elif isinstance(value, dict) and keyword in ("properties", "patternProperties"):
+            found += [(f"{where}.{name}", each) for name, each in value.items()]
+        elif keyword in _ONE:
+            found.append((where, value))
+    return ((where, each) for where, each in found if isinstance(each, dict))
 
 
 # ---- validating a value --------------------------------------------------------------------

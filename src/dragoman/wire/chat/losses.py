@@ -25,6 +25,7 @@ from dragoman.wire.losses import (
     SAMPLED,
     SEVERAL,
     TOOL,
+    UNNAMED_STOP,
     Action,
     Case,
     Losses,
@@ -161,6 +162,7 @@ _REQUEST = Table(
 
 _ANSWER = Table(
     ANSWERED,
+    UNNAMED_STOP,
     NO_PART_OF_AN_ANSWER,
     _CALLS,
     rows("carried", SAME, "Response.choices", "Usage", "Message.role"),

@@ -8,6 +8,7 @@ from dragoman.wire.losses import (
     NOT_TEXT,
     SAME,
     SAMPLED,
+    UNNAMED_STOP,
     Case,
     Losses,
     Table,
@@ -58,6 +59,7 @@ _REQUEST = Table(
 
 _ANSWER = Table(
     ANSWERED,
+    UNNAMED_STOP,
     rows("carried", SAME, "Response.choices", "Usage"),
     rows("carried", "as `created`", "Response.created_at"),
     rows("carried", "as `finish_reason`, or as an error", "Response.status reasons"),

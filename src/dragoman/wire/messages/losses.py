@@ -170,6 +170,7 @@ _ANSWER = Table(
     rows("carried", "as `stop_reason`, or as an error", "Response.status error"),
     rows("dropped", "Messages has no times", "Response.created_at completed_at", silent=True),
     rows("carried", "as `stop_reason`", "Response.reasons"),
+    rows("carried", "if it is one of the request's", "Response.stop_sequence"),
     rows("carried", "as `content`", "Response.output"),
     rows("emulated", "joined into one message", "Response.output", case=Case(SEVERAL)),
     rows(

@@ -140,7 +140,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     called = any(isinstance(item, FunctionCall | CustomToolCall) for item in items)
     content = [block for item in items for block in encode_item(item)]
     body = _opening(response.id, response.model, response.usage) | {"content": content}
-    body |= _stopped(response.reasons, called, from_extra(response.extra))
+    body |= _stopped(response, called, from_extra(response.extra), request)
     return json.dump(restore(body, response.extra))
 
 
@@ -157,14 +157,20 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
     }
 
 
-def _stopped(reasons: Sequence[str], called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
+def _stopped(
+    end: Response | Finished, called: bool, own: dict[str, JSON], request: Request
+) -> dict[str, JSON]:
     """Why an answer ended, in the words its own server had for it. Only one with calls waits for
-    their results, whatever its server says: Claude Code asks for missing calls without end."""
+    their results, whatever its server says: Claude Code asks for missing calls without end. A stop
+    string is named if it is one of the request's: some servers have other words in its place."""
     own = {name: value for name, value in own.items() if name in STOPPED}
-    reason = reasons[0] if reasons else "stop"
+    reason, stop = end.reasons[0] if end.reasons else "stop", end.stop_sequence
     if reason in ("stop", "tool_calls"):
         reason = "tool_calls" if called else "stop"
-    return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None, **own}
+    said = STOP_REASONS.get(reason, "end_turn")
+    if said != "end_turn" or stop not in (request.sampling.stop or ()):
+        stop = None
+    return {"stop_reason": "stop_sequence" if stop else said, "stop_sequence": stop, **own}
 
 
 # ---- streams -----------------------------------------------------------------------------
@@ -285,6 +291,7 @@ class Encoder:
     waits until those before it are complete."""
 
     def __init__(self, request: Request, dialect: Dialect) -> None:
+        self._request = request
         self._items: list[_Item] = []  # by index
         self._waiting: list[_Item] = []  # those that are not complete; the first is sent
         self._blocks = 0  # that were opened
@@ -331,7 +338,7 @@ class Encoder:
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
         self._over = True
         late = from_extra(event.extra)
-        delta = _stopped(event.reasons, self._called, self._own | late)
+        delta = _stopped(event, self._called, self._own | late, self._request)
         kind, usage = "message_delta", encode_usage(event.usage)
         fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
         for name, value in late.items():

@@ -221,7 +221,10 @@ class Decoder:
                 given.pop(name, None)
         if (reason := given.get("stop_reason")) is not None:
             self._reason = REASONS.get(str(reason), "stop")
-            if reason in ("end_turn", "max_tokens", "tool_use", "refusal"):
+            if reason == "stop_sequence" and "stop_sequence" in given:
+                self._turn.stop_sequence = given.pop("stop_sequence")
+                del given["stop_reason"]
+            elif reason in ("end_turn", "max_tokens", "tool_use", "refusal"):
                 del given["stop_reason"]
         if given:
             self._turn.header(extra={NAME: given})

@@ -8,6 +8,7 @@ from dragoman.wire.losses import (
     SAME,
     SAMPLED,
     TOOL,
+    UNNAMED_STOP,
     Case,
     Losses,
     Table,
@@ -85,6 +86,7 @@ _REQUEST = Table(
 
 _ANSWER = Table(
     ANSWERED,
+    UNNAMED_STOP,
     _CARRIED,
     one_text_answered("Responses"),
     rows(
