@@ -23,7 +23,7 @@ from dragoman.server.state import handlers
 from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.server.websocket import Connection
-from dragoman.stores import sql
+from dragoman.stores import serialize
 from dragoman.stores.base import Conversation, LogSegment, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
@@ -173,7 +173,7 @@ async def test_2f_what_is_large_is_unpacked_and_encoded_in_threads(
 
     encode = noted(RESPONSES.encode_response)
     monkeypatch.setattr(handlers, "RESPONSES", replace(RESPONSES, encode_response=encode))
-    monkeypatch.setattr(sql, "unpack_record", noted(sql.unpack_record))
+    monkeypatch.setattr(serialize, "unpack_record", noted(serialize.unpack_record))
     store = MemoryStore()
     await store.put(record("small", said="ok"))
     await store.put(record("large"))

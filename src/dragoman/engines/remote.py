@@ -33,7 +33,7 @@ from dragoman.core.request import Completion, Request, completion_request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import TextToolCallTurn
-from dragoman.net.client import CODINGS, Client, Exchange, HeaderFields, content_decoder
+from dragoman.net.client import CODINGS, Client, Exchange, content_decoder
 from dragoman.net.client import Decoder as ContentDecoder
 from dragoman.net.connection import Connection, Limits, Timeouts
 from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError, TooLargeError
@@ -261,11 +261,10 @@ class UpstreamAnswer(Struct, eq=False):
             return ready
         most, limit = self._remote.unseen, self._remote.answer_limit
         room = self._room = self._room or Room(limit)
-        unseen = 0
-        if (left := self._unseen + len(data)) >= 0:
-            unseen = most - left
-            room.left -= unseen
-            self._silent += unseen
+        left = self._unseen + len(data)
+        unseen = most - left if left >= 0 else 0
+        room.left -= unseen
+        self._silent += unseen
         if self._content is not None or self._divided or len(data) > PIECE:
             data, over = self._piece(data)
         room.left -= len(data)
@@ -575,7 +574,7 @@ class Remote:
             return None
         asked = await asyncio.to_thread(self._counted, wire, request)
         url, headers = upstream.url + wire.count_path, upstream.headers(caller)
-        headers = (*headers, *_own_headers(wire, caller))
+        headers = (*headers, *upstream.own_headers(wire, caller))
         answer = asked and await question(
             upstream.client, "POST", url, headers, asked, patience=LISTING
         )
@@ -671,7 +670,7 @@ class Remote:
             ):
                 lowered = replace(lowered, restore=with_summary(request, lowered.restore))
             if wire.upstream_headers or caller.headers:
-                headers = (*headers, *_own_headers(wire, caller))
+                headers = (*headers, *upstream.own_headers(wire, caller))
             id, at = caller.response or new_id(), int(time.time())
             if raw or profile.markup is None:
                 think = None if raw else profile.think
@@ -699,12 +698,3 @@ class Remote:
                 default_guarantee(request),
             )
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))
-
-
-def _own_headers(wire: Wire, caller: Caller) -> HeaderFields:
-    """What goes with a request on this wire alone."""
-    headers = dict(wire.upstream_headers)
-    if caller.wire == wire.name:
-        given = dict(caller.headers)
-        headers |= {name: given[name] for name in wire.request_headers if name in given}
-    return tuple(headers.items())

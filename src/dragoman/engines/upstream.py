@@ -33,6 +33,7 @@ from dragoman.net.errors import (
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
+from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
 
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
@@ -373,6 +374,15 @@ class Upstream:
         if senses is None:
             return self.profile.limits
         return replace(self.profile.limits, images="image" in senses, audio="audio" in senses)
+
+    @staticmethod
+    def own_headers(wire: Wire, caller: Caller) -> HeaderFields:
+        """What goes with a request on this wire alone."""
+        headers = dict(wire.upstream_headers)
+        if caller.wire == wire.name:
+            given = dict(caller.headers)
+            headers |= {name: given[name] for name in wire.request_headers if name in given}
+        return tuple(headers.items())
 
     def headers(self, caller: Caller) -> HeaderFields:
         """What goes with every request. Raises FaultError for a client's key no header takes."""

@@ -135,7 +135,7 @@ class HTTPExchange(Exchange):
         if not more:
             connection.complete(self)
         elif large and not connection.flow.write_paused:  # it was read at once
-            connection.release()
+            connection._release()
         return connection.flow.write_paused
 
 
@@ -236,7 +236,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         self.connections.discard(self)
         self._give_up()
-        self.release()
+        self._release()
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -277,7 +277,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.release()
+        self._release()
         if self._answered is not None and self._answered.peer is not None:
             self._answered.peer.drained()
         self._answer()
@@ -286,11 +286,9 @@ class HTTPProtocol(HttpToolsProtocol):
         """Count what is about to be written, until it is read. Raises FaultError for no room."""
         budget: Budget = cast(Any, self.app).budget
         hold = self._hold = self._hold or budget.hold(tenant)
-        unread = hold.size if self.flow.write_paused else 0
-        hold.resize(min(unread + size, budget.share))
+        hold.resize(min(size + (hold.size if self.flow.write_paused else 0), budget.share))
 
-    def release(self) -> None:
-        """Nothing of what was written is unread, or nobody will read it."""
+    def _release(self) -> None:
         if self._hold is not None:
             self._hold.close()
             self._hold = None
@@ -450,7 +448,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
         if self._hold is not None and not self.flow.write_paused:
-            self.release()
+            self._release()
         if not exchange.keep_alive:
             self.transport.close()
         if self.transport.get_write_buffer_size():
@@ -555,13 +553,12 @@ class HTTPProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER, self.transport.close)
 
     def _head_size(self) -> int:
-        fields = sum(map(len, chain.from_iterable(self.headers)))
-        return len(self.url) + fields + 4 * len(self.headers)
+        parts = (self.url, *chain.from_iterable(self.headers))
+        return sum(map(len, parts)) + 4 * len(self.headers)
 
     def _find_too_large(self) -> None:
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
-        fault = Fault("too_large", problem, "client")
-        self._problem = 431, fault
+        self._problem = 431, Fault("too_large", problem, "client")
 
 
 STEP = 4096

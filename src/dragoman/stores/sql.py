@@ -18,7 +18,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from secrets import token_bytes
 from typing import ClassVar, TypeVar
 
 from msgspec.structs import replace
@@ -47,10 +46,10 @@ from .base import (
     call_digests,
     index_key,
     slowness,
-    tenant_name,
 )
 from .retention import SWEPT, Retention
 from .serialize import (
+    PARTS,
     Parts,
     digests,
     model_of,
@@ -58,10 +57,31 @@ from .serialize import (
     pack_events,
     pack_record,
     unpack,
-    unpack_events,
-    unpack_record,
+    unpack_items,
+    unpack_records,
+    unpack_segments,
 )
-from .statements import Insert, Row, Steps, Values, bound, chunks, clean, places
+from .statements import (
+    DATA,
+    FITTING,
+    HELD,
+    LENGTH,
+    LIVE,
+    RECORD,
+    RESPONSE_DATA,
+    SIZE,
+    Insert,
+    Row,
+    Steps,
+    Values,
+    add_to,
+    append,
+    bound,
+    chunks,
+    clean,
+    extend,
+    places,
+)
 
 T = TypeVar("T")
 SWEEPING = 12.0
@@ -81,50 +101,13 @@ _INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_
 _CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
     ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
 
-_SIZE = "length(r.record) + coalesce(length(r.response), length(e.response), 0)"
-_RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
-    coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
-_FITTING = f"""SELECT r.id, r.tenant, r.wire, r.created_at, r.previous,
-    CASE WHEN {_SIZE} <= {AT_ONCE} THEN r.record END, r.metadata, r.parts,
-    CASE WHEN {_SIZE} <= {AT_ONCE} THEN coalesce(r.response, e.response) END,
-    u.owner, u.lease, u.cancelling, {_SIZE}"""
-"""The same without what is large, and the size of that."""
-_DATA, _RESPONSE_DATA = 5, 8  # the columns of what is large
-_PARTS = 7  # the column of _RECORD that holds the digests
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
-_LENGTH = """coalesce((SELECT first + length FROM segments s WHERE s.seq = u.seq
-    ORDER BY first DESC LIMIT 1), 0)"""
-_LIVE = "FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"
-_APPEND = f"""INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
-    {_LIVE} AND $2 = {_LENGTH} FOR UPDATE OF u RETURNING first"""
-"""Adds nothing where the run has ended, and where the segment does not follow the log's end."""
 _END = """DELETE FROM runs WHERE seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq,
     (SELECT tenant FROM responses r WHERE r.seq = runs.seq), conversation"""
-_EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES ($1, $2, $3, $4)
-    ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
-_HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
-"""Locks the conversation, so that two servers do not give items the same place."""
 _FILLED = "SELECT count(*), coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
 _OURS = "EXISTS (SELECT 1 FROM conversations WHERE conversations.id = $1 AND tenant = $3)"
 _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
-
-_TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"
-
-
-def read_secret(new: bytes | None = None) -> Steps[bytes]:
-    """The secret of a store. Where there is none it becomes `new`, or is made; the tenants of an
-    earlier version, which were digests without a key, then get their names."""
-    rows = yield "SELECT tenants FROM secrets", ()
-    if rows:
-        return bytes(rows[0][0])
-    secret = new or token_bytes(32)
-    yield "INSERT INTO secrets (tenants) VALUES ($1)", (secret,)
-    for (digest,) in (yield _TENANTS, ()):
-        for table in ("responses", "conversations", "item_index", "calls"):
-            statement = f"UPDATE {table} SET tenant = $1 WHERE tenant = $2"
-            yield statement, (tenant_name(secret, digest), digest)
-    return secret
 
 
 class Store(ABC):
@@ -219,7 +202,7 @@ class Store(ABC):
         self._added += 1
         steps = None
         if items or messages:
-            steps = partial(_add_to, record.tenant, record.conversation, items, messages)
+            steps = partial(add_to, record.tenant, record.conversation, items, messages)
         if record.size:
             return self._transact_large(record, [], steps)
         return self._transact(_inserts(record), steps)
@@ -227,7 +210,7 @@ class Store(ABC):
     async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
         so is one for a run that has ended or is not known."""
-        if not await self._transact((), partial(_append, id, segment, pack_events(segment.events))):
+        if not await self._transact((), partial(append, id, segment, pack_events(segment.events))):
             raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -249,7 +232,7 @@ class Store(ABC):
         keys, calls = _index_keys(others), call_digests(response)
 
         def steps() -> Steps[bool]:
-            if segment is not None and not (yield from _append(id, segment, events)):
+            if segment is not None and not (yield from append(id, segment, events)):
                 return False
             live = yield _END, (id,)
             if not live:
@@ -259,7 +242,7 @@ class Store(ABC):
             for statement, found in ((_INDEX, keys), (_CALL, calls)):
                 for key in found:
                     yield statement, (id, tenant, key)
-            yield from _add_to(tenant, conversation, items, messages)
+            yield from add_to(tenant, conversation, items, messages)
             return True
 
         ending = asyncio.ensure_future(self._transact((), steps))
@@ -282,10 +265,10 @@ class Store(ABC):
                 SELECT p.seq, p.previous, chain.depth + 1 FROM chain
                 JOIN responses p ON p.id = chain.previous AND p.tenant = $2
             ), size (bytes) AS (
-                SELECT coalesce(sum({_SIZE}), 0)
+                SELECT coalesce(sum({SIZE}), 0)
                 FROM chain JOIN responses r ON r.seq = chain.seq {_ENDS}
             )
-            {_RECORD}, size.bytes FROM size LEFT JOIN chain ON size.bytes <= $3
+            {RECORD}, size.bytes FROM size LEFT JOIN chain ON size.bytes <= $3
             LEFT JOIN responses r ON r.seq = chain.seq {_JOINED} ORDER BY chain.depth DESC
         """
         fits, size = room.left if room.count is None else min(room.left, AT_ONCE), 0
@@ -312,12 +295,11 @@ class Store(ABC):
             listed = places(len(keys), 2)
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
-            statement = f"SELECT r.seq, {_SIZE} FROM responses r {_ENDS} WHERE {where}"
+            statement = f"SELECT r.seq, {SIZE} FROM responses r {_ENDS} WHERE {where}"
             for seq, size in await self._read(statement, tenant, *keys):
                 sizes[seq] = size
         found: dict[str | None, Item] = {}
-        large = sum(size > AT_ONCE for size in sizes.values())
-        for some in chunks(sorted(sizes), 1 if large else 8):
+        for some in chunks(sorted(sizes), 1 if max(sizes.values(), default=0) > AT_ONCE else 8):
             where = f"WHERE r.seq IN ({places(len(some))}) ORDER BY r.seq"
             each = Room(count=room.count)
             for record in await self._records(where, *some, room=each):
@@ -365,7 +347,7 @@ class Store(ABC):
             ORDER BY s.first LIMIT $3"""
         rows = await self._read(statement, id, first, most)
         if rows:
-            log = await self._apart(sum([len(data) for _, data in rows]), _segments, rows)
+            log = await self._apart(sum([len(data) for _, data in rows]), unpack_segments, rows)
         else:
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"
             log = ()
@@ -382,7 +364,7 @@ class Store(ABC):
         """Return when the log is longer than this, when the run has ended, or when time is up."""
 
         async def is_over() -> bool:
-            rows = await self._read(f"SELECT {_LENGTH} {_LIVE}", id)
+            rows = await self._read(f"SELECT {LENGTH} {LIVE}", id)
             return not rows or rows[0][0] > length
 
         await self._pubsub.wait(id, is_over, seconds, self.POLL)
@@ -426,12 +408,12 @@ class Store(ABC):
             return await asyncio.to_thread(work, *given)
 
     async def _records(self, tail: str, *values: object, room: Room | None = None) -> list[Record]:
-        columns = _RECORD if room is None else _FITTING
+        columns = RECORD if room is None else FITTING
         rows = await self._read(f"{columns} FROM responses r {_JOINED} {tail}", *values)
         if room is not None:
             room.read(sum([row[-1] for row in rows]))
-            if None in [row[_DATA] for row in rows]:
-                rows = await self._read(f"{_RECORD} FROM responses r {_JOINED} {tail}", *values)
+            if None in [row[DATA] for row in rows]:
+                rows = await self._read(f"{RECORD} FROM responses r {_JOINED} {tail}", *values)
         return await self._recorded(rows, room)
 
     async def _recorded(self, rows: Sequence[Row], room: Room | None = None) -> list[Record]:
@@ -440,7 +422,7 @@ class Store(ABC):
         room = room or Room()
         found: list[Row] = []
         for some in chunks(
-            {digest for row in rows if row[_PARTS] for digest in digests(row[_PARTS])}
+            {digest for row in rows if row[PARTS] for digest in digests(row[PARTS])}
         ):
             where = f"WHERE digest IN ({places(len(some), 2)})"
             statement = f"""SELECT digest, CASE WHEN size <= $1 THEN data END, size FROM parts,
@@ -453,9 +435,9 @@ class Store(ABC):
                 room.hold(data[0][-1])
                 data = await self._read(statement, data[0][-1], *some)
             found += [row[:2] for row in data if row[1] is not None]
-        size = sum([len(row[_DATA]) + len(row[_RESPONSE_DATA] or b"") for row in rows])
+        size = sum([len(row[DATA]) + len(row[RESPONSE_DATA] or b"") for row in rows])
         size += sum([len(data) for _, data in found])
-        return await self._apart(size, _unpacked, rows, Parts(found, room))
+        return await self._apart(size, unpack_records, rows, Parts(found, room))
 
     # ---- leases --------------------------------------------------------------------------
 
@@ -508,7 +490,7 @@ class Store(ABC):
             if not (yield statement, row):
                 raise ConflictError(f"There is a conversation {made.id} already.")
             yield from self._room(made.id, items)
-            yield from _extend(made.id, items)
+            yield from extend(made.id, items)
 
         await self._transact((), steps)
 
@@ -547,10 +529,10 @@ class Store(ABC):
         """Add items, each with an id of its own, at the end."""
 
         def steps() -> Steps[bool]:
-            if not (yield _HELD, (id, tenant)):
+            if not (yield HELD, (id, tenant)):
                 return False
             yield from self._room(id, items)
-            yield from _extend(id, items)
+            yield from extend(id, items)
             return True
 
         return await self._transact((), steps)
@@ -580,7 +562,7 @@ class Store(ABC):
             where += f" AND place {sign} (SELECT place FROM items {where} AND id = $3)"
         rows = await self._items(f"{where} ORDER BY place {order} LIMIT $2", values, room)
         size = sum([len(data) for (data,) in rows])
-        items = await self._apart(size, _items, rows[: paging.limit])
+        items = await self._apart(size, unpack_items, rows[: paging.limit])
         return Page(items, len(rows) > paging.limit)
 
     async def get_item(
@@ -670,63 +652,7 @@ class Store(ABC):
         return
 
 
-# ---- steps of several transactions ---------------------------------------------------------
-
-
-def _append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
-    """Add to a log; False where no such run is live. Raises StoreError for a gap."""
-    if (yield _APPEND, (id, segment.first, len(segment.events), events)):
-        return True
-    if (yield f"SELECT u.seq {_LIVE}", (id,)):
-        raise ConflictError(f"The log of {id} has a gap before {segment.first}.")
-    return False
-
-
-def _add_to(
-    tenant: str,
-    conversation: str | None,
-    items: Sequence[Item],
-    messages: Sequence[OutboxMessage],
-) -> Steps[None]:
-    """What the end of a run adds to its conversation and to the outbox."""
-    if items and conversation is not None and (yield _HELD, (conversation, tenant)):
-        yield from _extend(conversation, items, rename=True)
-    statement = "INSERT INTO outbox (id, target, body, due, attempts) VALUES ($1, $2, $3, $4, $5)"
-    for each in messages:
-        yield statement, (each.id, each.target, each.body, each.due, each.attempts)
-
-
-def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[None]:
-    """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
-    statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
-    ((last,),) = yield statement, (id,)
-    for place, item in enumerate(items, last + 1):
-        if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
-            continue
-        if not (item.id and rename):
-            raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        own = replace(item, id=f"{item.id}_{place}")
-        yield _EXTEND, (id, place, own.id, pack(own))
-
-
 # ---- rows ----------------------------------------------------------------------------------
-
-
-def _unpacked(rows: Sequence[Row], parts: Parts) -> list[Record]:
-    """The records of rows, but for those whose parts are gone."""
-    return [
-        unpack_record(row, parts)
-        for row in rows
-        if not row[_PARTS] or parts.have(digests(row[_PARTS]))
-    ]
-
-
-def _items(rows: Sequence[Row]) -> tuple[Item, ...]:
-    return tuple([unpack(data, Item) for (data,) in rows])
-
-
-def _segments(rows: Sequence[Row]) -> tuple[LogSegment, ...]:
-    return tuple([LogSegment(place, unpack_events(data)) for place, data in rows])
 
 
 def _inserts(record: Record) -> list[Insert]:

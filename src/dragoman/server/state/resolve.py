@@ -24,6 +24,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
 from dragoman.stores.base import (
+    AT_ONCE,
     Record,
     Room,
     StoredAnswer,
@@ -140,10 +141,12 @@ async def understand(
             raise FaultError(bad_request(problem, name))
         before = await _history(store, tenant, records, recent, room, ids=id is not None)
         if near is not None:
-            try:
-                room.read(len(pack(before)))
-            except TooMuchError:
-                raise too_much(name, room) from None
+            size = len(pack(before))
+            room.left -= size
+            if room.left < 0:
+                raise too_much(name, room)
+            if size > AT_ONCE:
+                room.hold(size)
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:
