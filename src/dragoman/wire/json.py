@@ -367,6 +367,8 @@ def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
         problem = "is empty" if found[1] else f"must be {bound} {found[3].removesuffix('.0')}"
     elif problem.startswith("Expected"):  # the field that tells the kinds of objects apart
         problem = "is missing or not a string"
+    elif problem == "Number out of range":  # 1e999, which JSON has and no float holds
+        problem = "is too large a number"
     else:
         problem = f"is {problem.partition('value ')[2]}, which is not one of its values"
     return FaultError(bad_request(problem, path or None))

@@ -12,6 +12,7 @@ from dragoman.core.request import (
     JSONSchema,
     NamedTool,
     Namespace,
+    ReasoningOptions,
     Request,
     UnknownTool,
 )
@@ -289,6 +290,14 @@ def test_prompt_that_ends_inside_the_reasoning_is_constrained_after_it() -> None
     assert verdict(inside, 'hm</think>{"t": "x"}') == "whole"
     assert verdict(inside, '{"t": "x"}') == "begun"
     assert Opened("hermes").grammar(asked()) is None
+
+
+def test_effort_none_leaves_the_reasoning_out() -> None:
+    thought, plain = '<think>hm</think>{"t": "x"}', '{"t": "x"}'
+    for effort, found in (("low", "whole"), ("none", "wrong after ''")):
+        grammar = made(HERMES, format=TEXT, reasoning=ReasoningOptions(effort))
+        assert verdict(grammar, plain) == "whole"
+        assert verdict(grammar, thought) == found
 
 
 def test_where_nothing_is_demanded_there_is_no_grammar() -> None:

@@ -98,7 +98,10 @@ class Markup:
         asked = demand(request)
         if asked is None:
             return None
-        return _GrammarBuilder(asked, self.profile, self.starts_thinking(request)).grammar()
+        thinking: bool | None = self.starts_thinking(request)
+        if not thinking and request.reasoning is not None and request.reasoning.effort == "none":
+            thinking = None
+        return _GrammarBuilder(asked, self.profile, thinking).grammar()
 
 
 # ---- the prompt ----------------------------------------------------------------------------
@@ -187,9 +190,10 @@ _NO_JSON = r"(?:\s*[^\s\[{](?s:.*))?"
 
 
 class _GrammarBuilder:
-    """The grammar of one demand in one family's markup."""
+    """The grammar of one demand in one family's markup. Whether the prompt ends in the reasoning
+    is `thinking`, and None where there must be none."""
 
-    def __init__(self, asked: Demand, profile: Profile, thinking: bool) -> None:
+    def __init__(self, asked: Demand, profile: Profile, thinking: bool | None) -> None:
         self._asked = asked
         self._profile = profile
         self._thinking = thinking
@@ -219,7 +223,7 @@ class _GrammarBuilder:
         reached = {name for name, state in states.items() if "thought" in state.marks.values()}
         leads = {*(reached - {"start", "text"}), "thought"}  # at once, or by a header (Gemma)
         opening = next((m for m, to in states["start"].marks.items() if to in leads), None)
-        if opening is None:
+        if opening is None or self._thinking is None:
             return ""
         marks = states["thought"].marks.items()
         closing = next(m for m, to in marks if states[to].kind == "start")
