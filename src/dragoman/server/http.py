@@ -71,6 +71,10 @@ class HTTPExchange(Exchange):
         """Whether the client does not keep up."""
         return self.connection.flow.write_paused
 
+    @property
+    def unread(self) -> int:
+        return self.connection.transport.get_write_buffer_size()
+
     def listen(self, peer: Peer | None) -> None:
         self.peer = peer
         if self.disconnected and peer is not None:
@@ -476,14 +480,9 @@ class HTTPProtocol(HttpToolsProtocol):
         if entry := cast(Any, self.app).entry():
             entry.end = fault.code
             entry.write("-", "-", status, id)
-        headers = [
-            *MARKS,
-            *[(name, id.encode()) for name in ID_HEADERS],
-            JSON_TYPE,
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        lines = [b"%s: %s\r\n" % header for header in headers]
+        ids = [(name, id.encode()) for name in ID_HEADERS]
+        framing = ((b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+        lines = [b"%s: %s\r\n" % header for header in (*MARKS, *ids, JSON_TYPE, *framing)]
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self._linger()
 

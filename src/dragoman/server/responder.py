@@ -336,6 +336,7 @@ class Stream(Responder):
     """
 
     _begun = False  # an event was encoded
+    _unread = 0  # bytes that the client had not read when it was looked at
 
     def __init__(
         self,
@@ -390,6 +391,8 @@ class Stream(Responder):
                     self._since = asyncio.get_running_loop().time()
                     if full:
                         self.pause()
+                else:
+                    self._unread += len(data)
         except FaultError as error:
             if isinstance(last, TERMINAL):  # no room for the end: another would be as large
                 self.stop(replace(error.fault, code="stalled"))
@@ -433,6 +436,11 @@ class Stream(Responder):
         super().start(engine, handle)
         self.schedule()
 
+    def pause(self) -> None:
+        """The same; the client is looked at from now on."""
+        self._unread = self.exchange.unread
+        super().pause()
+
     def drained(self) -> None:
         """The same; the client has shown life."""
         self._since = asyncio.get_running_loop().time()
@@ -448,9 +456,15 @@ class Stream(Responder):
     def tick(self, now: float) -> None:
         """The same; silence is filled."""
         if self.due() <= now < self._deadline:
-            exchange = self.exchange
+            exchange, settings = self.exchange, self.service.settings
             if exchange.full:
-                self.stop(stalled(self.service.settings.stall))
+                # What was written at once may be more than can be read in that time.
+                unread, before = exchange.unread, self._unread
+                if not unread or unread > before - settings.min_rate * settings.stall:
+                    self.stop(stalled(settings.stall))
+                    return
+                self._unread, self._since = unread, now
+                self.schedule()
                 return
             try:
                 if not exchange.status:

@@ -236,17 +236,19 @@ class Connection:
         self._closing = False  # what is queued is the last
         self._wakeup = asyncio.Event()
         self._time = asyncio.timeout(None)
+        self.open: Counter[str] = Counter()  # connections of each tenant
 
     async def serve(self, lifetime: float = LIFETIME) -> None:
         """Accept the connection, receive frames and answer them."""
-        await self._receive()  # that it wants to connect
-        await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
-        self._time, room = asyncio.timeout(lifetime), self._room
-        if room is not None:
-            room.hold = self.service.budget.hold(self.caller.tenant)
-            room.parse()
+        self._time, room, tenant = asyncio.timeout(lifetime), self._room, self.caller.tenant
         self._sender = sender = asyncio.get_running_loop().create_task(self._send_queued())
+        self.open[tenant] += 1
         try:
+            await self._receive()  # that it wants to connect
+            await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
+            if room is not None:
+                room.hold = self.service.budget.hold(tenant)
+                room.parse()
             async with self._time:
                 while (message := await self._receive())["type"] == "websocket.receive":
                     text = message.get("text")
@@ -266,6 +268,9 @@ class Connection:
                 self.write(refusal(TOO_OLD, None))
                 await sender
         finally:
+            self.open[tenant] -= 1
+            if not self.open[tenant]:
+                del self.open[tenant]
             waiting = [turn for lane in self._lanes.values() for turn in lane]
             held = [turn.hold for turn in waiting]
             for hold in (self._kept, self._unread, *held, None if room is None else room.hold):
@@ -482,13 +487,15 @@ class Connection:
                 await self._wakeup.wait()
                 self._wakeup.clear()
                 self._sending = True
-                async with asyncio.timeout(self.service.settings.stall):
+                stall, loop = self.service.settings.stall, asyncio.get_running_loop()
+                async with asyncio.timeout(stall) as patience:
                     last = 0  # bytes of the frame before
                     while self._queue:
                         text = self._queue.popleft()
                         await self._send({"type": "websocket.send", "text": text})
                         self._size -= last  # hosts send the next one when the client took that
                         last = len(text)
+                        patience.reschedule(loop.time() + stall)
                     if room is not None:
                         await room.writable.wait()
                     self._size -= last
@@ -552,17 +559,8 @@ class Sockets:
         if self._open[caller.tenant] >= most:
             raise FaultError(_crowded(f"{most} WebSockets are open (max_sockets_per_key)"))
         made = Connection(self._service, self._runs, exchange, caller, receive, send, room)
-        return self._serve(made)
-
-    async def _serve(self, connection: Connection) -> None:
-        tenant = connection.caller.tenant
-        self._open[tenant] += 1
-        try:
-            await connection.serve()
-        finally:
-            self._open[tenant] -= 1
-            if not self._open[tenant]:
-                del self._open[tenant]
+        made.open = self._open
+        return made.serve()
 
 
 async def deny(
