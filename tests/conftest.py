@@ -6,16 +6,19 @@ account is kept where reports arrive, hence also under xdist. Fixtures live besi
 for the one server that is shared because it is slow to start, and the patience that all need.
 """
 
+import gc
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test
 
 from tests.samples import FULL, load_profile
 from tests.steady import LOOPS
 
 MAX_SKIPS = 5
+UNCOUNTED = {"chaos", "compliance", "hostile", "oracles"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +55,22 @@ def postgres() -> Iterator[object]:
     with running() as server, pytest.MonkeyPatch.context() as patched:
         patched.setitem(PostgresStore.__init__.__kwdefaults__, "patience", PATIENCE)
         yield server
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Coverage counts the examples that somebody wrote down: what Hypothesis draws or a hostile
+    load reaches may be another line next time, and counting would take most of their time."""
+    for item in items:
+        drawn = is_hypothesis_test(getattr(item, "obj", None))
+        if drawn or UNCOUNTED & {each.name for each in item.path.parents}:
+            item.add_marker("no_cover")
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests are there to stay: the collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

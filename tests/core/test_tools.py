@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.item import Call, CustomToolCall, FunctionCall
@@ -19,6 +19,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.tools import Toolbox, ToolFilter
+from tests.samples import samples
 
 LARK = CustomTool("patch", "Edit files.", "lark", "start: WORD")
 CRM = Namespace("crm", (FunctionTool("find", "Find a customer."), LARK), "Customers.")
@@ -157,6 +158,7 @@ def calls_of(tools: list[Tool], text: str) -> list[Call]:
     return calls
 
 
+@settings(max_examples=samples(15, 2_000))
 @given(TOOLS, TEXTS, st.booleans(), st.booleans())
 def test_p16_lowered_and_restored_a_call_is_what_it_was(tools, text, custom, namespaces) -> None:
     toolbox, _ = box(*tools, custom=custom, namespaces=namespaces)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Finished, Progress, Started
 from dragoman.core.fold import fold
-from dragoman.core.interfaces import Capabilities
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities
 from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, Message, Unknown
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
@@ -203,7 +203,7 @@ async def test_without_a_summary_the_answer_fails(summary, words, items) -> None
 class Picky(Model):
     """Cannot make a prompt of anything."""
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int:
         raise FaultError(FAULT)
 
 
@@ -264,7 +264,7 @@ class Small(Script):
     async def capabilities(self, model: str) -> Capabilities:
         return Capabilities(context=self.context)
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int:
         return 42
 
 

@@ -78,6 +78,28 @@ async def test_an_upstream_that_is_not_there_is_called_by_its_name() -> None:
         await app.close()
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("place", ["https://there.example/v1", "/there.example", "bad \x9b[2J"])
+async def test_a_redirect_is_said_to_be_one_and_where_it_leads_only_in_the_log(
+    status, place, caplog
+) -> None:
+    reply = plain(status, b"", f"location: {place}")
+    async with mock(reply, reply) as up:
+        named = Upstream(name="gpus", url=f"{up.base_url}", wire="chat")
+        app = App(assemble([named], (), Settings(), {}), Settings())
+        for path in (PATHS["chat"], "/v1/models", PATHS["chat"]):
+            method = "GET" if path.endswith("models") else "POST"
+            call = await Call(app, path, asking(), method=method)()
+            assert (call.status, call.code) == (502, "upstream_error")
+            assert f"The upstream gpus redirects ({status})" in call.json["error"]["message"]
+            assert b"there" not in call.body
+        await app.close()
+    (record,) = caplog.records
+    assert f"redirects ({status}) to " in record.getMessage()
+    assert ("there.example" in record.getMessage()) == ("there" in place)
+    assert record.getMessage().isprintable()
+
+
 def test_1_57_the_server_prints_no_password(tmp_path) -> None:
     def reply(asked: Asked) -> Reply:
         return plain(401, {"error": {"message": "no"}})

@@ -208,6 +208,30 @@ def test_2f_04_a_large_body_within_the_limits_holds_up_nobody(
     assert cost.pause < 1
 
 
+NUMBERS: list[tuple[str, Callable[[int], bytes], int]] = [
+    ("2c.20 10,000 digits", lambda size: b"1" * 10_000, 400),
+    ("2c.21 one long number", lambda size: b"1" * size, 400),
+    ("2c.22 one long float", lambda size: b"0." + b"1" * size, 200),
+    ("2c.22 one long exponent", lambda size: b"1e" + b"9" * size, 400),
+]
+
+
+@pytest.mark.parametrize(
+    ("made", "status"), [row[1:] for row in NUMBERS], ids=[row[0] for row in NUMBERS]
+)
+@pytest.mark.parametrize("field", [b"temperature", b"x"])
+def test_a_number_is_read_in_the_time_of_its_length(
+    server: Product, made: Callable[[int], bytes], status: int, field: bytes
+) -> None:
+    body = M + HI + b',"' + field + b'":' + made(MEGABYTES * 1_000_000) + b"}"
+    with watched(server) as cost:
+        answer = server.request("POST", PATHS["chat"], body)
+    assert answer.status == status, answer.body[:300]
+    assert len(answer.body) < 1_000
+    assert cost.pause < 1
+    assert cost.grown < 12 * MEGABYTES + 60
+
+
 def test_2c_01_one_long_text_is_answered_and_leaves_nothing(server: Product) -> None:
     body = M + b'"messages":[{"role":"user","content":"' + b"x" * (MEGABYTES * 1_000_000) + b'"}]}'
     with watched(server) as cost:

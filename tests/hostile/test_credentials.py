@@ -19,6 +19,7 @@ from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.response import Response
 from dragoman.engines.reasoning import ReasoningCache
 from dragoman.engines.remote import Remote
+from dragoman.engines.router import Route, Router
 from dragoman.net.client import _encode_head
 from dragoman.server.app import App
 from dragoman.server.auth import ADDRESSES, GUESSES, SHORTEST, Keys, tenant_of
@@ -29,7 +30,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore
-from tests.mock import message, mock, plain
+from tests.mock import NO_SUCH_PATH, completion, message, mock, plain
 from tests.server.stubs import PATHS, Call, Stub, asking, exchange, post, saying, served
 
 A, B = {"authorization": "Bearer key-of-a"}, {"authorization": "Bearer key-of-b"}
@@ -330,11 +331,57 @@ async def test_few_of_the_headers_that_clients_choose_are_remembered() -> None:
         await app.close()
 
 
+# ---- keys that are passed on -------------------------------------------------------------------
+
+KEYED = [
+    ("messages", "authorization", "anthropic", "authorization"),
+    ("messages", "x-api-key", "anthropic", "x-api-key"),
+    ("chat", "authorization", "anthropic", "x-api-key"),
+    ("messages", "x-api-key", "generic", "authorization"),
+    ("chat", "authorization", "azure", "api-key"),
+]
+
+
+@pytest.mark.parametrize(("wire", "given", "profile", "sent"), KEYED)
+@pytest.mark.parametrize("suffix", ["", "/count_tokens"])
+async def test_a_key_goes_on_in_the_header_that_its_server_reads(
+    wire, given, profile, sent, suffix
+) -> None:
+    upstream = "messages" if profile == "anthropic" else "chat"
+    said = message({"type": "text", "text": "ok"})
+    async with mock(plain(200, said if upstream == "messages" else completion({}))) as up:
+        options = {"profile": profile, "wire": upstream, "pass_client_key": True}
+        app = App(Remote(up.base_url, **options), Settings())
+        headers = {given: "Bearer token-1" if given == "authorization" else "token-1"}
+        path = PATHS[wire] + (suffix if wire == "messages" else "")
+        await Call(app, path, asking(wire), headers=headers)()
+        for asked in up.asked:
+            names = ("authorization", "x-api-key", "api-key")
+            found = {name: asked.headers[name] for name in names if name in asked.headers}
+            assert found == {sent: "Bearer token-1" if sent == "authorization" else "token-1"}
+        assert up.asked or suffix
+        await app.close()
+
+
+@pytest.mark.parametrize("path", [f"{RESPONSES}/input_tokens", "/v1/messages/count_tokens"])
+async def test_counting_tokens_asks_for_listings_with_the_key_of_the_caller(path) -> None:
+    listing = plain(200, {"object": "list", "data": [{"id": "stub"}]})
+    async with mock(NO_SUCH_PATH, listing) as one, mock(NO_SUCH_PATH, listing) as two:
+        engines = [Remote(up.base_url, wire="chat", pass_client_key=True) for up in (one, two)]
+        app = App(Router(map(Route, engines)), Settings())
+        body = asking("messages" if "messages" in path else "responses")
+        assert (await Call(app, path, body, headers=A)()).status == 200
+        for up in (one, two):
+            (probe,) = up.probes
+            assert probe.headers["authorization"] == A["authorization"]
+        await app.close()
+
+
 # ---- every question has its turn and its time ---------------------------------------------------
 
 
 class Slow(Stub):
-    async def count(self, request) -> int:
+    async def count(self, request, caller) -> int:
         await asyncio.sleep(60)
         return 1
 

@@ -20,7 +20,7 @@ from tests.server.stubs import Stub, saying
 
 # OSC 52 (the clipboard), clear, the title, DCS, C1 in its one-character forms, backspace, a line
 # that is written over, half a surrogate pair.
-TEXT = "a\x1b]52;c;aGk=\x07\x1b[2J\x1b]0;owned\x07\x1bPq\x1b\\\x9b31m\x9d0;x\x9c\x08\x7fb\rc"
+TEXT = "\u202ea\x1b]52;c;aGk=\x07\x1b[2J\x1b]0;owned\x07\x1bPq\x1b\\\x9b31m\x9d0;x\x9c\x08\x7fb\rc"
 EVIL = f"{TEXT}\udcffd"  # not as UTF-8
 COMMANDS = (
     "\x1b]",
@@ -34,6 +34,7 @@ COMMANDS = (
     "\x7f",
     "\r",
     "\udcff",
+    "\u202e",
 )
 ID = "model\x1b[2J"
 
@@ -81,6 +82,21 @@ def test_7_08_a_failure_cannot_command_the_terminal(up: Mock) -> None:
 
 def test_7_08_names_of_models_cannot_command_the_terminal(up: Mock) -> None:
     check(shown("models", "--at", up.base_url))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_7_08_a_model_has_one_line(up: Mock, terminal: bool) -> None:
+    names = [
+        "a\nforged  http://evil.example",
+        "b\tc",
+        "d\u202eevil\u2066",
+        "e\u2028f",
+        "g\x85h",
+    ]
+    up.probed = lambda asked: plain(200, {"object": "list", "data": [{"id": n} for n in names]})
+    said = shown("models", "--at", up.base_url, terminal=terminal)
+    assert len(said.splitlines()) == 1 + len(names)
+    assert all(letter.isprintable() for letter in said.replace("\n", ""))
 
 
 def test_7_08_stored_texts_cannot_command_the_terminal(tmp_path) -> None:

@@ -14,10 +14,14 @@ import pytest
 
 from dragoman.core.fold import Fold
 from dragoman.core.turn import Turn
+from dragoman.engines.remote import Remote
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
 from dragoman.wire.registry import WIRES
 from tests.hostile.stage import gateway, watched
-from tests.mock import Asked, Reply, chunk, completion, head, plain
+from tests.mock import Asked, Reply, chunk, completion, head, mock, plain
 from tests.product import configured
+from tests.server.stubs import Call, asking
 
 LIMIT = 2 * 1024 * 1024
 """The server's `answer_limit` here."""
@@ -226,3 +230,12 @@ def test_four_times_as_many_events_do_not_cost_sixteen_times_as_much(name) -> No
     wire, event = FLOODS[name]
     few, many = ([event(n, count) for n in range(count)] for count in LENGTHS)
     assert seconds(wire, many) < 9 * seconds(wire, few)
+
+
+@pytest.mark.parametrize("asked", ["1" + "0" * 20, "1e20", "inf", "Fri, 31 Dec 9999 23:59:59 GMT"])
+async def test_clients_are_told_to_wait_a_day_at_the_most(asked) -> None:
+    async with mock(plain(429, {"error": {"message": "no"}}, f"retry-after: {asked}")) as up:
+        app = App(Remote(up.base_url, wire="chat"), Settings())
+        call = await Call(app, body=asking())()
+        assert (call.status, call.headers["retry-after"]) == (429, "86400")
+        await app.close()

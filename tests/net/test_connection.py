@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dragoman.net.connection import Connection, Limits
+from dragoman.net.connection import Connection, Limits, Timeouts
 from dragoman.net.errors import (
     DisconnectedError,
     NetTimeoutError,
@@ -50,7 +50,7 @@ def connected(limits: Limits | None = None) -> tuple[Connection, Wire]:
 def asked(**times: float) -> tuple[Connection, Wire]:
     """A connection with its request written."""
     connection, wire = connected()
-    connection.send(b"", **times)
+    connection.send(b"", timeouts=Timeouts(**times))
     return connection, wire
 
 
@@ -355,7 +355,7 @@ async def test_an_upload_that_gets_on_is_no_silence(monkeypatch) -> None:
     connection, wire = connected()
     left = [90, 60, 30, 30]
     monkeypatch.setattr(wire, "get_write_buffer_size", lambda: left.pop(0))
-    connection.send(b"", first_byte=0.02)
+    connection.send(b"", timeouts=Timeouts(first_byte=0.02))
     with pytest.raises(NetTimeoutError):
         await connection.read_head()
     assert left == []  # asked at each end of the time, until it stood still
@@ -414,7 +414,7 @@ async def test_an_upload_that_hardly_gets_on_is_given_up(monkeypatch) -> None:
     connection, wire = connected()
     left = [100_000, 99_999, 99_998]
     monkeypatch.setattr(wire, "get_write_buffer_size", lambda: left.pop(0))
-    connection.send(b"", first_byte=0.02)
+    connection.send(b"", timeouts=Timeouts(first_byte=0.02))
     with pytest.raises(NetTimeoutError):
         await connection.read_head()
     assert left == [99_998]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from dragoman.net.client import Client, Exchange
-from dragoman.net.connection import Connection
+from dragoman.net.connection import Connection, Timeouts
 from dragoman.net.errors import ConnectError, NetTimeoutError
 from tests.net.peer import Line, Peer, answering, plain
 from tests.net.test_connection import Wire, connected
@@ -40,7 +40,7 @@ class Callback:
 def exchanging(**options: float) -> tuple[Connection, Wire, Callback]:
     connection, wire = connected()
     connection.on_readable = callback = Callback(connection)
-    connection.send(b"", **options)
+    connection.send(b"", timeouts=Timeouts(**options))
     return connection, wire, callback
 
 
@@ -161,7 +161,7 @@ async def test_next_exchange_is_not_paused() -> None:
     connection.data_received(b"llo")
     assert connection.release(15)
     assert wire.reading
-    connection.send(b"", first_byte=0.02)
+    connection.send(b"", timeouts=Timeouts(first_byte=0.02))
     with pytest.raises(NetTimeoutError):
         await connection.read_head()
 

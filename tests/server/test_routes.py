@@ -7,8 +7,11 @@ import pytest
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import ANYONE, HOPS_HEADER, VERSION, Caller, Model
+from dragoman.engines.remote import Remote
 from dragoman.server.app import MAX_HOPS, App
 from dragoman.server.settings import Settings
+from dragoman.wire.registry import BASE, WIRES
+from tests.mock import Reply, mock, plain
 from tests.server.stubs import PATHS, Call, Stub, asking
 
 
@@ -91,6 +94,45 @@ async def test_header_that_no_upstream_could_be_sent_is_the_mistake_of_the_clien
     call = await Call(App(stub, Settings()), body=asking(), headers={"anthropic-beta": value})()
     assert (call.status, stub.asked) == (400, [])
     assert call.json["error"]["param"] == "anthropic-beta"
+
+
+COUNTED: list[tuple[str, str, Reply, int, bool]] = [
+    ("messages", "messages", plain(200, {"input_tokens": 42}), 42, True),
+    ("responses", "messages", plain(200, {"input_tokens": 42}), 42, True),
+    ("messages", "responses", plain(200, {"input_tokens": 42, "object": "x"}), 42, True),
+    ("messages", "messages", plain(404, {"error": {"message": "no"}}), 5, False),
+    ("messages", "messages", plain(200, {"input_tokens": "many"}), 5, False),
+    ("messages", "chat", plain(200, {"input_tokens": 42}), 5, False),
+]
+
+
+@pytest.mark.parametrize(("wire", "upstream", "reply", "tokens", "exact"), COUNTED)
+async def test_tokens_are_counted_by_an_upstream_that_can(
+    wire, upstream, reply, tokens, exact
+) -> None:
+    async with mock(reply) as up:
+        app = App(Remote(up.base_url, wire=upstream), Settings())
+        headers = {"anthropic-beta": "b-1"}
+        path = BASE + WIRES[wire].count_path
+        call = await Call(app, path, asking(wire, temperature=0.5), headers=headers)()
+        assert call.json["input_tokens"] == tokens
+        assert ("x-dragoman-loss" not in call.headers) is exact
+        for asked in up.asked:
+            assert asked.path == BASE + WIRES[upstream].count_path
+            assert asked.json.keys() == {"model", "messages" if upstream == "messages" else "input"}
+            assert (asked.headers.get("anthropic-beta") == "b-1") is (wire == upstream)
+        assert bool(up.asked) is (upstream != "chat")
+        await app.close()
+
+
+async def test_tokens_that_the_wire_of_an_upstream_cannot_ask_for_are_estimated() -> None:
+    audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    body = asking("responses", input=[{"role": "user", "content": [audio]}])
+    async with mock(plain(200, {"input_tokens": 42})) as up:
+        app = App(Remote(up.base_url, wire="messages"), Settings())
+        call = await Call(app, BASE + WIRES["responses"].count_path, body)()
+        assert (call.status, up.asked) == (200, [])
+        await app.close()
 
 
 async def test_tokens_of_messages_are_counted_without_a_limit() -> None:

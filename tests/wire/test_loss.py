@@ -2,10 +2,8 @@
 
 import json
 import re
-import time
-import timeit
 from collections.abc import Iterator
-from functools import partial
+from cProfile import Profile
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -44,7 +42,6 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from tests.answers import answer
 from tests.architecture.tree import ROOT
 from tests.cases import cases
-from tests.samples import samples
 
 USER = Message("user", "hi")
 
@@ -235,15 +232,15 @@ def test_a_place_is_counted_in_messages() -> None:
     assert [loss.field for loss in losses] == ["messages[6].name"]
 
 
-def test_a_plain_request_is_judged_in_no_time() -> None:
+def test_a_plain_request_is_judged_in_few_calls() -> None:
     turns = (USER, Message("assistant", "Hello."), Message("user", "What is new?"))
     request = Request(model="m", items=(Message("system", "Be brief."), *turns), stream=True)
     for target in CLIENT:
-        rounds = samples(500, 2_000)
         losses = WIRES[target].losses
-        work = partial(judge, request, losses)
-        best = min(timeit.repeat(work, timer=time.thread_time, number=rounds, repeat=3))
-        assert best / rounds < 100e-6, "ten times the goal of ten microseconds"
+        judge(request, losses)
+        with Profile() as profile:
+            judge(request, losses)
+        assert sum(each.callcount for each in profile.getstats()) < 100, target
 
 
 @pytest.mark.parametrize("action", ["carried", "emulated", "dropped", "refused"])

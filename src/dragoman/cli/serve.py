@@ -204,13 +204,17 @@ async def _announce(
         if isinstance(listing, BaseException):
             late = f"it listed no models within {LISTING:g} s"
             why = late if isinstance(listing, TimeoutError) else f"{listing}"
-            problems.append(visible(f"{upstream.name} does not answer: {why}"))
-            silent = (upstream.name, "does not answer")
+            answers = isinstance(listing, FaultError) and listing.fault.code == "upstream_error"
+            what = "cannot be used" if answers else "does not answer"
+            problems.append(visible(f"{upstream.name} {what}: {why}", True))
+            silent = (upstream.name, what)
             places |= dict.fromkeys((*upstream.models, *upstream.aliases), silent)
         elif not upstream.models:
             twice = [model.id for model in listing if model.id in listed]
             problems += [
-                visible(f"{name}: {listed[name]} is asked, not {upstream.name}, which has it too")
+                visible(
+                    f"{name}: {listed[name]} is asked, not {upstream.name}, which has it too", True
+                )
                 for name in twice[:3]
             ]
             listed |= {model.id: upstream.name for model in listing if model.id not in listed}
@@ -224,7 +228,7 @@ async def _announce(
 def row(model: Model, here: str, places: Mapping[str, tuple[str, str]] = {}) -> Row:
     """The line of a model; `here` is what answers for those that no server is behind, `places` has
     what answers for some names, and of what kind that is."""
-    extra, name = model.extra or {}, visible(model.id)
+    extra, name = model.extra or {}, visible(model.id, True)
     if (known := places.get(model.id)) is not None and known[1] not in NOTES:
         return Row(name, *known)
     if (place := extra.get("upstream")) is not None:
@@ -236,16 +240,20 @@ def row(model: Model, here: str, places: Mapping[str, tuple[str, str]] = {}) -> 
 
 
 _NAME = re.compile(r"[\w .,:/@+=-]+")
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
-def visible(text: str) -> str:
-    """A text of others for a terminal: what would command it is replaced by what it looks like.
+def visible(text: str, line: bool = False) -> str:
+    """A text of others for a terminal: what would command it, or turn letters round, is replaced by
+    what it looks like; on one line, what would end that, too.
 
-    >>> visible("a\\x1b[2Jb\\r\\n")
-    'a␛[2Jb\\n'
+    >>> visible("a\\x1b[2Jb\\r\\n"), visible("a\\nb", True)
+    ('a␛[2Jb\\n', 'a␊b')
     """
-    return _CONTROL.sub(_picture, text)
+    text = _CONTROL.sub(_picture, text)
+    return re.sub("[\t\n]", _picture, text) if line else text
 
 
 def _picture(found: re.Match[str]) -> str:

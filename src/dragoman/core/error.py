@@ -50,7 +50,7 @@ class Fault(Struct, frozen=True, omit_defaults=True):
 
     `code` is one of `Code` for our own faults and stays stable; `upstream_code` and
     `upstream_type` are the upstream's own. `status` is the HTTP status an upstream
-    answered with. `retry_after` is the header as it came (seconds, or an HTTP date).
+    answered with. `retry_after` is that header's value (seconds, or an HTTP date).
     """
 
     code: Code

@@ -33,7 +33,7 @@ from .open_item import EMPTY_PARTS, empty_item, empty_part, part_kind
 from .response import Response
 
 _place = attrgetter("index", "part_index", "kind")
-_INSIDE, _ENDS = (Delta, PartAdded, PartDone), (Finished, Failed)
+_PARTS, _ENDS = (PartAdded, PartDone), (Finished, Failed)
 _UNFINISHED = Finished("in_progress", ())
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
@@ -41,7 +41,8 @@ _REASONS = {"incomplete": "length"}
 
 
 class Fold(Struct, eq=False):
-    """Adds events up. `response` may be read at any time and holds all that came so far.
+    """Adds events up. `response` may be read at any time and holds all that came so far; `tokens`
+    is how many came with their log-probabilities.
 
     >>> from dragoman.core.event import Finished, Started
     >>> fold = Fold()
@@ -50,12 +51,14 @@ class Fold(Struct, eq=False):
     'completed'
     """
 
+    tokens: int = 0
     _start: Started | None = None
     _end: Finished | Failed | None = None
     _items: list[Item] = []
     _choices: list[int] = []
     _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
-    # The last event, if a delta, and the text of those like it since: deltas take ten times that.
+    # The last event, if a delta that others may be like, and the text of those since: deltas take
+    # ten times that.
     _last: Delta | None = None
     _text: StringIO | None = None
 
@@ -66,14 +69,22 @@ class Fold(Struct, eq=False):
     def feed_all(self, events: Iterable[Event]) -> None:
         """Add several events."""
         for event in events:
-            delta = event if isinstance(event, Delta) and event.kind != "annotation" else None
-            if delta and self._last and not delta.tokens and _place(delta) == _place(self._last):
-                self._text = self._text or StringIO()
-                self._text.write(delta.data)
-                continue
-            if self._text is not None and self._last is not None:
-                self._add_text(self._last, self._text)
-            if isinstance(event, _INSIDE):
+            last = self._last
+            if last is not None:
+                if isinstance(event, Delta) and not event.tokens and _place(event) == _place(last):
+                    self._text = self._text or StringIO()
+                    self._text.write(event.data)
+                    continue
+                self._last = None
+                if self._text is not None:
+                    self._add_text(last, self._text)
+            if isinstance(event, Delta):
+                self._open[event.index].append(event)
+                if event.kind != "annotation":
+                    self._last = event
+                if event.tokens:
+                    self.tokens += len(event.tokens)
+            elif isinstance(event, _PARTS):
                 self._open[event.index].append(event)
             elif isinstance(event, ItemDone):
                 self._items[event.index] = event.item
@@ -86,7 +97,6 @@ class Fold(Struct, eq=False):
                 self._start = event
             elif isinstance(event, _ENDS):
                 self._end = event
-            self._last = delta
 
     def _add_text(self, last: Delta, text: StringIO) -> None:
         """Make one delta of those that were like the last."""

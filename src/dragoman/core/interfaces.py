@@ -54,7 +54,8 @@ class Secret:
 class Caller(Struct, frozen=True, omit_defaults=True):
     """The client: whose data it is, with which key, until when (monotonic seconds), traced how.
 
-    `key` is the client's own key; it goes upstream only where the configuration says so. `wire` is
+    `key` is the client's own key; it goes upstream only where the configuration says so. `bearer`
+    is false where it came in `x-api-key`, which is for keys alone. `wire` is
     the protocol the caller speaks: an engine that could ask over several prefers that one. `hops`
     counts the Dragomans this request has passed. `stored` is true where the answer is stored here
     and may be continued: then we carry what the caller does not, whatever its wire. `response` is
@@ -74,6 +75,7 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     response: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     size: int = 0
+    bearer: bool = True
 
 
 ANYONE = Caller()
@@ -111,7 +113,7 @@ class Engine(Protocol):
 
     - `start(request, caller, sink)` gives a `Handle`. The events arrive by callback, with the same
       promises, and need no task to be read. The sink is not called before this has returned.
-    - `count(request)` gives, awaited, the exact number of tokens of the prompt.
+    - `count(request, caller)` gives, awaited, the exact number of tokens of the prompt, or None.
     - `complete(prompt, request, caller, *, echo=False)` streams what continues a bare prompt: text
       in which control tokens are read, or token ids. The request beside it has no items. With
       `echo` the answer begins with the prompt itself.

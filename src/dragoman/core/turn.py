@@ -164,22 +164,24 @@ class Turn:
 
     def texts(self, pieces: list[str], choice: int = 0) -> None:
         """Add several pieces of text in a row, none empty, none ending in half a character."""
-        state = self._choices.get(choice)
-        item = state.open if self.direct and state is not None and state.think is None else None
-        part = None if item is None or self.over or item.kind != "text" else item.part
         if (
-            item is None
-            or part is None
-            or part.closed
-            or part.data.carry
-            or item.number is not None
+            self.direct
+            and not self.over
+            and (state := self._choices.get(choice)) is not None
+            and state.think is None
+            and (item := state.open) is not None
+            and item.kind == "text"
+            and item.number is None
+            and (part := item.part) is not None
+            and not part.closed
+            and not part.data.carry
         ):
+            part.data.writelines(pieces)
+            index, number = item.index, part.index
+            self.events += [Delta(index, number, "text", piece) for piece in pieces]
+        else:
             for piece in pieces:
                 self.text(piece, choice)
-            return
-        part.data.writelines(pieces)
-        index, number = item.index, part.index
-        self.events += [Delta(index, number, "text", piece) for piece in pieces]
 
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """Add to the refusal."""

@@ -111,12 +111,12 @@ def _value(value: Any) -> int:
     return -(-len(_encode(value)) // BYTES_PER_TOKEN)
 
 
-async def count(engine: Engine, request: Request) -> tuple[int, bool]:
+async def count(engine: Engine, request: Request, caller: Caller = ANYONE) -> tuple[int, bool]:
     """The tokens of a request's prompt, and whether that is exact. Raises FaultError for a request
     that the engine cannot make a prompt of."""
-    able: Callable[[Request], Awaitable[int | None]] | None = getattr(engine, "count", None)
+    able: Callable[..., Awaitable[int | None]] | None = getattr(engine, "count", None)
     if able is not None:
-        counted = await able(request)
+        counted = await able(request, caller)
         if counted is not None:
             return counted, True
     return estimate(request), False
@@ -228,16 +228,17 @@ class Compacting(Wrapper):
             return Prepared(known, start=partial(Driver, self._compacted(known, caller)))
         return None if known is request else Prepared(known)
 
-    async def count(self, request: Request) -> int | None:
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
         """The tokens of what the model will see, where the engine inside can count."""
-        counted, exact = await count(self.engine, expanded(request))
+        counted, exact = await count(self.engine, expanded(request), caller)
         return counted if exact else None
 
     async def _compacted(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         """The answer; where the conversation is too long or a summary is to be all, a summary as
         its first item, and the rest out of that."""
         alone, limit = triggered(request), threshold(request)
-        long = alone or (limit is not None and (await count(self.engine, request))[0] > limit)
+        known = 0 if alone or limit is None else (await count(self.engine, request, caller))[0]
+        long = alone or (limit is not None and known > limit)
         items = request.items[:-1] if alone else request.items
         asked = replace(request, items=items, context_management=None)
         begun = Started(new_id(), now(), request.model)

@@ -10,6 +10,7 @@ from contextlib import closing
 from enum import IntEnum
 from functools import partial
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -43,7 +44,7 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from .base import ENDS, Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
-from .upstream import Upstream, broken, unreachable, wait, without
+from .upstream import LISTING, Answer, Upstream, broken, question, unreachable, wait, without
 
 _log = logging.getLogger("dragoman")
 
@@ -128,9 +129,10 @@ class State(IntEnum):
 
 
 class Room(Struct):
-    """How many bytes the answers to one request may still have."""
+    """How many bytes the answers to one request may still have, if they are several `shared`."""
 
     left: int
+    shared: bool = False
 
 
 class UpstreamAnswer(Struct, eq=False):
@@ -141,12 +143,13 @@ class UpstreamAnswer(Struct, eq=False):
     _request: UpstreamRequest
     _sink: Sink
     _exchange: Exchange
-    _room: Room
+    _room: Room | None
+    _unseen: int  # bytes that may come before the next closer look; at each read where negative
     _state: State = State.HEADERS
     _attempt: int = 0
     _content: ContentDecoder | None = None  # where the body has a content coding
     _divided: bool = False  # there is more of what was read
-    _silent: int = 0  # bytes that were read since the last event
+    _silent: int = 0  # bytes since the last event, as far as was looked; a few may be before it
     _values: int = 0  # in them, at the most
     _ready: tuple[list[Event], bool] | None = None  # decoded apart, and whether it is the end
     _late: list[Event] = []  # what came in TAIL
@@ -196,10 +199,10 @@ class UpstreamAnswer(Struct, eq=False):
     def _on_readable(self) -> None:
         """Something has come, or nothing more will. Called by the connection."""
         connection, request = self._exchange.connection, self._request
-        if self._state == State.WAITING:
-            return  # it is looked at again
         try:
-            if self._state == State.HEADERS:
+            if self._state < State.BODY:
+                if self._state == State.WAITING:
+                    return  # it is looked at again
                 if connection.status != 200:
                     self._find_out_why(connection)
                     return
@@ -210,33 +213,20 @@ class UpstreamAnswer(Struct, eq=False):
                             upstream.note(value)
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
+                        self._unseen = -1
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
                 connection.headers.clear()
-            if self._ready is None:
-                data = b"".join(connection.parts)
-                connection.parts.clear()
-                over = connection.over
-                if self._content is not None or self._divided or len(data) > PIECE:
-                    data, over = self._piece(data)
-                self._room.left -= len(data)
-                if self._room.left < 0:
-                    limit = self._remote.upstream.client.limits.body_bytes
-                    raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
-                if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
-                    self._wait_for(self._decode_apart, self._state, data, over)
-                    return
+            data = b"".join(connection.parts)
+            connection.parts.clear()
+            over = connection.over
+            self._unseen -= len(data)
+            if self._unseen >= 0:
                 events = request.decoder.feed(data) if data else []
             else:
-                (events, over), self._ready, data = self._ready, None, b""
-            if events:
-                self._silent = self._values = 0
-            elif not over:
-                self._silent += len(data)
-                if self._silent > LARGE:
-                    self._values += json.marks(data)
-                    if self._values > MAX_VALUES:
-                        raise TooLargeError(f"more than {MAX_VALUES} values in one")
+                if (looked := self._look(data, over)) is None:
+                    return
+                events, over = looked
             if over:
                 self._end(events, connection.error)
                 return
@@ -248,12 +238,49 @@ class UpstreamAnswer(Struct, eq=False):
                 self._wait_for_late_usage()
             elif events and self._timer is not None:
                 self._stop_timer()
-            if events and (request.lowered.restore is not None or isinstance(events[-1], ENDS)):
-                events = request.restored(events)
             if events:
-                self._sink.receive(events)
+                self._silent = 0
+                if request.lowered.restore is not None or isinstance(events[-1], ENDS):
+                    events = request.restored(events)
+                if events:
+                    self._sink.receive(events)
         except Exception as error:
             self._fail(error)
+
+    def _look(self, data: bytes, over: bool) -> tuple[list[Event], bool] | None:
+        """Decode with a closer look: it is much that has come since the last one, or it is coded,
+        or there is still no event in it. None where it is decoded apart."""
+        connection, decoder = self._exchange.connection, self._request.decoder
+        if self._ready is not None:
+            if data:
+                connection.parts.append(data)
+            ready, self._ready = self._ready, None
+            return ready
+        most, limit = self._remote.unseen, self._remote.answer_limit
+        room = self._room = self._room or Room(limit)
+        if (left := self._unseen + len(data)) >= 0:
+            room.left -= most - left
+            self._silent += most - left
+        if self._content is not None or self._divided or len(data) > PIECE:
+            data, over = self._piece(data)
+        room.left -= len(data)
+        if room.left < 0:
+            raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
+        if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
+            self._wait_for(self._decode_apart, self._state, data, over)
+            return None
+        events = decoder.feed(data) if data else []
+        if events:
+            self._silent = self._values = 0
+        elif not over:
+            self._silent += len(data)
+            if self._silent > LARGE:
+                self._values += json.marks(data)
+                if self._values > MAX_VALUES:
+                    raise TooLargeError(f"more than {MAX_VALUES} values in one")
+        small = not (self._content or self._divided or self._silent > LARGE)
+        self._unseen = most if small and room.left >= most and not room.shared else -1
+        return events, over
 
     def _piece(self, data: bytes) -> tuple[bytes, bool]:
         """The next piece of the body, and whether it is the last. A read may bring much, or few
@@ -376,7 +403,7 @@ class UpstreamAnswer(Struct, eq=False):
             return events + decoder.close() if over and connection.error is None else events
 
         events = await asyncio.to_thread(decoded)
-        self._state, self._ready = state, (events, over)
+        self._state, self._ready, self._unseen = state, (events, over), -1
         self._silent = self._values = 0
         self._task = None
         self._on_readable()
@@ -451,6 +478,8 @@ class Remote:
         self.header_hold = header_hold
         self.timeouts = timeouts or self.upstream.client.timeouts
         self._stream_timeouts = replace(self.timeouts, total=None)
+        self.answer_limit = self.upstream.client.limits.body_bytes
+        self.unseen = min(PIECE, self.answer_limit)
 
     @property
     def base_url(self) -> str:
@@ -486,10 +515,9 @@ class Remote:
                 caller,
                 sink,
             )
-        room = room or Room(self.upstream.client.limits.body_bytes)
         wanted = request.sampling.n
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
-            begin = partial(self.start, room=room)
+            begin = partial(self.start, room=room or Room(self.answer_limit, shared=True))
             ask = partial(stream_of, begin, caller=caller)
             return Driver(fan_out(ask, request, caller.size), caller, sink)
         if asked is None:
@@ -499,7 +527,8 @@ class Remote:
                 return Deferred(ready, begin, caller, sink)
             asked = self._prepare(request, caller)
         exchange = asked.exchange
-        answer = UpstreamAnswer(self, asked, sink, exchange, room)
+        unseen = self.unseen if room is None else -1
+        answer = UpstreamAnswer(self, asked, sink, exchange, room, unseen)
         if exchange.idle:
             exchange.send(exchange.idle.pop(), answer._on_readable)
         else:
@@ -524,6 +553,36 @@ class Remote:
     ) -> AsyncGenerator[Event, None]:
         """Go on from a prompt, as the server itself does over `/completions`."""
         return self.stream(completion_request(request, (prompt,), echo=echo), caller)
+
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
+        """The prompt's tokens, as the server counts them; None where it does not."""
+        upstream = self.upstream
+        if not upstream.wires:
+            await upstream.find_out(caller)
+        able = [WIRES[name] for name in upstream.wires if WIRES[name].count_path]
+        wire = next((each for each in able if each.name == caller.wire), able[0] if able else None)
+        if wire is None:
+            return None
+        asked = await asyncio.to_thread(self._counted, wire, request)
+        url, headers = upstream.url + wire.count_path, upstream.headers(caller)
+        headers = (*headers, *_own_headers(wire, caller))
+        answer = asked and await question(
+            upstream.client, "POST", url, headers, asked, patience=LISTING
+        )
+        match answer:
+            case Answer(status=200, value={"input_tokens": int(tokens)}):
+                return tokens
+        return None
+
+    def _counted(self, wire: Wire, request: Request) -> bytes | None:
+        """The body that asks for a count; None where the wire cannot say it."""
+        profile, lowered = self.profile, lower(request, self.upstream.limits(request.model))
+        try:
+            body, _ = wire.encode_request(lowered.request, profile.dialect)
+        except FaultError:
+            return None
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode({k: v for k, v in fields.items() if k in wire.count_fields})
 
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's own vectors, undecoded. Raises FaultError."""

@@ -151,12 +151,12 @@ class Router(Wrapper):
         engine, model = await self.route(request["model"], caller)
         return await embed(engine, request | {"model": model}, caller)
 
-    async def count(self, request: Request) -> int | None:
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
         """The prompt's tokens as the engine that has the model counts them; None if it cannot.
         Raises FaultError where no engine has the model."""
-        engine, model = await self.route(request.model)
-        able: Callable[[Request], Awaitable[int | None]] | None = getattr(engine, "count", None)
-        return None if able is None else await able(replace(request, model=model))
+        engine, model = await self.route(request.model, caller)
+        able: Callable[..., Awaitable[int | None]] | None = getattr(engine, "count", None)
+        return None if able is None else await able(replace(request, model=model), caller)
 
     async def route(self, name: str, caller: Caller = ANYONE) -> tuple[Engine, str]:
         """The engine for a model, and the model's name there.

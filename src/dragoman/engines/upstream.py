@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import Any
+from urllib.parse import urljoin
 
 import msgspec
 from msgspec import Struct
@@ -33,12 +37,18 @@ from dragoman.wire.registry import WIRES
 
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
 
+_log = logging.getLogger("dragoman")
+
 PATIENCE = 2.0
 """Seconds a refusal has to say why."""
 LONGEST_REFUSAL = 256 * 1024
 """How many bytes of a refusal are read."""
 LONGEST_WAIT = 60.0
 """Seconds a configured retry waits at the most, whatever Retry-After says."""
+LONGEST_RETRY_AFTER = 86_400
+"""Seconds that clients are told to wait at the most: some keep to what they are told."""
+_ABSENT = (404, 405)
+REDIRECTS = frozenset((301, 302, 303, 307, 308))
 SHORTEST_SECRET = 8
 """Characters below which a key is a placeholder that may well be a word of the message."""
 
@@ -100,6 +110,28 @@ def wait(retry_after: str | None, attempt: int) -> float:
     return min(seconds, LONGEST_WAIT)
 
 
+def bounded(retry_after: str | None) -> str | None:
+    """A Retry-After for clients: as it came, but for one that makes no sense or is too long.
+
+    >>> bounded("3"), bounded("0.5"), bounded("1" + "0" * 20), bounded("-1"), bounded("soon")
+    ('3', '0.5', '86400', None, None)
+    >>> bounded("Wed, 21 Oct 2015 07:28:00 GMT"), bounded("Fri, 31 Dec 9999 23:59:59 GMT")
+    ('Wed, 21 Oct 2015 07:28:00 GMT', '86400')
+    """
+    if retry_after is None or not retry_after.isascii() or len(retry_after) > 64:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = max(parsedate_to_datetime(retry_after).timestamp() - time(), 0.0)
+        except (ValueError, OverflowError):
+            return None
+    if seconds > LONGEST_RETRY_AFTER:
+        return str(LONGEST_RETRY_AFTER)
+    return retry_after if seconds >= 0 else None
+
+
 def without(fault: Fault, key: Secret | None) -> Fault:
     """The fault with the key taken out of its words: some servers quote what they refuse.
 
@@ -148,6 +180,7 @@ class Answer(Struct, frozen=True):
     value: Any = None
     ours: bool = False
     fault: Fault | None = None
+    location: str = ""
 
 
 Senses = dict[str, frozenset[str] | None]
@@ -217,7 +250,8 @@ async def question(
             with suppress(ValueError):
                 value = json.load(raw)
             ours = reply.header(VERSION_HEADER) is not None
-            return Answer(reply.status, reply.header("server"), value, ours)
+            location = reply.header("location") or ""
+            return Answer(reply.status, reply.header("server"), value, ours, location=location)
     except (ConnectError, TLSError, ProxyError, TooLargeError) as error:
         return Answer(fault=broken(error))
     except (NetError, TimeoutError):
@@ -269,6 +303,7 @@ class Upstream:
         self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
         self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
+        self._redirect = ""  # where it last redirected to
 
     async def find_out(self, caller: Caller) -> None:
         """Look once, however many ask at the same time, what kind of server it is and which wires
@@ -288,9 +323,24 @@ class Upstream:
             reply = await question(self.client, "POST", f"{self.url}/responses", headers, b"{}")
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
+            if profile is None and reply.status in _ABSENT:
+                profile = await self._only_messages(headers)
         self._recognise(profile)
         self.wires = (profile and profile.wires) or tuple(wires)
         self.senses = senses(entries(listing.value))
+
+    async def _only_messages(self, headers: HeaderFields) -> Profile | None:
+        """The profile of a server that speaks Messages and no Chat."""
+        chat = await question(
+            self.client, "POST", self.url + WIRES["chat"].path, headers, content=b"{}"
+        )
+        if chat.status not in _ABSENT:
+            return None
+        wire = WIRES["messages"]
+        headers = (*headers, *wire.upstream_headers)
+        reply = await question(self.client, "POST", self.url + wire.path, headers, content=b"{}")
+        speaks = reply.status in (400, 401, 403, 422) and isinstance(reply.value, dict)
+        return BY_NAME["anthropic"] if speaks and reply.value.get("type") == "error" else None
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
@@ -304,6 +354,8 @@ class Upstream:
             raise FaultError(unreachable(f"{self.name} did not answer"))
         if answer.status in (401, 403):
             raise FaultError(key_refused(self.name, answer.status, self.key_for(caller)))
+        if answer.status in REDIRECTS:
+            raise FaultError(self._redirected(answer.status, answer.location))
         if answer.status != 200:
             problem = f"{self.name} has no model listing"
             if "/" not in self.url.partition("://")[2]:
@@ -349,6 +401,9 @@ class Upstream:
             raise FaultError(bad_request(str(error))) from None
         if key:
             name = self.profile.key_header
+            if name == "x-api-key" and self._passes(caller) and caller.wire in self.profile.wires:
+                # Clients of such a wire have keys in that header, and tokens (OAuth) in the usual.
+                name = "authorization" if caller.bearer else name
             value = key.reveal()
             headers.append((name, f"Bearer {value}" if name == "authorization" else value))
         if not self.passes_client_key:
@@ -371,6 +426,8 @@ class Upstream:
     async def refusal(self, response: Response, caller: Caller) -> Fault:
         """The fault that an answer with another status than 200 is. What it says is read as far as
         it comes: cut, endless or slow, its status counts."""
+        if response.status in REDIRECTS:
+            return self._redirected(response.status, response.header("location") or "")
         body = b""
         with suppress(TimeoutError, NetError):
             async with asyncio.timeout(PATIENCE):
@@ -378,7 +435,8 @@ class Upstream:
                     body += data
                     if len(body) >= LONGEST_REFUSAL:
                         break
-        fault = wire_error.decode(response.status, body, response.header("retry-after"))
+        retry_after = bounded(response.header("retry-after"))
+        fault = wire_error.decode(response.status, body, retry_after)
         if response.status in (401, 403) and not self._passes(caller):
             return key_refused(self.name, response.status, self._key)
         if response.status in (401, 403):
@@ -402,6 +460,18 @@ class Upstream:
         if profile is not None and not self.recognised:
             self.profile, self.recognised = profile, True
             self.known_headers.clear()
+
+    def _redirected(self, status: int, location: str) -> Fault:
+        """A redirect is not followed: it would take keys to another server. Where it leads is
+        logged, once, and not told to clients."""
+        with suppress(ValueError):
+            location = str(parse_url(urljoin(self.url, location)))
+        if location != self._redirect:
+            self._redirect = location
+            _log.warning("%s redirects (%d) to %.200r", self.place, status, location)
+        who = self.name[0].upper() + self.name[1:]
+        problem = f"{who} redirects ({status}), which is not followed"
+        return Fault("upstream_error", f"{problem}: give it the address that is in the log.")
 
     def _passes(self, caller: Caller) -> bool:
         return self.passes_client_key and caller.key is not None

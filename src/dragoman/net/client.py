@@ -467,15 +467,7 @@ class Exchange(Struct, eq=False):
         something of the answer has come, or nothing more will."""
         self.connection, self._lent = connection, True
         connection.on_readable = on_readable
-        timeouts = self._timeouts
-        connection.send(
-            self.head,
-            self.body,
-            bodiless=self._bodiless,
-            first_byte=timeouts.first_byte,
-            idle=timeouts.idle,
-            total=timeouts.total,
-        )
+        connection.send(self.head, self.body, self._timeouts, bodiless=self._bodiless)
 
     async def connect(self, on_readable: Callable[[], None], *, fresh: bool) -> None:
         """Send the request once there is a connection; with `fresh`, one that was never used.

@@ -28,6 +28,8 @@ class Timeouts(msgspec.Struct, frozen=True):
     total: float | None = 1200.0
 
 
+UNTIMED = Timeouts(None, None, None, None)
+
 SLOWEST_UPLOAD = 1000
 """Bytes per second that a peer must take of a request."""
 
@@ -49,9 +51,9 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 # Plain numbers, for they are compared on every read.
-_IDLE: Final = 0  # no request in flight: any byte is out of place
-_HEAD: Final = 1  # request written, response headers incomplete
-_BODY: Final = 2  # headers complete, body incomplete
+_HEAD: Final = 0  # request written, response headers incomplete
+_BODY: Final = 1  # headers complete, body incomplete
+_IDLE: Final = 2  # no request in flight: any byte is out of place
 _DONE: Final = 3  # answer complete or failed, not yet released
 
 _HIGH_WATER = 256 * 1024
@@ -84,6 +86,7 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_paused",
         "_state",
+        "_timeouts",
         "_timer",
         "_timer_at",
         "_total",
@@ -130,19 +133,23 @@ class Connection(asyncio.Protocol):
         self._timer_at = math.inf
         self._deadline = math.inf
         self._by = math.inf  # when all of the body has to be here
+        self._timeouts: Timeouts | None = None  # those of the last request
 
     def send(
         self,
         head: bytes,
         body: bytes = b"",
+        timeouts: Timeouts = UNTIMED,
         *,
         bodiless: bool = False,
-        first_byte: float | None = None,
-        idle: float | None = None,
-        total: float | None = None,
     ) -> None:
         """Write a request. `bodiless`: its answer has no body whatever the headers say (HEAD,
-        CONNECT). `first_byte`, `idle` and `total`: time-outs in seconds, as in Timeouts."""
+        CONNECT)."""
+        if timeouts is not self._timeouts:  # most requests to a server have the same
+            self._timeouts = timeouts
+            phases = (timeouts.first_byte, timeouts.idle, timeouts.total)
+            limits = [math.inf if seconds is None else seconds for seconds in phases]
+            self._first_byte, self._idle, self._total = limits
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.trailers: list[tuple[bytes, bytes]] = []
@@ -153,9 +160,6 @@ class Connection(asyncio.Protocol):
         self._until_eof = False
         self._overhead = 0  # bytes since the last that were body
         self._unsent = 0
-        self._first_byte = math.inf if first_byte is None else first_byte
-        self._idle = math.inf if idle is None else idle
-        self._total = math.inf if total is None else total
         self._state = _HEAD
         self.over = False
         if len(body) <= _JOINED_WRITE:
@@ -246,10 +250,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         state = self._state
-        if state == _IDLE:
-            self.abort()
-            return
-        if state == _DONE:
+        if state >= _IDLE:
+            if state == _IDLE:
+                self.abort()
             self._keep_alive = False
             return
         self._answered = True
@@ -258,18 +261,15 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._refuse(error)
-        if self.parts or self._state != state:
-            self._overhead = 0
-        elif self._overhead > self._limits.header_bytes:
-            self._fail(self._too_large())
         if self._state == _BODY:
             now = self._loop.time()
             if state == _BODY:
-                self._deadline = min(now + self._idle, self._by)
+                self._deadline = now + self._idle
             else:
                 self._by = now + self._total
                 self._allow(min(self._idle, self._total))
         if self.parts or self._state != state:
+            self._overhead = 0
             if self.on_readable is not None:  # a call less per read than by `_wake`
                 self.on_readable()
             else:
@@ -280,6 +280,8 @@ class Connection(asyncio.Protocol):
                 if self._buffered >= _HIGH_WATER and not held:
                     self._paused = True
                     self.transport.pause_reading()
+        elif self._overhead > self._limits.header_bytes:
+            self._fail(self._too_large())
 
     def eof_received(self) -> None:
         self._end(None)
@@ -323,7 +325,7 @@ class Connection(asyncio.Protocol):
             self._state = _DONE
             self.over = True
             self._fields = []  # what follows is not of this answer
-            self._deadline = math.inf
+            self._deadline = self._by = math.inf
 
     # How an exchange ends.
 
@@ -421,15 +423,15 @@ class Connection(asyncio.Protocol):
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._deadline, self._expire)
-        self._timer_at = self._deadline
+        self._timer_at = min(self._deadline, self._by)
+        self._timer = self._loop.call_at(self._timer_at, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
         self._timer_at = math.inf
-        left = self._deadline - self._loop.time()
+        left = min(self._deadline, self._by) - self._loop.time()
         if left > 0:
-            self._allow(left)
+            self._set_timer()
         elif self._state == _IDLE:
             self.abort()
         elif self._held:

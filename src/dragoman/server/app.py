@@ -218,7 +218,14 @@ class App:
         for name, value in exchange.passed:
             if not value.replace("\t", " ").isprintable():  # not every host sees to that
                 raise FaultError(bad_request("holds characters that no header may have", name))
-        return Caller(tenant, key, trace=exchange.id, hops=hops, headers=exchange.passed)
+        return Caller(
+            tenant,
+            key,
+            trace=exchange.id,
+            hops=hops,
+            headers=exchange.passed,
+            bearer=b"x-api-key" not in headers,
+        )
 
     def _health(self, exchange: Exchange, caller: Caller) -> None:
         exchange.reply(200, json.dump({"status": "ok"}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from msgspec.structs import replace
+
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller, Model
 from dragoman.core.item import Compaction
@@ -65,7 +67,7 @@ class Endpoints:
     async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
         with Watch(self._service.roster, exchange) as watch:
             watch.limit(self._service.settings.deadline)
-            return await self._service.engine.models(caller)
+            return await self._service.engine.models(replace(caller, wire=exchange.wire.name))
 
     async def embed(self, exchange: Exchange, caller: Caller) -> None:
         """Vectors; cancelled when the client disconnects or time is up."""
@@ -85,7 +87,8 @@ class Endpoints:
             watch.limit(service.settings.deadline)
             request = await self._whole(asked, caller)
             async with service.gate.place(caller.tenant):
-                tokens, exact = await count(service.engine, request)
+                asking = replace(caller, wire=wire.name)
+                tokens, exact = await count(service.engine, request, asking)
         losses = () if exact else (ESTIMATED,)
         exchange.reply(200, wire.encode_count(tokens), *report_headers(losses))
 

@@ -118,6 +118,11 @@ class Exchange:
         """Whether the client does not keep up."""
         return False
 
+    @property
+    def unread(self) -> int:
+        """Bytes that were written and the client has not taken, where the host can tell."""
+        return 0
+
     def listen(self, peer: Peer | None) -> None:
         """Tell this peer when the client disconnects or has read enough, and no other."""
         raise NotImplementedError

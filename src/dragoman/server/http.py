@@ -71,6 +71,10 @@ class HTTPExchange(Exchange):
         """Whether the client does not keep up."""
         return self.connection.flow.write_paused
 
+    @property
+    def unread(self) -> int:
+        return self.connection.transport.get_write_buffer_size()
+
     def listen(self, peer: Peer | None) -> None:
         self.peer = peer
         if self.disconnected and peer is not None:
@@ -396,16 +400,13 @@ class HTTPProtocol(HttpToolsProtocol):
         if defaults is not self._fields:
             self._fields = defaults
             self.defaults = b"".join([b"%b: %b\r\n" % header for header in (*defaults, *MARKS)])
-        method = self.parser.get_method().decode("ascii")
-        exchange = HTTPExchange(method, path, query, self.headers)
+        parser = self.parser
+        exchange = HTTPExchange(parser.get_method().decode("ascii"), path, query, self.headers)
         exchange.connection = self
         exchange.body = bytearray()
-        parser = self.parser
-        version = parser.get_http_version()
-        exchange.keep_alive = version == "1.1" and parser.should_keep_alive()
-        exchange.chunks = version == "1.1"
-        usual = version == "1.1" and b"host" in exchange.headers
-        if not (usual and self.url + b" HTTP/" in self._data):
+        exchange.keep_alive = parser.should_keep_alive()
+        version, usual = parser.get_http_version(), self.url + b" HTTP/" in self._data
+        if not usual or version != "1.1" or b"host" not in exchange.headers:
             self._check_version(version, exchange)
         exchange.expects = self.expect_100_continue
         self.cycle = exchange  # type: ignore[assignment]  # which has what uvicorn asks of it
@@ -438,6 +439,8 @@ class HTTPProtocol(HttpToolsProtocol):
         elif version == "1.1" and b"host" not in exchange.headers:
             problem = "The request has no Host header."
         else:
+            if version == "1.0":
+                exchange.keep_alive = exchange.chunks = False
             return
         self._problem = 400, bad_request(problem)
         raise ValueError(problem)  # makes the parser stop and uvicorn refuse
@@ -475,14 +478,9 @@ class HTTPProtocol(HttpToolsProtocol):
         if entry := cast(Any, self.app).entry():
             entry.end = fault.code
             entry.write("-", "-", status, id)
-        headers = [
-            *MARKS,
-            *[(name, id.encode()) for name in ID_HEADERS],
-            JSON_TYPE,
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        lines = [b"%s: %s\r\n" % header for header in headers]
+        ids = [(name, id.encode()) for name in ID_HEADERS]
+        framing = ((b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+        lines = [b"%s: %s\r\n" % header for header in (*MARKS, *ids, JSON_TYPE, *framing)]
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self._linger()
 
@@ -557,8 +555,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def _find_too_large(self) -> None:
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
-        fault = Fault("too_large", problem, "client")
-        self._problem = 431, fault
+        self._problem = 431, Fault("too_large", problem, "client")
 
 
 STEP = 4096

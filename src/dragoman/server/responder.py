@@ -21,7 +21,6 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
-from dragoman.core.item import Message, Text
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
@@ -278,15 +277,15 @@ class Unary(Responder):
             return
         plan, wire, last = self.plan, self.wire, events[-1]
         try:
-            response = None if plan.run is None else plan.run.response
-            if response is None:
-                if self._fold is None:
-                    self._fold = Fold()
+            if plan.run is not None and plan.run.response is not None:
+                fold, response = plan.run.fold, plan.run.response
+            else:
+                fold = self._fold = self._fold or Fold()
                 if self._body is None:
-                    self._fold.feed_all(events)
+                    fold.feed_all(events)
                 if not isinstance(last, TERMINAL):
                     return
-                response = self._fold.response
+                response = fold.response
             if self.exchange.entry is not None and isinstance(last, TERMINAL):
                 self.exchange.entry.note(last)
             if response.status in ("failed", "in_progress"):
@@ -294,12 +293,7 @@ class Unary(Responder):
             else:
                 dialect, body = DIALECTS[self.service.settings.dialect], self._body
                 if body is None:
-                    tokens = 0
-                    for item in response.output:
-                        if type(item) is Message:
-                            for part in item.content:
-                                tokens += len(part.tokens) if type(part) is Text else 0
-                    if tokens > MANY_TOKENS:
+                    if fold.tokens > MANY_TOKENS:
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
                         return
@@ -335,6 +329,7 @@ class Stream(Responder):
     """
 
     _begun = False  # an event was encoded
+    _unread = 0  # bytes that the client had not read when it was looked at
 
     def __init__(
         self,
@@ -389,6 +384,8 @@ class Stream(Responder):
                     self._since = asyncio.get_running_loop().time()
                     if full:
                         self.pause()
+                else:
+                    self._unread += len(data)
         except FaultError as error:
             if isinstance(last, TERMINAL):  # no room for the end: another would be as large
                 self.stop(replace(error.fault, code="stalled"))
@@ -432,6 +429,11 @@ class Stream(Responder):
         super().start(engine, handle)
         self.schedule()
 
+    def pause(self) -> None:
+        """The same; the client is looked at from now on."""
+        self._unread = self.exchange.unread
+        super().pause()
+
     def drained(self) -> None:
         """The same; the client has shown life."""
         self._since = asyncio.get_running_loop().time()
@@ -447,9 +449,15 @@ class Stream(Responder):
     def tick(self, now: float) -> None:
         """The same; silence is filled."""
         if self.due() <= now < self._deadline:
-            exchange = self.exchange
+            exchange, settings = self.exchange, self.service.settings
             if exchange.full:
-                self.stop(stalled(self.service.settings.stall))
+                # What was written at once may be more than can be read in that time.
+                unread, before = exchange.unread, self._unread
+                if not unread or unread > before - settings.min_rate * settings.stall:
+                    self.stop(stalled(settings.stall))
+                    return
+                self._unread, self._since = unread, now
+                self.schedule()
                 return
             try:
                 if not exchange.status:

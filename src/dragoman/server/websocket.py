@@ -145,8 +145,8 @@ class Turn(Responder):
         super().__init__(service, connection.exchange, caller, plan, RESPONSES)
         self._connection = connection
         self._asked = asked
-        # What ends each event: of which lane it is.
-        self._ending = b"}" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
+        # What ends each event of a lane that has a name.
+        self._ending = b"" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
         self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
         self.failed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,9 +161,10 @@ class Turn(Responder):
                 self.fail(first.fault)
                 self.leave()
                 return
-            found = self._encoder.frames(events)
-            texts = [(data[:-1] + self._ending).decode() for data in found]
-            full = self._connection.write(*texts)
+            frames = self._encoder.frames(events)
+            if self._ending:
+                frames = [frame[:-1] + self._ending for frame in frames]
+            full = self._connection.write(*map(bytes.decode, frames))
             self._asked.status = 200
             if isinstance(last, TERMINAL):
                 if self._asked.entry is not None:
@@ -230,17 +231,19 @@ class Connection:
         self._closing = False  # what is queued is the last
         self._wakeup = asyncio.Event()
         self._time = asyncio.timeout(None)
+        self.open: Counter[str] = Counter()  # connections of each tenant
 
     async def serve(self, lifetime: float = LIFETIME) -> None:
         """Accept the connection, receive frames and answer them."""
-        await self._receive()  # that it wants to connect
-        await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
-        self._time, room = asyncio.timeout(lifetime), self._room
-        if room is not None:
-            room.hold = self.service.budget.hold(self.caller.tenant)
-            room.parse()
+        self._time, room, tenant = asyncio.timeout(lifetime), self._room, self.caller.tenant
         self._sender = sender = asyncio.get_running_loop().create_task(self._send_queued())
+        self.open[tenant] += 1
         try:
+            await self._receive()  # that it wants to connect
+            await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
+            if room is not None:
+                room.hold = self.service.budget.hold(tenant)
+                room.parse()
             async with self._time:
                 while (message := await self._receive())["type"] == "websocket.receive":
                     text = message.get("text")
@@ -260,6 +263,9 @@ class Connection:
                 self.write(refusal(TOO_OLD, None))
                 await sender
         finally:
+            self.open[tenant] -= 1
+            if not self.open[tenant]:
+                del self.open[tenant]
             waiting = [turn for lane in self._lanes.values() for turn in lane]
             held = [turn.hold for turn in waiting]
             for hold in (self._kept, self._unread, *held, None if room is None else room.hold):
@@ -462,13 +468,18 @@ class Connection:
                 await self._wakeup.wait()
                 self._wakeup.clear()
                 self._sending = True
-                async with asyncio.timeout(self.service.settings.stall):
+                stall, loop = self.service.settings.stall, asyncio.get_running_loop()
+                async with asyncio.timeout(stall) as patience:
+                    last = 0  # bytes of the frame before
                     while self._queue:
                         text = self._queue.popleft()
                         await self._send({"type": "websocket.send", "text": text})
-                        if room is not None and not room.writable.is_set():
-                            await room.writable.wait()
-                        self._size -= len(text)
+                        self._size -= last  # hosts send the next one when the client took that
+                        last = len(text)
+                        patience.reschedule(loop.time() + stall)
+                    if room is not None:
+                        await room.writable.wait()
+                    self._size -= last
                 self._sending = False
                 if self._unread.size:
                     self._unread.close()
@@ -529,17 +540,8 @@ class Sockets:
         if self._open[caller.tenant] >= most:
             raise FaultError(_crowded(f"{most} WebSockets are open (max_sockets_per_key)"))
         made = Connection(self._service, self._runs, exchange, caller, receive, send, room)
-        return self._serve(made)
-
-    async def _serve(self, connection: Connection) -> None:
-        tenant = connection.caller.tenant
-        self._open[tenant] += 1
-        try:
-            await connection.serve()
-        finally:
-            self._open[tenant] -= 1
-            if not self._open[tenant]:
-                del self._open[tenant]
+        made.open = self._open
+        return made.serve()
 
 
 async def deny(

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -54,6 +55,9 @@ class _Body(Struct, array_like=True, omit_defaults=True):
     tools: bytes | None = None
     instructions: bytes | None = None
     blocks: tuple[bytes, ...] = ()
+
+
+_place = attrgetter("index", "part_index", "kind")
 
 
 class _Deltas(Struct, omit_defaults=True, tag="deltas"):
@@ -115,15 +119,15 @@ def pack_events(events: Iterable[Event]) -> bytes:
     run: _Deltas | None = None
     place = None
     for event in events:
-        if type(event) is not Delta or event.tokens or type(event.data) is not str:
-            run = None
-            packed.append(event)
-        elif run is not None and place == (event.index, event.part_index, event.kind):
+        if type(event) is Delta and not event.tokens and event.kind != "annotation":
+            if run is None or place != _place(event):
+                place = _place(event)
+                run = _Deltas(*place, [])
+                packed.append(run)
             run.data.append(event.data)
         else:
-            place = (event.index, event.part_index, event.kind)
-            run = _Deltas(*place, [event.data])
-            packed.append(run)
+            run = None
+            packed.append(event)
     return pack(packed)
 
 

@@ -37,7 +37,7 @@ def bound(values: Iterable[object]) -> list[object]:
     """Values for a statement, the texts among them as a database can hold them."""
     return [
         value
-        if type(value) is not str
+        if type(value) is not str or value.isprintable()  # then there is nothing strange in it
         else value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
         for value in values
     ]

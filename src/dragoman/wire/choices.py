@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from itertools import compress, repeat
-from operator import attrgetter, is_not
+from operator import attrgetter, eq, is_not
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Raw, Struct
@@ -259,11 +259,13 @@ class Template(NamedTuple):
         if not data.startswith(head) or len(data) > sse.MAX_EVENT:
             return [], data
         *blocks, _ = data.split(b"\n\n")
-        pieces = [block[len(head) : -len(suffix)] for block in blocks]
+        inner = slice(len(head), -len(suffix))
+        pieces = [block[inner] for block in blocks]
         # One comparison with what the bytes should have been is cheaper than one for each chunk.
-        if not data.startswith(head + (self.tail + head).join(pieces) + self.tail):
-            alike = [block.startswith(head) and block.endswith(suffix) for block in blocks]
-            del pieces[(*alike, False).index(False) :]
+        alike = head + (self.tail + head).join(pieces) + self.tail
+        if not data.startswith(alike):
+            same = map(eq, blocks, alike.split(b"\n\n"))
+            del pieces[(*same, False).index(False) :]
         strings = decode_strings(pieces)
         if "" in strings:
             del strings[strings.index("") :]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import compress
+from itertools import chain, compress, repeat
 from operator import attrgetter, call, ne
 from typing import Any, Literal, NamedTuple, cast
 
@@ -334,7 +334,8 @@ _INTERNAL = frozenset(
 """Keys of an `extra` that are no wire's."""
 
 _Place = tuple[int, ...]
-_Group = tuple[str, dict[type, _Kind], _Place, tuple[Any, ...]]
+_Group = tuple[tuple[str, ...], dict[type, _Kind], _Place, tuple[Any, ...]]
+"""Values, and where they are: the last place is that of all the rest."""
 Note = tuple[str, Action, str, _Place]
 """A loss as it was found: the field, what becomes of it, why, and the numbers of its `[*]`."""
 
@@ -351,7 +352,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     if isinstance(root, Request):
         table, choice = losses.request, root.tool_choice
         kinds = table.kinds[""]
-        todo: list[_Group] = [("", kinds, (), (root,)), ("items[*]", kinds, (), root.items)]
+        todo: list[_Group] = [(("", "items[*]"), kinds, (), (root, *root.items))]
         for value in root.include:
             row = table.apart.get(("Request.include", value))
             row = row or table.apart.get(("Request.include", ""))
@@ -361,7 +362,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
         if isinstance(choice, AllowedTools) and all(
             isinstance(tool, UnknownTool) and tool.wire != losses.wire for tool in choice.tools
         ):
-            todo.append(("tool_choice", table.kinds[_CHOICE], (), choice.tools[:1]))
+            todo.append((("tool_choice",), table.kinds[_CHOICE], (), choice.tools[:1]))
     else:
         table = losses.answer
         row = table.apart.get(("Response.choices", ""))
@@ -372,19 +373,23 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
         row = table.apart.get(("Response.output", SEVERAL))
         if row is not None and len(root.output) > 1 and _several_messages(root):
             notes.append(("output", row.action, row.why, ()))
-        kinds, usage = table.kinds[""], (root.usage,) if root.usage else ()
-        todo = [("", kinds, (), (root,)), ("usage", kinds, (), usage)]
-        todo.append(("output[*]", kinds, (), root.output))
+        kinds = table.kinds[""]
+        if root.usage is None:
+            todo = [(("", "output[*]"), kinds, (), (root, *root.output))]
+        else:
+            places = ("", "usage", "output[*]")
+            todo = [(places, kinds, (), (root, root.usage, *root.output))]
     # What is as it usually is loses nothing. The rest is judged by kind, not by value.
     unusual: dict[tuple[str, _Kind], list[tuple[_Place, Any]]] = {}
-    for where, kinds, place, values in todo:  # which grows meanwhile
+    for (*first, rest), kinds, place, values in todo:  # which grows meanwhile
         each = [*map(kinds.__getitem__, map(type, values))]
         seen = [*map(call, map(_values, each), values)]
         usual = [*map(_usual, each)]
         if seen == usual:
             continue
-        among = enumerate(zip(each, values, seen, strict=True))
-        for number, (kind, value, now) in compress(among, map(ne, seen, usual)):
+        wheres = chain(first, repeat(rest))
+        among = enumerate(zip(each, values, seen, wheres, strict=False), -len(first))
+        for number, (kind, value, now, where) in compress(among, map(ne, seen, usual)):
             at = (*place, number) if where[-1:] == "]" else place
             if now[kind.own] != kind.usual[kind.own] or not own.issuperset(now[-1] or ()):
                 unusual.setdefault((where, kind), []).append((at, value))
@@ -392,7 +397,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
                 inner = getattr(value, name)
                 if inner and inner.__class__ is not str:
                     inner = inner if inner.__class__ is tuple else (inner,)
-                    todo.append((where + inside, inner_kinds, at, inner))
+                    todo.append(((where + inside,), inner_kinds, at, inner))
     for (where, kind), found in unusual.items():
         if kind is table.kinds[_THOUGHT][UnknownPart]:
             # Pieces of reasoning are left out where those of a message would be refused.

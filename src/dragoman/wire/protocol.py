@@ -110,7 +110,8 @@ class Wire(Struct, frozen=True, kw_only=True):
     - `stored_by_default` says what an absent `store` means.
     - `websocket` says whether requests may come over a WebSocket on the same path, too.
     - `count_path`, which is below `path`, is where the tokens of a request are counted; empty where
-      the wire has no such endpoint. `encode_count` encodes their number.
+      the wire has no such endpoint. `encode_count` encodes their number, and `count_fields` are the
+      fields of a request that the endpoint takes.
     - `encode_error(fault, request_id)` gives the status and the body of an answer that is a fault.
     - `client_header` is the request header, in lower case, that tells the wire's clients from those
       of others on paths that wires share: the model listing, and paths of none.
@@ -139,6 +140,7 @@ class Wire(Struct, frozen=True, kw_only=True):
     websocket: bool = False
     count_path: str = ""
     encode_count: Callable[[int], bytes] = encode_count
+    count_fields: frozenset[str] = frozenset()
     client_header: str = ""
     request_id_header: str = "x-request-id"
     request_headers: tuple[str, ...] = ()

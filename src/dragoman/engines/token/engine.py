@@ -395,9 +395,9 @@ class TokenEngine:
         plan = partial(self._raw_plan, prompt, request, caller.tenant, echo)
         return self._answer(partial(self._turns.run, caller.tenant, plan))
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int:
         """The number of tokens in a request's prompt. Raises FaultError."""
-        return len((await self._off_loop_if_slow("", self._lowered, request))[2])
+        return len((await self._off_loop_if_slow(caller.tenant, self._lowered, request))[2])
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         extra = {

@@ -56,6 +56,7 @@ class Query(Struct):
     entries as `name[key]`."""
 
     after: str | None = None
+    before: str | None = None
     include: tuple[str, ...] = ()
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     metadata: dict[str, str] = {}
@@ -65,7 +66,10 @@ class Query(Struct):
     stream: bool = False
 
     def paging(self, order: Order = "desc") -> Paging:
-        """Which part of a list is wanted; `order` is the default."""
+        """Which part of a list is wanted; `order` is the default. Raises FaultError for a part that
+        is named by its end."""
+        if self.before is not None:
+            raise FaultError(bad_request("is not supported; use after, and order", "before"))
         return Paging(after=self.after, limit=self.limit, order=self.order or order)
 
 
@@ -84,11 +88,14 @@ def asked(exchange: Exchange) -> Query:
 
 
 def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list[T], bool]:
-    """The part of a list that is asked for, and whether more follows it; each entry has its id."""
+    """The part of a list that is asked for, and whether more follows it; each entry has its id.
+    Raises FaultError where it is to follow what is not there."""
     ordered = entries if paging.order == "asc" else entries[::-1]
     if paging.after is not None:
         places = [place for place, (id, _) in enumerate(ordered) if id == paging.after]
-        ordered = ordered[places[0] + 1 :] if places else ()
+        if not places:
+            raise FaultError(_nowhere(paging.after))
+        ordered = ordered[places[0] + 1 :]
     return [entry for _, entry in ordered[: paging.limit]], len(ordered) > paging.limit
 
 
@@ -212,6 +219,9 @@ class Handlers:
                 page = await self._store.list_items(caller.tenant, bare(id), query.paging())
                 if page is None:
                     raise FaultError(no_conversation(id))
+                after = query.after if not page.items else None  # which may be the last, or none
+                if after and not await self._store.get_item(caller.tenant, bare(id), after):
+                    raise FaultError(_nowhere(after))
                 exchange.reply(200, encode_list(shown(page.items, query.include), page.more))
             case ["items", name]:
                 item = await self._store.get_item(caller.tenant, bare(id), name)
@@ -275,6 +285,10 @@ class Handlers:
     async def _matching(self, caller: Caller, query: Query) -> AsyncIterator[Record]:
         """The completions that a list is to show, and one more where there are more."""
         left, more, after = query.limit + 1, True, query.after and bare(query.after)
+        if after is not None:
+            known = await self._store.get(caller.tenant, after)
+            if known is None or known.wire != CHAT.name:
+                raise FaultError(_nowhere(str(query.after)))
         while more and left > 0:
             paging = replace(query.paging("asc"), after=after, limit=query.limit + 1)
             page = await self._store.list_responses(caller.tenant, CHAT.name, paging)
@@ -321,6 +335,10 @@ def _unique(items: tuple[Item, ...]) -> tuple[Item, ...]:
         if id in ids[:place]:
             raise FaultError(bad_request(f"{id!r} is given twice", f"items[{place}].id"))
     return items
+
+
+def _nowhere(after: str) -> Fault:
+    return bad_request(f"there is no {after[:100]!r} in this list, or no longer", "after")
 
 
 def _no_item(id: str, item: str) -> Fault:

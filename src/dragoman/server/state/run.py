@@ -109,7 +109,7 @@ class Run:
         self._writing: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Any] | None = None
         self._changed: asyncio.Event | None = None  # set when there is more to read, if anybody is
-        self._fold = Fold()
+        self.fold = Fold()
         self._folded = 0  # how many events it has
         self._first = 0  # how many events came before `events`
         self._stored = 0  # how many events the store has
@@ -259,7 +259,7 @@ class Run:
         events = tuple(self.events)
         coming = iter(events[self._folded - self._first :])
         try:
-            self._fold.feed_all(coming)
+            self.fold.feed_all(coming)
         except Exception as error:
             self._cut(error, len(tuple(coming)))
             return
@@ -284,7 +284,7 @@ class Run:
         self.visible = min(self.visible, self._folded)
         if self._complete:
             self.events.append(end_for(fault))
-            self._fold.feed(self.events[-1])
+            self.fold.feed(self.events[-1])
         else:
             self.stop(fault)
 
@@ -299,10 +299,10 @@ class Run:
             return
         coming = iter(self.events[self._folded - self._first :])
         try:
-            self._fold.feed_all(coming)
+            self.fold.feed_all(coming)
         except Exception as error:
             self._cut(error, len(tuple(coming)))
-        record, response = self.record, self._fold.response
+        record, response = self.record, self.fold.response
         self.response = response
         turn: tuple[Item, ...] = ()  # what it adds to its conversation
         if record.conversation is not None and response.status == "completed":

@@ -33,6 +33,9 @@ MESSAGES = Wire(
     encode_model=encode_model,
     id_prefix=ID_PREFIX,
     count_path="/messages/count_tokens",
+    count_fields=frozenset(
+        ("model", "system", "messages", "tools", "tool_choice", "thinking", "output_config")
+    ),
     client_header="anthropic-version",
     request_id_header="request-id",
     request_headers=("anthropic-beta", "anthropic-version"),

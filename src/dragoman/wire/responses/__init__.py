@@ -26,6 +26,9 @@ RESPONSES = Wire(
     stored_by_default=True,
     websocket=True,
     count_path="/responses/input_tokens",
+    count_fields=frozenset(
+        ("model", "instructions", "input", "tools", "tool_choice", "reasoning", "text")
+    ),
     encode_count=lambda tokens: json.dump(
         {"object": "response.input_tokens", "input_tokens": tokens}
     ),
