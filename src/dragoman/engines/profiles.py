@@ -171,6 +171,8 @@ PROFILES: tuple[Profile, ...] = (
 )
 
 BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}
+ALONE = BY_NAME["anthropic"]
+"""What a server is taken for that speaks neither Chat nor Responses, but this one's protocol."""
 
 
 def by_url(base_url: str) -> Profile | None:
