@@ -77,6 +77,8 @@ class Service(Struct, frozen=True):
     ) -> T:
         """What the body of a request asks for; a client that disconnects meanwhile ends that.
         Raises FaultError."""
+        if exchange.hold is not None:
+            exchange.hold.close()  # of what was read to see whether it is there
         hold = self.budget.hold(caller.tenant)
         body = await read_body(exchange, self.settings, self.roster, hold)
         with Watch(self.roster, exchange):
@@ -107,9 +109,6 @@ class Service(Struct, frozen=True):
             watch.limit(self.settings.deadline)
             if not isinstance(plan, Plan):
                 plan = await plan
-                if plan.size > SMALL and exchange is not None:
-                    hold = exchange.hold = exchange.hold or self.budget.hold(caller.tenant)
-                    hold.resize(hold.size + plan.size)
             if not plan.background:
                 await self.gate.enter(caller.tenant)
         return plan
@@ -153,7 +152,9 @@ class Responder(ABC):
         was started with this sink already."""
         if handle is None:
             plan, source = self.plan, start if self._run is None else self._run.start
-            caller = replace(self.caller, wire=self.wire.name, stored=plan.run is not None)
+            caller = replace(
+                self.caller, wire=self.wire.name, stored=plan.run is not None, count=self.count
+            )
             try:
                 handle = source(engine or self.service.engine, plan.request, caller, self)
             except BaseException:
@@ -169,6 +170,12 @@ class Responder(ABC):
         if (seconds := self.service.settings.deadline) is not None:
             self._deadline = asyncio.get_running_loop().time() + seconds
             self.schedule()
+
+    def count(self, more: int) -> None:
+        """Hold so many bytes more, until the answer is over. Raises FaultError for no room."""
+        if self._handle is not None:
+            self._hold = self._hold or self.service.budget.hold(self.caller.tenant)
+            self._hold.add(more)
 
     @abstractmethod
     def receive(self, events: list[Event]) -> None:
@@ -501,7 +508,8 @@ class Answers:
         return partial(self._answer, wire)
 
     def replay(self, record: Record, first: int, exchange: Exchange, caller: Caller) -> None:
-        """Send the events of a stored response, from the frame with this number on."""
+        """Send the events of a stored response, from the frame with this number on. Of one that
+        has ended, all that is held for it is counted."""
         if self._service.memory is None:
             raise RuntimeError("only a server with a store has stored responses")
         plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
@@ -535,7 +543,7 @@ class Answers:
         if memory is None:
             plan: Plan | Awaitable[Plan] = unstored(request)
         else:
-            plan = memory.plan(wire.name, request, caller)
+            plan = memory.plan(wire.name, request, caller, None, exchange.count)
         gate = self._service.gate
         if isinstance(plan, Plan) and not plan.background and gate.enter_at_once(caller.tenant):
             kind: type[Responder] = Stream if plan.request.stream else Unary
@@ -573,13 +581,14 @@ class Answers:
         """Carry out a run in the background, of which it is the turn; without a request, what the
         record of the run asked for."""
         service, record, entry = self._service, run.record, None
+        hold = run.hold = run.hold or service.budget.hold(record.tenant)
         if service.log is not None:
             entry = Entry(service.log, record.request.model, "", None, caller.tenant, caller.key)
         try:
             if request is None and service.memory is not None:
                 request_id.set(record.id)  # the task of another request has found it
-                request = await service.memory.reread(record)
-            caller = replace(caller, wire=record.wire, stored=True)
+                request = await service.memory.reread(record, hold.add)
+            caller = replace(caller, wire=record.wire, stored=True, count=hold.add)
             if request is not None:
                 run.start(service.engine, request, caller, None)
             await run.finished()
