@@ -120,11 +120,9 @@ class Encoder:
             key = self._key
             while place < count:
                 event = events[place]
-                if (
-                    not isinstance(event, Delta)
-                    or (event.index, event.kind, event.part_index) != key
-                    or event.tokens
-                ):
+                if not isinstance(event, Delta) or event.tokens:
+                    break
+                if (event.index, event.kind, event.part_index) != key:
                     break
                 run.append(event.data)
                 place += 1
