@@ -156,7 +156,7 @@ PROFILES: tuple[Profile, ...] = (
             _MAX_TOKENS,
             repetition_penalty="repeat_penalty",
             shown_controls="preserved_tokens",
-            drop=frozenset(CONSTRAINT_FIELDS),  # which it ignores; `grammar` it knows
+            drop=frozenset(CONSTRAINT_FIELDS) - {"grammar"},  # which it ignores
         ),
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
         only_streams=True,
