@@ -158,13 +158,21 @@ class Turn(Responder):
         """Send a frame for each event."""
         if self._handle is None:
             return
+        if self.batches is not None:
+            self.batches.append(events)
+            return
         first, last = events[0], events[-1]
         try:
             if not self._asked.status and isinstance(first, Failed):
                 self.fail(first.fault)
                 self.leave()
                 return
-            frames = self._encoder.frames(events)
+            if self.made is not None:
+                frames, self.made = self.made, None
+            elif self._hold is not None and self.apart(self._encoder.frames, events):
+                return
+            else:
+                frames = self._encoder.frames(events)
             if self._ending:
                 frames = [frame[:-1] + self._ending for frame in frames]
             full = self._connection.write(*map(bytes.decode, frames))
