@@ -9,11 +9,14 @@ for the one server that is shared because it is slow to start, and the patience 
 import gc
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 from hypothesis import is_hypothesis_test
 
+import dragoman
 from tests.samples import FULL, load_profile
 from tests.steady import LOOPS
 
@@ -68,7 +71,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Ten thousand tests are there to stay: the collector need not look at them again and again."""
+    """Modules that wait until they are used are imported while that counts. Then all there is,
+    ten thousand tests, is there to stay: the collector need not look at it again and again."""
+    for module in walk_packages(dragoman.__path__, "dragoman."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
     gc.collect()
     gc.freeze()
 

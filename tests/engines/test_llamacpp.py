@@ -32,6 +32,8 @@ from training.tiny.transcripts import HELLO
 
 FILE = MODEL_FOLDER / MODEL_FILE
 CONTEXT = 2048
+LONG = 8192
+"""A context in which a song is sung for half a minute: what is done meanwhile needs no hurry."""
 WEATHER = FunctionTool(
     "get_weather",
     parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
@@ -124,7 +126,7 @@ def tokens(response: Response) -> str:
 
 
 async def test_closing_stops_the_server_in_the_midst_of_a_song() -> None:
-    engine = prepare(FILE, threads=1, context=CONTEXT)()
+    engine = prepare(FILE, threads=1, context=LONG)()
     events = engine.stream(asking("Sing for ever."))
     async for event in events:
         if isinstance(event, Delta):
@@ -137,7 +139,7 @@ async def test_closing_stops_the_server_in_the_midst_of_a_song() -> None:
 
 async def test_f4_a_server_that_aborts_is_started_again(monkeypatch, caplog) -> None:
     monkeypatch.setattr(room, "PAUSES", (0.05, 1.0))
-    engine = prepare(FILE, threads=1, context=CONTEXT)()
+    engine = prepare(FILE, threads=1, context=LONG)()
     first = engine.server.pid
     events = engine.stream(asking("Sing for ever."))
     last = await anext(events)
@@ -149,7 +151,9 @@ async def test_f4_a_server_that_aborts_is_started_again(monkeypatch, caplog) -> 
     async with asyncio.timeout(60):
         while not isinstance(event := await end(engine), Finished):
             assert isinstance(event, Failed)
-            assert event.fault.code.startswith("upstream_"), event.fault
+            # Refused by the system, or by a server that still reads its model.
+            code = event.fault.code
+            assert code == "overloaded" or code.startswith("upstream_"), event.fault
             await asyncio.sleep(0.05)
     assert engine.server.pid != first
     assert "llama.cpp ended with status -6; it is started again in 0.05 s" in caplog.text

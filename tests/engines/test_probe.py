@@ -83,6 +83,33 @@ async def test_answers_to_the_probe_tell_profile_and_wires(
     assert len({each.method for each in up.probes}) == asks
 
 
+REFUSED = {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
+
+
+@pytest.mark.parametrize(
+    ("chat", "messages", "wires"),
+    [
+        *((plain(404, b"{}"), plain(s, REFUSED), ("messages",)) for s in (400, 401, 403, 422)),
+        (plain(405, b"{}"), plain(400, REFUSED), ("messages",)),
+        (plain(404, b"{}"), plain(404, REFUSED), CHAT),
+        (plain(404, b"{}"), plain(400, {"error": "x"}), CHAT),
+        (plain(404, b"{}"), plain(400, b"[]"), CHAT),
+        (plain(400, b"{}"), plain(400, REFUSED), CHAT),
+        (plain(401, b"{}"), plain(400, REFUSED), CHAT),
+    ],
+)
+async def test_a_server_of_messages_alone_is_recognised(
+    client: Client, chat, messages, wires
+) -> None:
+    replies = {"/v1/chat/completions": chat, "/v1/messages": messages}
+    absent = plain(404, {"detail": "Not Found"})
+    async with mock(absent, lambda asked: replies.get(asked.path, absent)) as up:
+        address = upstream(client, up.base_url)
+        await address.find_out(ANYONE)
+    assert address.wires == wires
+    assert address.profile.name == ("anthropic" if wires != CHAT else "generic")
+
+
 @pytest.mark.parametrize(
     "silence", [Reply([], hang=True), Reply([b"HTTP/1.1 400 X\r\n"], hang=True)], ids=["no", "half"]
 )

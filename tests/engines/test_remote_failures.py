@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import FaultError
+from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
 from dragoman.engines import upstream
 from dragoman.engines.remote import Remote
 from dragoman.net.connection import Timeouts
 from dragoman.wire import error as wire_error
-from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, fault, remote
+from tests.engines.asking import BODY, HELLO, HELLO_STREAM, ask, asking, events, fault, remote
 from tests.mock import Asked, Reply, chunk, head, mock, plain, stream
 
 CANARY = "sk-canary-0123456789"
@@ -89,6 +90,30 @@ async def test_r1_w12_fault_has_all_fields_of_the_error() -> None:
     assert found.retry_after == "9"
     assert found.blame == "client"
     assert wire_error.error_object(found) == error
+
+
+# ---- too much ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [8, 300], ids=["before the first look", "after it"])
+async def test_the_bytes_of_an_answer_are_counted_to_the_last(words) -> None:
+    said = [chunk({"content": "word"})] * words
+    reply = stream(*said, chunk(finish="stop"))
+    whole = sum(map(len, reply.pieces[1:]))
+    for limit, broken in ((whole, False), (whole - len(reply.pieces[-1]) - 1, True)):
+        async with remote(reply, answer_limit=limit) as (engine, _):
+            *_, end = await events(engine, asking(stream=True))
+        assert isinstance(end, Failed) is broken
+        if broken:
+            assert f"more than {limit} bytes (answer_limit)" in end.fault.message
+
+
+async def test_the_bytes_of_several_choices_are_counted_together() -> None:
+    whole = 2 * len(BODY)
+    for limit, broken in ((whole, False), (whole - 1, True)):
+        async with remote(HELLO, profile="ollama", answer_limit=limit) as (engine, _):
+            *_, end = await events(engine, asking(sampling=Sampling(n=2)))
+        assert isinstance(end, Failed) is broken
 
 
 # ---- time-outs and bytes -------------------------------------------------------------------

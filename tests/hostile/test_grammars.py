@@ -37,7 +37,7 @@ SCHEMAS: dict[str, Any] = {
     "F1 objects": chain(1000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}}),
     "F1 references": chain(3000, lambda to: {"$ref": to}),
     "6a.06": {"enum": MANY[:100_000]},
-    "6a.07": {"enum": MANY},
+    "6a.07, 6b.21": {"enum": MANY},
     "6a.08": closed(properties=properties(10_000), required=[*properties(10_000)]),
     "6a.09": closed(properties=properties(10_000)),
     "6a.13": {"anyOf": [{"const": each} for each in MANY[:5_000]]},
@@ -46,6 +46,7 @@ SCHEMAS: dict[str, Any] = {
     "6a.28": {"type": "string", "pattern": "a?" * 3_000 + "a" * 3_000},
     "6b.22": closed(properties=properties(5_000)),
     "6b.23": {"type": "object", "required": MANY[:50_000]},
+    "6b.25": {"type": "object", "patternProperties": {f"^a{n}x$": {} for n in range(400)}},
     "6b.26": {"type": "object", "patternProperties": {f"^a{n}x$": {} for n in range(1_500)}},
     "6b.28": closed(properties={f"p{n}": {"pattern": f"^{n}a+$"} for n in range(3_000)}),
     "F16 alternatives": {"anyOf": [closed(properties={each: {}}) for each in MANY[:3_000]]},
@@ -55,6 +56,7 @@ DEMANDS: dict[str, dict[str, Any]] = {
     "F3 regex": {"guided_regex": "a?" * 3_000 + "a" * 3_000},
     "F16 regex": {"guided_regex": "a?" * 300 + "a" * 300},
     "6b.29": {"guided_regex": "|".join(MANY)},
+    "6b.30": {"guided_regex": "(" * 5_000_000 + ")" * 5_000_000},
     "6b.31": {"guided_regex": "[a-c]" * 1_000_000},
     "6b.35": {"guided_choice": MANY},
     "6b.36": {"guided_choice": ["x" * 5_000_000]},
@@ -66,6 +68,7 @@ DEMANDS: dict[str, dict[str, Any]] = {
         + "\n".join(f'r{n}: "a{n}"' for n in range(20_000))
     },
     "6b.10": {"guided_grammar": 'start: %regex {"substring_chars": "' + "ab c" * 250_000 + '"}'},
+    "6b.11": {"guided_grammar": 'start: %regex {"substring_words": "' + "ab c " * 200_000 + '"}'},
     "a rule and white space": {"guided_grammar": "a" + " " * 65_000},
     "texts that are not closed": {"guided_grammar": '"\\' * 32_000},
     "expressions that are not closed": {"guided_grammar": "/\\" * 32_000},
@@ -73,6 +76,11 @@ DEMANDS: dict[str, dict[str, Any]] = {
     "brackets": {"guided_grammar": "start: " + "(" * 5_000 + '"a"' + ")" * 5_000},
 }  # fmt: skip
 ENDLESS: dict[str, dict[str, Any]] = {
+    "6a.05": {
+        "guided_json": chain(
+            30, lambda to: {"type": "object", "properties": {each: {"$ref": to} for each in "abcd"}}
+        )
+    },
     "6a.14": {
         "guided_json": {
             "allOf": [{"anyOf": [closed(properties=properties(n + 2)), {}]} for n in range(20)]

@@ -17,15 +17,32 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed, Finished
+from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.engines.remote import Remote
 from dragoman.net.connection import Timeouts
 from dragoman.server.app import App
+from dragoman.server.cancellation import InFlight
+from dragoman.server.exchange import Exchange
 from dragoman.server.host import Server
+from dragoman.server.limits import Budget, Gate
+from dragoman.server.responder import Service, Stream
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Plan
+from dragoman.wire.registry import WIRES
 from tests.mock import Reply, chunk, head, mock, stream
-from tests.server.stubs import OPENING, Stub, asking, closing, hosted, post, served, word
+from tests.server.stubs import (
+    OPENING,
+    PATHS,
+    Stub,
+    asking,
+    closing,
+    hosted,
+    post,
+    served,
+    word,
+)
 
 PACE = 0.03
 """Seconds between two bytes: much less than any silence that is allowed."""
@@ -182,6 +199,56 @@ async def test_who_reads_slowly_gets_all() -> None:
             await asyncio.sleep(PACE)
         writer.close()
     assert size > len(LARGE)
+
+
+class Unread(Exchange):
+    """A client that has taken all but so much of what was written."""
+
+    unread = 0
+    dropped = False
+
+    @property
+    def full(self) -> bool:
+        return self.unread > 0
+
+    def listen(self, peer: Any) -> None:
+        return
+
+    def start(self, status: int, headers: Any, body: bytes | None = None) -> None:
+        return
+
+    def write(self, body: bytes, *, more: bool) -> bool:
+        self.unread += len(body)
+        return self.full
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+@pytest.mark.parametrize(("taken", "kept"), [(0, False), (9_000, False), (11_000, True)])
+async def test_a_stream_is_ended_by_what_its_client_takes_not_by_its_size(taken, kept) -> None:
+    """2d.06. At 1000 bytes a second and 10 seconds; the first look comes with a batch."""
+    settings = Settings(stall=10, min_rate=1000)
+    gate = Gate(8, 8, 1.0)
+    service = Service(Stub(), settings, InFlight(), gate, gate, Budget(1 << 28))
+    exchange = Unread("POST", PATHS["chat"], b"", [])
+    request = Request(model="m", stream=True)
+    stream = Stream(service, exchange, ANYONE, Plan(request, request), WIRES["chat"])
+    stream.start(handle=Stopped())
+    stream.receive([*OPENING, word("x" * 100_000)])
+    for _ in range(3):
+        exchange.unread -= taken
+        stream.tick(stream.due())
+    assert exchange.dropped is not kept
+    stream.leave()
+
+
+class Stopped:
+    """An engine that was told to stop, pause or go on."""
+
+    def cancel(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 # ---- WebSocket -------------------------------------------------------------------------------

@@ -330,8 +330,8 @@ class Turn:
             for state in states.values():
                 self._add_empty_message(state)
             # One reason for each choice up to the last that has any output.
-            found = (states.get(number) for number in range(max(states, default=0) + 1))
-            reasons = tuple((state and state.reason) or "stop" for state in found)
+            found = map(states.get, range(max(states, default=0) + 1))
+            reasons = tuple([(state and state.reason) or "stop" for state in found])
             short = not set(SHORT).isdisjoint(reasons)
             self.complete("incomplete" if short else "completed", reasons)
 

@@ -71,6 +71,10 @@ class HTTPExchange(Exchange):
         """Whether the client does not keep up."""
         return self.connection.flow.write_paused
 
+    @property
+    def unread(self) -> int:
+        return self.connection.transport.get_write_buffer_size()
+
     def listen(self, peer: Peer | None) -> None:
         self.peer = peer
         if self.disconnected and peer is not None:
@@ -127,12 +131,15 @@ class HTTPExchange(Exchange):
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
         if self._head:
             body, self._head = self._head + body, b""
-        if len(body) > HIGH_WATER_LIMIT:
+        large = len(body) > HIGH_WATER_LIMIT and not self.counted
+        if large:
             connection.hold(self.tenant, len(body))
         if body:
             connection.transport.write(body)
         if not more:
             connection.complete(self)
+        elif large and not connection.flow.write_paused:  # it was read at once
+            connection._release()
         return connection.flow.write_paused
 
 
@@ -283,8 +290,7 @@ class HTTPProtocol(HttpToolsProtocol):
         """Count what is about to be written, until it is read. Raises FaultError for no room."""
         budget: Budget = cast(Any, self.app).budget
         hold = self._hold = self._hold or budget.hold(tenant)
-        unread = hold.size if self.flow.write_paused else 0
-        hold.resize(min(unread + size, budget.share))
+        hold.resize(min(size + (hold.size if self.flow.write_paused else 0), budget.share))
 
     def _release(self) -> None:
         if self._hold is not None:
@@ -474,14 +480,9 @@ class HTTPProtocol(HttpToolsProtocol):
         if entry := cast(Any, self.app).entry():
             entry.end = fault.code
             entry.write("-", "-", status, id)
-        headers = [
-            *MARKS,
-            *[(name, id.encode()) for name in ID_HEADERS],
-            JSON_TYPE,
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        lines = [b"%s: %s\r\n" % header for header in headers]
+        ids = [(name, id.encode()) for name in ID_HEADERS]
+        framing = ((b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+        lines = [b"%s: %s\r\n" % header for header in (*MARKS, *ids, JSON_TYPE, *framing)]
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self._linger()
 
@@ -551,13 +552,12 @@ class HTTPProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER, self.transport.close)
 
     def _head_size(self) -> int:
-        fields = sum(map(len, chain.from_iterable(self.headers)))
-        return len(self.url) + fields + 4 * len(self.headers)
+        parts = (self.url, *chain.from_iterable(self.headers))
+        return sum(map(len, parts)) + 4 * len(self.headers)
 
     def _find_too_large(self) -> None:
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
-        fault = Fault("too_large", problem, "client")
-        self._problem = 431, fault
+        self._problem = 431, Fault("too_large", problem, "client")
 
 
 STEP = 4096

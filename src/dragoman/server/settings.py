@@ -146,7 +146,9 @@ class Settings(Limits, frozen=True, kw_only=True):
     stall: Annotated[
         float,
         about(
-            "Seconds that a client may leave an answer unread before it is disconnected.", ge=0.1
+            "Seconds that a client may leave an answer unread before it is disconnected: what was "
+            "written last, of which it must take something, and large amounts with `min_rate`.",
+            ge=0.1,
         ),
     ] = 120.0
     drain: Annotated[

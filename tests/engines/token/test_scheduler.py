@@ -477,7 +477,7 @@ async def test_a_request_for_many_choices_leaves_places_to_others() -> None:
         many = asyncio.ensure_future(answered(engine, asked("many", n=64, max_tokens=8)))
         await until(model.inside.is_set)
         small = [asyncio.ensure_future(answered(engine, asked("a", max_tokens=8))) for _ in "ab"]
-        await asyncio.sleep(0.01)
+        await until(lambda: len(engine._source._arrivals) == len(small))
         model.gate.set()
         await asyncio.gather(*small)
         assert len(model.live) <= 6, "it took places that others may want"

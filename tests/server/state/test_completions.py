@@ -34,6 +34,16 @@ async def test_stored_completions_are_listed_in_pages(server: Server) -> None:
     assert sorted(listed) == ids
     none = [one.id async for one in server.sdk.chat.completions.list(model="other")]
     assert none == []
+    assert (await server.sdk.chat.completions.list(after=listed[-1])).data == []
+    response = await server.sdk.responses.create(model="stub", input="Hi")
+    await server.sdk.chat.completions.delete(ids[0])
+    for cursor in (ids[0], "chatcmpl-nothing", response.id):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await server.sdk.chat.completions.list(after=cursor)
+        assert refused.value.param == "after"
+    messages = server.sdk.chat.completions.messages
+    with pytest.raises(openai.BadRequestError):
+        await messages.list(ids[1], after="nothing")
 
 
 async def test_completions_with_a_label_are_listed_wherever_they_stand(server: Server) -> None:

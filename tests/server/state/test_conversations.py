@@ -44,7 +44,12 @@ async def test_items_are_added_listed_read_and_removed(server: Server) -> None:
     assert texts(listed) == ["a", "b", "c"]
     one = await items.retrieve("msg_c", conversation_id=talk.id)
     assert texts([one]) == ["c"]
+    assert (await items.list(talk.id, after="msg_c", order="asc")).data == []
     await items.delete("msg_c", conversation_id=talk.id)
+    for cursor in ("msg_c", "msg_nothing"):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await items.list(talk.id, after=cursor, order="asc")
+        assert refused.value.param == "after"
     with pytest.raises(openai.NotFoundError):
         await items.retrieve("msg_c", conversation_id=talk.id)
     with pytest.raises(openai.NotFoundError):

@@ -157,7 +157,13 @@ async def test_input_items_are_listed_in_pages(server: Server) -> None:
     assert [item["content"][0]["text"] for item in page.json["data"]] == ["d"]
     assert page.json["has_more"] is True
     assert page.json["first_id"] == page.json["last_id"] == page.json["data"][0]["id"]
-    assert (await server.get(f"/{second.json['id']}/input_items?after=nothing")).json["data"] == []
+    last = texts and page.json["data"][0]["id"]
+    path = f"/{second.json['id']}/input_items?order=asc"
+    assert (await server.get(f"{path}&after={last}")).json["data"] == []
+    for query in ("after=nothing", "before=nothing"):
+        refused = await server.get(f"{path}&{query}")
+        field = query.partition("=")[0]
+        assert (refused.status, refused.json["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize(

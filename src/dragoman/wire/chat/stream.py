@@ -243,7 +243,7 @@ class Decoder(ChoicesDecoder):
         """The reasoning, which some servers give under several names at once."""
         details = message.get("reasoning_details")
         details = details if isinstance(details, list) else []
-        named = (message.get(name) for name in ("reasoning_content", "reasoning"))
+        named = map(message.get, ("reasoning_content", "reasoning"))
         texts = [text for text in named if isinstance(text, str) and text][:1]
         if texts:
             state.texts = True
