@@ -1,7 +1,7 @@
 """Any client that speaks an OpenAI protocol, in front of any model, with nothing lost in between.
 
-`connect` gives a client for an engine, `serve` serves one over the protocols, `transport` does so
-in process. Requests and answers are exported here; import the rest from its module.
+`connect` gives a client for an engine, `Agent` a model with tools, `serve` serves an engine over the
+protocols, `transport` does so in process. Requests and answers are exported here; import the rest from its module.
 """
 
 import typing as _typing
@@ -27,14 +27,18 @@ from .core.request import CustomTool, FunctionTool, JSONSchema, Request
 from .core.response import Response, Usage
 
 if _typing.TYPE_CHECKING:
+    from .agent import Agent, Budget
     from .server.settings import Settings
+    from .tools.function import tool
 
 __version__ = _interfaces.VERSION
 
 __all__ = [
+    "Agent",
     "Answer",
     "AnswerError",
     "Audio",
+    "Budget",
     "Client",
     "CustomTool",
     "CustomToolCall",
@@ -61,8 +65,22 @@ __all__ = [
     "connect",
     "connect_sync",
     "serve",
+    "tool",
     "transport",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """Agents and tools are imported when they are first used: a server needs neither."""
+    if name in ("Agent", "Budget"):
+        from . import agent
+
+        return getattr(agent, name)
+    if name == "tool":
+        from .tools.function import tool
+
+        return tool
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def serve(engine: Engine | str, settings: "Settings | None" = None) -> None:
