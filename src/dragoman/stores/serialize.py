@@ -24,7 +24,7 @@ from dragoman.core.item import Annotation, Item
 from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
 
-from .base import Conversation, Record, Room, RunStatus, StoreError, input_id
+from .base import Conversation, LogSegment, Record, Room, RunStatus, StoreError, input_id
 
 LARGE = 1_024
 """Bytes of a whole record, of its tools, or characters of its instructions: below it nothing is
@@ -176,9 +176,8 @@ def pack_record(record: Record) -> tuple[bytes, list[Part]]:
 def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
     """The record of a row: its id, tenant, wire, time and predecessor, its bytes, its metadata,
     the digests of its parts, its response, and the owner, lease and wish for the end of its run."""
-    id, tenant, wire, created_at, previous, data, metadata, _, packed, owner, lease, cancelling = (
-        row
-    )
+    id, tenant, wire, created_at, previous, data, metadata, _, packed = row[:9]
+    owner, lease, cancelling = row[9:12]
     response = None if packed is None else unpack(packed, Response)
     whole = data[:1] != _RECORD  # a version packed records whole, items with the ids we derive
     body: Any = unpack(data, Record) if whole else unpack(data[1:], _Body)
@@ -291,3 +290,29 @@ def _joined(packed: Sequence[bytes]) -> bytes | None:
         return None
     header = b"\xdc" + len(packed).to_bytes(2, "big")
     return _MSGPACK + header + b"".join(data[1:] for data in packed)
+
+
+# ---- rows ----------------------------------------------------------------------------------
+
+
+PARTS = 7
+"""The column of a response's row that holds the digests of its parts."""
+
+
+def unpack_records(rows: Sequence[Sequence[Any]], parts: Parts) -> list[Record]:
+    """The records of rows, but for those whose parts are gone."""
+    return [
+        unpack_record(row, parts)
+        for row in rows
+        if not row[PARTS] or parts.have(digests(row[PARTS]))
+    ]
+
+
+def unpack_items(rows: Sequence[Sequence[Any]]) -> tuple[Item, ...]:
+    """The items of rows."""
+    return tuple([unpack(data, Item) for (data,) in rows])
+
+
+def unpack_segments(rows: Sequence[Sequence[Any]]) -> tuple[LogSegment, ...]:
+    """The segments of rows: the place of each, and its events."""
+    return tuple([LogSegment(place, unpack_events(data)) for place, data in rows])
