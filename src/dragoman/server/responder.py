@@ -167,7 +167,8 @@ class Responder(ABC):
                 raise
             self._gated = True
         self._handle = handle
-        self._hold, self.exchange.hold = self.exchange.hold, None
+        if self.exchange.hold is not None:
+            self._hold, self.exchange.hold = self.exchange.hold, None
         self.service.roster.works.add(self)
         if self.listens:
             self.exchange.listen(self)

@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -55,9 +54,6 @@ class _Body(Struct, array_like=True, omit_defaults=True):
     tools: bytes | None = None
     instructions: bytes | None = None
     blocks: tuple[bytes, ...] = ()
-
-
-_place = attrgetter("index", "part_index", "kind")
 
 
 class _Deltas(Struct, omit_defaults=True, tag="deltas"):
@@ -120,8 +116,8 @@ def pack_events(events: Iterable[Event]) -> bytes:
     place = None
     for event in events:
         if type(event) is Delta and not event.tokens and event.kind != "annotation":
-            if run is None or place != _place(event):
-                place = _place(event)
+            if run is None or place != (event.index, event.part_index, event.kind):
+                place = (event.index, event.part_index, event.kind)
                 run = _Deltas(*place, [])
                 packed.append(run)
             run.data.append(event.data)
