@@ -111,8 +111,10 @@ async def look(
     url = f"{base_url}/models"
     access: Literal["open", "granted"] = "open"
     answer = await question(client, "GET", url, (), patience=PATIENCE)
-    if ours and answer.status == 401 and (
-        answer.ours or (isinstance(answer.value, dict) and "error" in answer.value)
+    if (
+        ours
+        and answer.status == 401
+        and (answer.ours or (isinstance(answer.value, dict) and "error" in answer.value))
     ):
         if key is not None:
             bearer = ("authorization", f"Bearer {key.reveal()}")

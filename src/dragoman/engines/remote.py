@@ -573,7 +573,7 @@ class Remote:
         if wire is None:
             return None
         asked = await asyncio.to_thread(self._counted, wire, request)
-        url = upstream.url + wire.count_path + upstream.query
+        url = upstream.at(wire.count_path)
         headers = (*upstream.headers(caller), *upstream.own_headers(wire, caller))
         answer = asked and await question(
             upstream.client, "POST", url, headers, asked, patience=LISTING
@@ -596,7 +596,7 @@ class Remote:
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's own vectors, undecoded. Raises FaultError."""
         upstream = self.upstream
-        url = upstream.url + embeddings.PATH + upstream.query
+        url = upstream.at(embeddings.PATH)
         fields = (JSON_BODY, *upstream.headers(caller))
         exchange = upstream.client.stream(
             "POST", url, fields, json.dump(request), timeouts=self.timeouts

@@ -312,6 +312,10 @@ class Upstream:
         self.senses: Senses = {}
         self._redirect = ""  # where it last redirected to
 
+    def at(self, path: str) -> str:
+        """The URL of a path there."""
+        return self.url + path + self.query
+
     async def find_out(self, caller: Caller) -> None:
         """Look once, however many ask at the same time, what kind of server it is and which wires
         it speaks. Silence is no error. Raises FaultError where no connection to the server can be
@@ -322,12 +326,12 @@ class Upstream:
         await asyncio.shield(self._looking)
 
     async def _look(self, headers: HeaderFields) -> None:
-        listing = await question(self.client, "GET", self.url + "/models" + self.query, headers)
+        listing = await question(self.client, "GET", self.at("/models"), headers)
         if listing.fault is not None:
             raise FaultError(listing.fault)
         profile, wires = recognise(listing), list[str]()
         if profile is None or not profile.wires:
-            reply = await question(self.client, "POST", self.url + "/responses" + self.query, headers, b"{}")
+            reply = await question(self.client, "POST", self.at("/responses"), headers, b"{}")
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
             if profile is None and reply.status in _ABSENT:
@@ -339,14 +343,13 @@ class Upstream:
     async def _alone(self, headers: HeaderFields) -> Profile | None:
         """The profile of a server that speaks its own protocol and no Chat."""
         chat = await question(
-            self.client, "POST", self.url + WIRES["chat"].path + self.query, headers, content=b"{}"
+            self.client, "POST", self.at(WIRES["chat"].path), headers, content=b"{}"
         )
         if chat.status not in _ABSENT:
             return None
         wire = WIRES[ALONE.wires[0]]
         headers = (*headers, *wire.upstream_headers)
-        url = self.url + wire.path + self.query
-        reply = await question(self.client, "POST", url, headers, content=b"{}")
+        reply = await question(self.client, "POST", self.at(wire.path), headers, b"{}")
         speaks = reply.status in (400, 401, 403, 422) and isinstance(reply.value, dict)
         return ALONE if speaks and reply.value.get("type") == "error" else None
 
@@ -355,7 +358,7 @@ class Upstream:
         headers = self.headers(caller)
         if self.wires:
             headers = (*headers, *WIRES[self.wires[0]].upstream_headers)
-        answer = await question(self.client, "GET", self.url + "/models" + self.query, headers, patience=LISTING)
+        answer = await question(self.client, "GET", self.at("/models"), headers, patience=LISTING)
         if answer.fault is not None:
             raise FaultError(answer.fault)
         if not answer.status:
