@@ -37,14 +37,14 @@ KEYS = (
 
 
 class Discovered(Struct, frozen=True):
-    """A server that was found. `key_env` names the variable that holds its key; `access` says
-    whether it asks for none, was asked with the one given, or refused that or its absence."""
+    """A server that was found. `key_env` names the variable that holds its key; `access` is `named`
+    where the environment names it, or else says what it did with the key, or without one."""
 
     base_url: str
     models: tuple[str, ...] = ()
     profile: Profile | None = None
     key_env: str | None = None
-    access: Literal["open", "granted", "refused"] = "open"
+    access: Literal["named", "open", "granted", "refused"] = "open"
 
 
 async def discover(
@@ -76,14 +76,11 @@ async def discover(
     finally:
         if client is None:
             await own.aclose()
-    local = [server for server in found if server is not None]
     # One that refuses us is not passed over in silence where a key was meant for it.
-    order = ("granted", "", "refused", "open") if key else ("granted", "", "open", "refused")
+    last = ["refused", "open"] if key else ["open", "refused"]
+    servers = (*configured, *(server for server in found if server is not None))
     return tuple(
-        server
-        for access in order
-        for server in (local if access else configured)
-        if not access or server.access == access
+        sorted(servers, key=lambda server: ["granted", "named", *last].index(server.access))
     )
 
 
@@ -97,9 +94,8 @@ def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
     for key, address, usual in KEYS:
         if environ.get(key) or environ.get(address):
             url = environ.get(address) or usual
-            servers.append(
-                Discovered(url, profile=by_url(url), key_env=key if environ.get(key) else None)
-            )
+            key_env = key if environ.get(key) else None
+            servers.append(Discovered(url, (), by_url(url), key_env, "named"))
     return tuple(servers)
 
 
@@ -111,11 +107,8 @@ async def look(
     url = f"{base_url}/models"
     access: Literal["open", "granted"] = "open"
     answer = await question(client, "GET", url, (), patience=PATIENCE)
-    if (
-        ours
-        and answer.status == 401
-        and (answer.ours or (isinstance(answer.value, dict) and "error" in answer.value))
-    ):
+    error = isinstance(answer.value, dict) and "error" in answer.value
+    if ours and answer.status == 401 and (answer.ours or error):
         if key is not None:
             bearer = ("authorization", f"Bearer {key.reveal()}")
             answer = await question(client, "GET", url, (bearer,), patience=PATIENCE)

@@ -573,11 +573,9 @@ class Remote:
         if wire is None:
             return None
         asked = await asyncio.to_thread(self._counted, wire, request)
-        url = upstream.at(wire.count_path)
+        url, client = upstream.at(wire.count_path), upstream.client
         headers = (*upstream.headers(caller), *upstream.own_headers(wire, caller))
-        answer = asked and await question(
-            upstream.client, "POST", url, headers, asked, patience=LISTING
-        )
+        answer = asked and await question(client, "POST", url, headers, asked, patience=LISTING)
         match answer:
             case Answer(status=200, value={"input_tokens": int(tokens)}):
                 return tokens
@@ -596,8 +594,7 @@ class Remote:
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's own vectors, undecoded. Raises FaultError."""
         upstream = self.upstream
-        url = upstream.at(embeddings.PATH)
-        fields = (JSON_BODY, *upstream.headers(caller))
+        url, fields = upstream.at(embeddings.PATH), (JSON_BODY, *upstream.headers(caller))
         exchange = upstream.client.stream(
             "POST", url, fields, json.dump(request), timeouts=self.timeouts
         )
