@@ -14,13 +14,15 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
+from dragoman.core.response import Response, default_guarantee
 from dragoman.engines.base import new_id, now
-from dragoman.server.exchange import Exchange, Route, nothing_at
+from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import ConflictError, Conversation, Order, Paging, Record, named
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.json import Limits
+from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import shown
@@ -142,7 +144,7 @@ class Handlers:
             found, more = paged(items, query.paging())
             exchange.reply(200, encode_list(shown(found, request.include), more))
         elif not query.stream:
-            exchange.reply(200, await self._encoded(record))
+            await self._send(exchange, record)
         elif record.version == ENCODER_VERSION and (
             record.running or await self._store.log(record.id, 0, 1)
         ):
@@ -154,7 +156,7 @@ class Handlers:
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Stop a run; one that has ended stays as it is."""
         record, _ = await self._find(RESPONSES, exchange, caller, "cancel")
-        exchange.reply(200, await self._encoded(await self._memory.runs.cancel(record)))
+        await self._send(exchange, await self._memory.runs.cancel(record))
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         """Forget a response, or a completion."""
@@ -168,8 +170,8 @@ class Handlers:
         else:
             exchange.reply(200, json.dump({**gone, "deleted": True}))
 
-    async def _encoded(self, record: Record) -> bytes:
-        """A response as it is now."""
+    async def _send(self, exchange: Exchange, record: Record) -> None:
+        """Answer with a response as it is now."""
         response = record.response
         if response is None:
             fold, place = Fold(), 0
@@ -178,7 +180,8 @@ class Handlers:
                     fold.feed_all(segment.events)
                     place += len(segment.events)
             response = fold.response if place else unstarted(record)
-        return RESPONSES.encode_response(response, record.request, DIALECTS[record.dialect])
+        body = RESPONSES.encode_response(response, record.request, DIALECTS[record.dialect])
+        exchange.reply(200, body, *_reports(RESPONSES, record, response))
 
     async def _find(
         self, wire: Wire, exchange: Exchange, caller: Caller, *rests: str
@@ -312,7 +315,8 @@ class Handlers:
             paging = asked(exchange).paging("asc")
             exchange.reply(200, _listing(*paged([(each["id"], each) for each in messages], paging)))
         else:
-            exchange.reply(200, json.dump(_completion(record)))
+            headers = record.response and _reports(CHAT, record, record.response)
+            exchange.reply(200, json.dump(_completion(record)), *headers or ())
 
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
@@ -344,6 +348,14 @@ def _nowhere(after: str) -> Fault:
 def _no_item(id: str, item: str) -> Fault:
     problem = f"There is no item {item[:100]!r} in the conversation {id[:100]!r}, or no longer."
     return Fault("not_found", problem, "client")
+
+
+def _reports(wire: Wire, record: Record, response: Response) -> Headers:
+    """The headers that the answer had, as far as it has come."""
+    losses, sure = response.losses + judge(response, wire.losses), response.guarantee
+    if response.status != "queued" and response.error is None:
+        sure = sure or default_guarantee(record.request)
+    return report_headers(losses, sure)
 
 
 def _completion(record: Record) -> dict[str, Any]:
