@@ -28,10 +28,11 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores import sql
 from dragoman.stores.memory import MemoryStore
+from dragoman.wire.chat import response as chat_response
 from dragoman.wire.json import Limits, check_size, marks
 from dragoman.wire.registry import WIRES
 from tests.hostile.stage import cpu, gateway, watched
-from tests.mock import Asked, Reply, chunk, completion, plain, stream
+from tests.mock import Asked, Reply, chunk, completion, mock, plain, stream
 from tests.product import Product, configured
 from tests.samples import samples
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing
@@ -653,3 +654,38 @@ async def test_2c_06_large_tools_and_instructions_are_not_repeated() -> None:
         assert len(call.json["tools"]) == (1 if tools == [small] else 0)
         assert call.json["instructions"] == (None if tools == [small] else "short")
         assert call.json["metadata"] == {"a": "b"}
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+async def test_2c_many_unknown_fields_of_one_object_are_refused(wire: str) -> None:
+    app = App(Stub(), Settings())
+    fields = {f"k{n}": 1 for n in range(10_001)}
+    call = await Call(app, PATHS[wire], asking(wire, **fields))()
+    assert call.status == 400
+    assert "more than 10000 fields" in call.json["error"]["message"]
+    fields.popitem()
+    assert (await Call(app, PATHS[wire], asking(wire, **fields))()).status == 200
+
+
+async def test_2f_many_log_probabilities_of_a_stream_are_encoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, apart = threading.get_ident(), list[bool]()
+    encode = chat_response.encode_logprobs
+
+    def noted(*given: Any) -> Any:
+        apart.append(threading.get_ident() != here)
+        return encode(*given)
+
+    monkeypatch.setattr(chat_response, "encode_logprobs", noted)
+    first, then = [chunk({"content": text}) for text in ("one", "two")]
+    token = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    logprobs = {"content": [{**token, "top_logprobs": [token] * 10}] * 1_000}
+    first["choices"][0]["logprobs"] = logprobs
+    async with mock(lambda _: stream(first, then, chunk(finish="stop"))) as model:
+        app = App(Remote(model.base_url, wire="chat", profile="generic"), Settings())
+        call = await Call(app, PATHS["chat"], asking(stream=True, logprobs=True))()
+        assert apart == [True]
+        assert call.body.index(b"one") < call.body.index(b"two") < call.body.index(b"[DONE]")
+        assert app.budget.held == 0
+        await app.close()

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -141,6 +142,19 @@ def replayed(server: Product) -> str:
     path, body = RESPONSES
     stored = server.request("POST", path, json.dumps(body).encode()).json["id"]
     return f"{path}/{stored}?stream=true"
+
+
+def test_replays_that_there_is_no_room_for_are_refused_and_the_others_whole(server) -> None:
+    path = replayed(server)
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: server.request("GET", path), range(4)))
+    refused = [answer for answer in answers if answer.status == 503]
+    assert 0 < len(refused) < 4
+    for answer in answers:
+        if answer in refused:
+            assert answer.headers["retry-after"] == "1"
+        else:
+            assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
 def test_replays_that_nobody_reads_are_bounded_and_let_go(server) -> None:

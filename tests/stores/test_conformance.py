@@ -1,7 +1,7 @@
 """The contract of `Store`, for every store."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -26,13 +26,16 @@ from dragoman.stores.base import (
     OutboxMessage,
     Paging,
     Record,
+    Room,
     StoredAnswer,
     StoreError,
+    TooMuchError,
     call_digest,
 )
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.retention import Retention
+from dragoman.stores.serialize import pack
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
@@ -539,6 +542,47 @@ def large(id: str, turns: int, **fields: object) -> Record:
     )
     asked = Request(model="m", items=items, tools=TOOLS, instructions=LONG)
     return whole(id, request=asked, **fields)
+
+
+async def test_what_is_large_is_told_before_it_is_read(store: Store) -> None:
+    told: list[int] = []
+
+    def refuse(size: int) -> None:
+        told.append(size)
+        raise TooMuchError
+
+    text = "x" * 100_000
+    asked = Request(model="m", items=(Message("user", text, id="msg_own"),))
+    await store.put(whole("in", request=asked))
+    await store.put(whole("out", response=answer("out", text)))
+    await store.begin(record("on"))
+    for place in range(5):
+        await store.append("on", LogSegment(place, (Delta(0, 0, "text", text),)))
+    talk = Conversation(id="v", tenant="t", created_at=1)
+    await store.create_conversation(talk, (Message("user", text, id="msg_v"),))
+    reads: dict[str, Callable[[Room], Awaitable[object]]] = {
+        "request": lambda room: store.get("t", "in", room),
+        "response": lambda room: store.get("t", "out", room),
+        "chain": lambda room: store.chain("t", "out", room),
+        "chain of requests": lambda room: store.chain("t", "in", room),
+        "page": lambda room: store.list_responses("t", None, Paging(), room),
+        "items": lambda room: store.list_items("t", "v", room=room),
+        "item": lambda room: store.get_item("t", "v", "msg_v", room),
+        "reference": lambda room: store.find_items("t", ("msg_own",), room),
+    }
+    for name, read in reads.items():
+        with pytest.raises(TooMuchError):
+            await read(Room(count=refuse))
+        assert 100_000 < told.pop() < 110_000, name
+        held: list[int] = []
+        assert await read(Room(count=held.append)) == await read(Room()), name
+        assert len(held) == (2 if name in ("page", "reference") else 1)
+        assert sum(held) == 0 if name == "reference" else sum(held) > 100_000
+    size, together = await store.log_size("on", 4)
+    assert 500_000 < size < 501_000
+    assert 400_000 < together < 401_000
+    assert await store.log_size("out", 4) == (len(pack(answer("out", text))),) * 2
+    assert await store.log_size("none", 4) == (0, 0)
 
 
 async def test_large_requests_come_back_as_they_were(store: Store) -> None:

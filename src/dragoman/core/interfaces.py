@@ -4,7 +4,7 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NoReturn, Protocol
 
 from msgspec import Struct
@@ -62,7 +62,8 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     the id it is stored under: an engine that names its answer and the items so saves the store an
     index of them. `headers` are those of its request that may travel on, where an upstream is
     spoken to over the caller's wire. `size` is that of the request's body in bytes, where it is so
-    large that it is worked on in a thread.
+    large that it is worked on in a thread. `count` is told of many bytes that are held for the
+    answer; it raises FaultError where there is no room for them.
     """
 
     tenant: str = ""
@@ -75,6 +76,7 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     response: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     size: int = 0
+    count: Callable[[int], None] | None = None
     bearer: bool = True
 
 

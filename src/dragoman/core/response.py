@@ -25,10 +25,11 @@ CONSTRAINT_FIELDS = (
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "grammar",
     "guided_json",
     "structured_outputs",
 )
-"""Fields beyond the protocols that constrain the whole answer."""
+"""Fields beyond the protocols that constrain the whole answer: of vLLM, and of llama.cpp."""
 _CONSTRAINTS = frozenset(CONSTRAINT_FIELDS)
 
 

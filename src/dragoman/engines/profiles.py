@@ -156,7 +156,7 @@ PROFILES: tuple[Profile, ...] = (
             _MAX_TOKENS,
             repetition_penalty="repeat_penalty",
             shown_controls="preserved_tokens",
-            drop=frozenset(CONSTRAINT_FIELDS),  # which it ignores; `grammar` it knows
+            drop=frozenset(CONSTRAINT_FIELDS) - {"grammar"},  # which it ignores
         ),
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
         only_streams=True,
@@ -171,6 +171,8 @@ PROFILES: tuple[Profile, ...] = (
 )
 
 BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}
+ALONE = BY_NAME["anthropic"]
+"""What a server is taken for that speaks neither Chat nor Responses, but this one's protocol."""
 
 
 def by_url(base_url: str) -> Profile | None:

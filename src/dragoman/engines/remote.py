@@ -33,7 +33,7 @@ from dragoman.core.request import Completion, Request, completion_request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import TextToolCallTurn
-from dragoman.net.client import CODINGS, Client, Exchange, HeaderFields, content_decoder
+from dragoman.net.client import CODINGS, Client, Exchange, content_decoder
 from dragoman.net.client import Decoder as ContentDecoder
 from dragoman.net.connection import Connection, Limits, Timeouts
 from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError, TooLargeError
@@ -103,6 +103,8 @@ PIECE = 32 * 1024
 """How many bytes of an answer are decoded in one turn of the event loop."""
 LARGE = 128 * 1024
 """How many bytes without an event are decoded in a thread, and their values counted."""
+FRAMING = 300
+"""About how many bytes of an event are not kept: what names it, and the answer."""
 MAX_VALUES = 3_000_000
 """How many values one JSON value of an answer may have in it."""
 _EXPLAINED = (NetTimeoutError, TooLargeError)
@@ -151,6 +153,7 @@ class UpstreamAnswer(Struct, eq=False):
     _divided: bool = False  # there is more of what was read
     _silent: int = 0  # bytes since the last event, as far as was looked; a few may be before it
     _values: int = 0  # in them, at the most
+    _kept: int = 0  # bytes that are kept of the answer, about, and that nobody was told of
     _ready: tuple[list[Event], bool] | None = None  # decoded apart, and whether it is the end
     _late: list[Event] = []  # what came in TAIL
     _paused: bool = False
@@ -258,9 +261,10 @@ class UpstreamAnswer(Struct, eq=False):
             return ready
         most, limit = self._remote.unseen, self._remote.answer_limit
         room = self._room = self._room or Room(limit)
-        if (left := self._unseen + len(data)) >= 0:
-            room.left -= most - left
-            self._silent += most - left
+        left = self._unseen + len(data)
+        unseen = most - left if left >= 0 else 0
+        room.left -= unseen
+        self._silent += unseen
         if self._content is not None or self._divided or len(data) > PIECE:
             data, over = self._piece(data)
         room.left -= len(data)
@@ -270,6 +274,11 @@ class UpstreamAnswer(Struct, eq=False):
             self._wait_for(self._decode_apart, self._state, data, over)
             return None
         events = decoder.feed(data) if data else []
+        if (kept := len(data) - FRAMING * len(events)) > 0:  # and of what was not seen, alike
+            self._kept += kept + unseen * kept // len(data)
+            if self._kept > LARGE and self._request.caller.count is not None:
+                self._request.caller.count(self._kept)
+                self._kept = 0
         if events:
             self._silent = self._values = 0
         elif not over:
@@ -565,7 +574,7 @@ class Remote:
             return None
         asked = await asyncio.to_thread(self._counted, wire, request)
         url, headers = upstream.url + wire.count_path, upstream.headers(caller)
-        headers = (*headers, *_own_headers(wire, caller))
+        headers = (*headers, *upstream.own_headers(wire, caller))
         answer = asked and await question(
             upstream.client, "POST", url, headers, asked, patience=LISTING
         )
@@ -661,7 +670,7 @@ class Remote:
             ):
                 lowered = replace(lowered, restore=with_summary(request, lowered.restore))
             if wire.upstream_headers or caller.headers:
-                headers = (*headers, *_own_headers(wire, caller))
+                headers = (*headers, *upstream.own_headers(wire, caller))
             id, at = caller.response or new_id(), int(time.time())
             if raw or profile.markup is None:
                 think = None if raw else profile.think
@@ -689,12 +698,3 @@ class Remote:
                 default_guarantee(request),
             )
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))
-
-
-def _own_headers(wire: Wire, caller: Caller) -> HeaderFields:
-    """What goes with a request on this wire alone."""
-    headers = dict(wire.upstream_headers)
-    if caller.wire == wire.name:
-        given = dict(caller.headers)
-        headers |= {name: given[name] for name in wire.request_headers if name in given}
-    return tuple(headers.items())

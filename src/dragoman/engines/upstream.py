@@ -33,9 +33,10 @@ from dragoman.net.errors import (
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
+from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
 
-from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
+from .profiles import ALONE, BY_NAME, GENERIC, Profile, by_answers, by_url
 
 _log = logging.getLogger("dragoman")
 
@@ -324,23 +325,23 @@ class Upstream:
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
             if profile is None and reply.status in _ABSENT:
-                profile = await self._only_messages(headers)
+                profile = await self._alone(headers)
         self._recognise(profile)
         self.wires = (profile and profile.wires) or tuple(wires)
         self.senses = senses(entries(listing.value))
 
-    async def _only_messages(self, headers: HeaderFields) -> Profile | None:
-        """The profile of a server that speaks Messages and no Chat."""
+    async def _alone(self, headers: HeaderFields) -> Profile | None:
+        """The profile of a server that speaks its own protocol and no Chat."""
         chat = await question(
             self.client, "POST", self.url + WIRES["chat"].path, headers, content=b"{}"
         )
         if chat.status not in _ABSENT:
             return None
-        wire = WIRES["messages"]
+        wire = WIRES[ALONE.wires[0]]
         headers = (*headers, *wire.upstream_headers)
         reply = await question(self.client, "POST", self.url + wire.path, headers, content=b"{}")
         speaks = reply.status in (400, 401, 403, 422) and isinstance(reply.value, dict)
-        return BY_NAME["anthropic"] if speaks and reply.value.get("type") == "error" else None
+        return ALONE if speaks and reply.value.get("type") == "error" else None
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
@@ -389,6 +390,15 @@ class Upstream:
         if senses is None:
             return self.profile.limits
         return replace(self.profile.limits, images="image" in senses, audio="audio" in senses)
+
+    @staticmethod
+    def own_headers(wire: Wire, caller: Caller) -> HeaderFields:
+        """What goes with a request on this wire alone."""
+        headers = dict(wire.upstream_headers)
+        if caller.wire == wire.name:
+            given = dict(caller.headers)
+            headers |= {name: given[name] for name in wire.request_headers if name in given}
+        return tuple(headers.items())
 
     def headers(self, caller: Caller) -> HeaderFields:
         """What goes with every request. Raises FaultError for a client's key no header takes."""

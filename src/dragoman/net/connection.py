@@ -262,11 +262,10 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._refuse(error)
         if self._state == _BODY:
-            now = self._loop.time()
             if state == _BODY:
-                self._deadline = now + self._idle
+                self._deadline = self._loop.time() + self._idle
             else:
-                self._by = now + self._total
+                self._by = self._loop.time() + self._total
                 self._allow(min(self._idle, self._total))
         if self.parts or self._state != state:
             self._overhead = 0

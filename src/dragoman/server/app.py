@@ -134,6 +134,7 @@ class App:
                         return None
                 caller = self._caller(exchange)
                 exchange.tenant = caller.tenant
+                exchange.budget = self.budget
             if b"upgrade" in headers and exchange.header(b"upgrade").lower() == "websocket":
                 raise FaultError(NO_WEBSOCKET)
             handler = self._router.handlers.get((exchange.method, path))

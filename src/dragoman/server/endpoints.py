@@ -85,7 +85,7 @@ class Endpoints:
         asked = await service.read(exchange, caller, wire.decode_request)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            request = await self._whole(asked, caller)
+            request = await self._whole(asked, exchange)
             async with service.gate.place(caller.tenant):
                 asking = replace(caller, wire=wire.name)
                 tokens, exact = await count(service.engine, request, asking)
@@ -98,17 +98,19 @@ class Endpoints:
         asked = await service.read(exchange, caller, RESPONSES.decode_request)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            request = await self._whole(asked, caller)
+            request = await self._whole(asked, exchange)
             async with service.gate.place(caller.tenant):
                 summary, usage = await summarise(service.engine, request, caller)
         id = new_id()
         item = Compaction(encode_summary(summary), f"cmp_{id}")
         exchange.reply(200, encode_compaction(id, now(), item, usage))
 
-    async def _whole(self, request: Request, caller: Caller) -> Request:
+    async def _whole(self, request: Request, exchange: Exchange) -> Request:
         """The request with all that it builds on. Raises FaultError when something is not there."""
         memory = self._service.memory
         if memory is None:
             return without_store(request)[0]
         most = self._service.settings.body_limit
-        return (await understand(request, memory.store, caller.tenant, most=most)).whole
+        tenant, count = exchange.tenant, exchange.count
+        asked = await understand(request, memory.store, tenant, most=most, count=count)
+        return asked.whole

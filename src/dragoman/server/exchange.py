@@ -37,8 +37,22 @@ class Held(Protocol):
         """They are so many from now on. Raises FaultError where there is no room for more."""
         ...
 
+    def add(self, more: int) -> None:
+        """They are so many more, or fewer. Raises FaultError where there is no room for more."""
+        ...
+
     def close(self) -> None:
         """They are not held any more."""
+        ...
+
+
+class Budget(Protocol):
+    """What all that is held counts in; one tenant's `share` of it."""
+
+    share: int
+
+    def hold(self, tenant: str) -> Held:
+        """Bytes of this tenant; none as yet."""
         ...
 
 
@@ -75,15 +89,18 @@ class Exchange:
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
     the answer, 0 until it is sent. `marks` are headers of the answer, beside `MARKS`. `whole` is
     the body of the request where all of it came before the handler was called, until it is taken;
-    else it is to be read. `hold` is what that holds of the memory, until the answer has it. `entry`
-    is its line in the request log, if there is one. `passed` are headers of the request that may
-    travel to an upstream. `tenant` is whose request it is.
+    else it is to be read. `hold` is what that, and what is read from the store for it, hold of the
+    `budget`, until the answer has it; what is written is `counted` if it is in that. `entry` is its
+    line in the request log, if there is one. `passed` are headers of the request that may travel to
+    an upstream. `tenant` is whose request it is.
     """
 
     status = 0
     tenant = ""
     whole: bytes | None = None
     hold: Held | None = None
+    counted = False
+    budget: Budget | None = None
     entry: Entry | None = None
     passed: tuple[tuple[str, str], ...] = ()
     keep_alive = True
@@ -156,6 +173,22 @@ class Exchange:
         """A header of the request, by its name in lower case; the empty string if not there."""
         value = self.headers.get(name)
         return value.decode("latin-1") if value else ""
+
+    @property
+    def room(self) -> int:
+        """How many bytes more `count` takes at the most, where nobody else holds any."""
+        if self.budget is None:
+            raise RuntimeError("nobody has said what there is room for")
+        return self.budget.share - (self.hold.size if self.hold is not None else 0)
+
+    def count(self, more: int) -> None:
+        """Hold so many bytes more, or fewer, until the answer was given. Raises FaultError where
+        there is no room for more."""
+        if self.hold is None:
+            if self.budget is None:
+                raise RuntimeError("nobody has said what there is room for")
+            self.hold = self.budget.hold(self.tenant)
+        self.hold.add(more)
 
     def open(self, status: int, headers: Headers) -> None:
         """Send the status and the headers; the body follows, and may take long: no headers are held

@@ -131,12 +131,15 @@ class HTTPExchange(Exchange):
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
         if self._head:
             body, self._head = self._head + body, b""
-        if len(body) > HIGH_WATER_LIMIT:
+        large = len(body) > HIGH_WATER_LIMIT and not self.counted
+        if large:
             connection.hold(self.tenant, len(body))
         if body:
             connection.transport.write(body)
         if not more:
             connection.complete(self)
+        elif large and not connection.flow.write_paused:  # it was read at once
+            connection._release()
         return connection.flow.write_paused
 
 
@@ -287,8 +290,7 @@ class HTTPProtocol(HttpToolsProtocol):
         """Count what is about to be written, until it is read. Raises FaultError for no room."""
         budget: Budget = cast(Any, self.app).budget
         hold = self._hold = self._hold or budget.hold(tenant)
-        unread = hold.size if self.flow.write_paused else 0
-        hold.resize(min(unread + size, budget.share))
+        hold.resize(min(size + (hold.size if self.flow.write_paused else 0), budget.share))
 
     def _release(self) -> None:
         if self._hold is not None:
@@ -550,8 +552,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER, self.transport.close)
 
     def _head_size(self) -> int:
-        fields = sum(map(len, chain.from_iterable(self.headers)))
-        return len(self.url) + fields + 4 * len(self.headers)
+        parts = (self.url, *chain.from_iterable(self.headers))
+        return sum(map(len, parts)) + 4 * len(self.headers)
 
     def _find_too_large(self) -> None:
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."

@@ -193,6 +193,10 @@ class Hold:
         self._budget.take(self._tenant, size - self.size)
         self.size = size
 
+    def add(self, more: int) -> None:
+        """Hold so many more, or fewer. Raises FaultError as `resize` does."""
+        self.resize(self.size + more)
+
     def close(self) -> None:
         """Hold nothing any more."""
         self.resize(0)

@@ -12,15 +12,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemDone, PartDone, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
+from dragoman.core.item import Message, Text, Token
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
@@ -45,7 +46,8 @@ LAST_EVENT = 5.0
 """Seconds a stopped answer has to be stored; then the client gets its end all the same."""
 
 MANY_TOKENS = 10_000
-"""Tokens with log-probabilities in an answer, from which on its body is made in a thread."""
+"""Tokens with log-probabilities, in an answer, or with their alternatives in a batch of its events,
+from which on that is encoded in a thread."""
 WAITING = sse.comment("waiting")
 """The heartbeat of a stream that has no event yet."""
 
@@ -77,6 +79,8 @@ class Service(Struct, frozen=True):
     ) -> T:
         """What the body of a request asks for; a client that disconnects meanwhile ends that.
         Raises FaultError."""
+        if exchange.hold is not None:
+            exchange.hold.close()  # of what was read to see whether it is there
         hold = self.budget.hold(caller.tenant)
         body = await read_body(exchange, self.settings, self.roster, hold)
         with Watch(self.roster, exchange):
@@ -107,9 +111,6 @@ class Service(Struct, frozen=True):
             watch.limit(self.settings.deadline)
             if not isinstance(plan, Plan):
                 plan = await plan
-                if plan.size > SMALL and exchange is not None:
-                    hold = exchange.hold = exchange.hold or self.budget.hold(caller.tenant)
-                    hold.resize(hold.size + plan.size)
             if not plan.background:
                 await self.gate.enter(caller.tenant)
         return plan
@@ -136,6 +137,9 @@ class Responder(ABC):
     _paused = False
     _stopping: Fault | None = None
     _deadline = math.inf
+    batches: list[list[Event]] | None = None  # that wait for one to be encoded in a thread
+    made: Any = None  # of that
+    _encoding: asyncio.Task[None] | None = None
 
     def __init__(
         self, service: Service, exchange: Exchange, caller: Caller, plan: Plan, wire: Wire
@@ -153,7 +157,9 @@ class Responder(ABC):
         was started with this sink already."""
         if handle is None:
             plan, source = self.plan, start if self._run is None else self._run.start
-            caller = replace(self.caller, wire=self.wire.name, stored=plan.run is not None)
+            caller = replace(
+                self.caller, wire=self.wire.name, stored=plan.run is not None, count=self.count
+            )
             try:
                 handle = source(engine or self.service.engine, plan.request, caller, self)
             except BaseException:
@@ -161,13 +167,20 @@ class Responder(ABC):
                 raise
             self._gated = True
         self._handle = handle
-        self._hold, self.exchange.hold = self.exchange.hold, None
+        if self.exchange.hold is not None:
+            self._hold, self.exchange.hold = self.exchange.hold, None
         self.service.roster.works.add(self)
         if self.listens:
             self.exchange.listen(self)
         if (seconds := self.service.settings.deadline) is not None:
             self._deadline = asyncio.get_running_loop().time() + seconds
             self.schedule()
+
+    def count(self, more: int) -> None:
+        """Hold so many bytes more, until the answer is over. Raises FaultError for no room."""
+        if self._handle is not None:
+            self._hold = self._hold or self.service.budget.hold(self.caller.tenant)
+            self._hold.add(more)
 
     @abstractmethod
     def receive(self, events: list[Event]) -> None:
@@ -263,13 +276,52 @@ class Responder(ABC):
     def fail(self, fault: Fault) -> None:
         """Send the client why the answer ends here."""
 
+    def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> bool:
+        """Whether a batch is encoded in a thread, because others would have to wait for it. It is
+        received again with what was `made` of it, and after it the `batches` that came since."""
+        if sum(map(_tokens, events)) <= MANY_TOKENS:
+            return False
+        self.batches = []
+        self._encoding = asyncio.ensure_future(self._encode_batch(make, events))
+        return True
+
+    async def _encode_batch(
+        self, make: Callable[[list[Event]], object], events: list[Event]
+    ) -> None:
+        try:
+            self.made = await asyncio.to_thread(make, events)
+        except Exception as error:
+            self.batches = None
+            self.broken(error)
+            return
+        batches, self.batches = self.batches or [], None
+        for batch in (events, *batches):
+            self.receive(batch)
+        self.schedule()
+
+
+def _tokens(event: Event) -> int:
+    """How many tokens with log-probabilities are in an event, with their alternatives."""
+    tokens: tuple[Token, ...] = ()
+    match event:
+        case Delta():
+            tokens = event.tokens
+        case PartDone(part=Text() as part):
+            tokens = part.tokens
+        case ItemDone(item=Message() as message):
+            return sum([_count(part.tokens) for part in message.content if type(part) is Text])
+    return _count(tokens)
+
+
+def _count(tokens: tuple[Token, ...]) -> int:
+    return sum([1 + len(token.top) for token in tokens])
+
 
 class Unary(Responder):
     """An answer in one body."""
 
     _fold: Fold | None = None
     _body: bytes | None = None  # made in a thread
-    _encoding: asyncio.Task[None] | None = None
 
     def receive(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
@@ -356,9 +408,12 @@ class Stream(Responder):
         """Encode a batch, and write it."""
         if self._handle is None:
             return
+        if self.batches is not None:
+            self.batches.append(events)
+            return
         exchange, encoder, last = self.exchange, self._encoder, events[-1]
         try:
-            if not self._begun:
+            if not self._begun and self.made is None:
                 first = events[0]
                 if isinstance(first, Failed) and not exchange.status:
                     self.refuse(first.fault)
@@ -370,8 +425,12 @@ class Stream(Responder):
                         exchange.write(comment, more=True)
                     self._losses += first.losses
                     self._guarantee = first.guarantee or self._guarantee
-            if isinstance(last, Finished) and (comment := self._late(last)):
-                data = encoder.feed(events[:-1]) + comment + encoder.feed((last,))
+            if self.made is not None:
+                data, self.made = self.made, None
+            elif self._hold is not None and self.apart(self._encoded, events):
+                return  # only what is much is held
+            elif isinstance(last, Finished):
+                data = self._encoded(events)
             else:
                 data = encoder.feed(events)
             self._begun = True
@@ -405,13 +464,20 @@ class Stream(Responder):
         """Send the end, as a plain answer while that is possible."""
         if fault is GONE:
             self.exchange.end()
-        elif fault.code == "stalled":  # nobody would read why
-            self.exchange.abort()
+        elif fault.code == "stalled" or self.batches is not None:
+            self.exchange.abort()  # nobody would read why, or the encoder is in a thread
         elif self.exchange.status or self._begun:
             end = end_for(fault)
             self._end(self._encoder.feed((end,)), end)
         else:
             self.refuse(fault)
+
+    def _encoded(self, events: list[Event]) -> bytes:
+        """A batch as the client gets it."""
+        encoder, last = self._encoder, events[-1]
+        if isinstance(last, Finished) and (comment := self._late(last)):
+            return encoder.feed(events[:-1]) + comment + encoder.feed((last,))
+        return encoder.feed(events)
 
     def _open(self) -> None:
         """Send the head."""
@@ -448,6 +514,8 @@ class Stream(Responder):
 
     def due(self) -> float:
         """When a heartbeat is due, or the client is to be disconnected."""
+        if self.batches is not None:
+            return math.inf
         settings = self.service.settings
         if self.exchange.full:
             return self._since + settings.stall
@@ -507,7 +575,8 @@ class Answers:
         return partial(self._answer, wire)
 
     def replay(self, record: Record, first: int, exchange: Exchange, caller: Caller) -> None:
-        """Send the events of a stored response, from the frame with this number on."""
+        """Send the events of a stored response, from the frame with this number on. Of one that
+        has ended, all that is held for it is counted."""
         if self._service.memory is None:
             raise RuntimeError("only a server with a store has stored responses")
         plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
@@ -541,7 +610,7 @@ class Answers:
         if memory is None:
             plan: Plan | Awaitable[Plan] = unstored(request)
         else:
-            plan = memory.plan(wire.name, request, caller)
+            plan = memory.plan(wire.name, request, caller, None, exchange.count)
         gate = self._service.gate
         if isinstance(plan, Plan) and not plan.background and gate.enter_at_once(caller.tenant):
             kind: type[Responder] = Stream if plan.request.stream else Unary
@@ -579,13 +648,14 @@ class Answers:
         """Carry out a run in the background, of which it is the turn; without a request, what the
         record of the run asked for."""
         service, record, entry = self._service, run.record, None
+        hold = run.hold = run.hold or service.budget.hold(record.tenant)
         if service.log is not None:
             entry = Entry(service.log, record.request.model, "", None, caller.tenant, caller.key)
         try:
             if request is None and service.memory is not None:
                 request_id.set(record.id)  # the task of another request has found it
-                request = await service.memory.reread(record)
-            caller = replace(caller, wire=record.wire, stored=True)
+                request = await service.memory.reread(record, hold.add)
+            caller = replace(caller, wire=record.wire, stored=True, count=hold.add)
             if request is not None:
                 run.start(service.engine, request, caller, None)
             await run.finished()

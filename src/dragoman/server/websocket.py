@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from dragoman.core.response import default_guarantee
 from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.serialize import pack
 from dragoman.wire import error, json
 from dragoman.wire.json import Limits
 from dragoman.wire.responses import RESPONSES
@@ -126,8 +127,9 @@ TOO_OLD = Fault(
 
 
 class Waiting(Struct):
-    """What a frame asks for, until that is answered; a large frame holds its bytes. `entry` is its
-    line in the request log, if there is one, and `status` what HTTP would have answered."""
+    """What a frame asks for, until that is answered; a large frame holds its bytes, and so does
+    what is `found` for it. `entry` is its line in the request log, if there is one, and `status`
+    what HTTP would have answered."""
 
     frame: Frame
     request: Request
@@ -135,6 +137,7 @@ class Waiting(Struct):
     hold: Hold | None = None
     entry: Entry | None = None
     status: int = 0
+    found: Hold | None = None
 
 
 class Turn(Responder):
@@ -159,13 +162,21 @@ class Turn(Responder):
         """Send a frame for each event."""
         if self._handle is None:
             return
+        if self.batches is not None:
+            self.batches.append(events)
+            return
         first, last = events[0], events[-1]
         try:
             if not self._asked.status and isinstance(first, Failed):
                 self.fail(first.fault)
                 self.leave()
                 return
-            frames = self._encoder.frames(events)
+            if self.made is not None:
+                frames, self.made = self.made, None
+            elif self._hold is not None and self.apart(self._encoder.frames, events):
+                return
+            else:
+                frames = self._encoder.frames(events)
             # A turn has no headers but in its first event, and once more in its last.
             if isinstance(first, Started):
                 self._report(frames, 0, first)
@@ -236,6 +247,8 @@ class Connection:
         self._runs = runs
         self._room = room
         self._recent: dict[str, Record] = {}
+        self._sizes: dict[str, int] = {}
+        self._remembered = 0  # bytes of those together
         self._kept = service.budget.hold(caller.tenant)  # for those
         self._lanes: dict[str | None, deque[Waiting]] = {}
         self._waiting = 0  # bytes of small frames that wait or are answered
@@ -377,8 +390,10 @@ class Connection:
                 try:
                     if not await self._answer(turn) and previous is not None:
                         # What a failed turn went on from must not be gone on from again.
-                        self._recent.pop(bare(previous), None)
+                        self._forget(bare(previous))
                 finally:
+                    if turn.found is not None:
+                        turn.found.close()
                     if turn.entry is not None:
                         self._log(turn)
                     if turn.hold is None:
@@ -393,13 +408,18 @@ class Connection:
         service, caller = self.service, self.caller
         if asked.hold is not None:
             caller = replace(caller, size=asked.size)
+
+        def count(more: int) -> None:
+            asked.found = asked.found or service.budget.hold(caller.tenant)
+            asked.found.add(more)
+
         try:
             memory, request = service.memory, asked.request
             plan: Plan | Awaitable[Plan]
             if memory is not None and request.store is not False:
-                plan = memory.plan(RESPONSES.name, request, caller, self._recent)
+                plan = memory.plan(RESPONSES.name, request, caller, self._recent, count)
             else:
-                plan = self._remembered(request, asked.size)
+                plan = self._whole(request, asked.size, count)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once(caller.tenant):
                 plan = await service.admit(plan, caller)
             turn = Turn(self, asked, plan, caller)
@@ -415,12 +435,13 @@ class Connection:
             turn.stop(GONE)
         return not turn.failed
 
-    async def _remembered(self, request: Request, size: int) -> Plan:
+    async def _whole(self, request: Request, size: int, count: Callable[[int], None]) -> Plan:
         """The plan of a turn that only the connection remembers. Raises FaultError for one that is
         larger, with all it goes on from, than a body may be."""
         id, tenant = new_id(), self.caller.tenant
-        limit = self.service.settings.body_limit
-        asked = await understand(request, self._runs.store, tenant, most=limit, recent=self._recent)
+        limit, recent = self.service.settings.body_limit, self._recent
+        store = self._runs.store
+        asked = await understand(request, store, tenant, most=limit, recent=recent, count=count)
         size += asked.size
         if size > limit:
             raise FaultError(too_large(limit))
@@ -444,16 +465,22 @@ class Connection:
         together, they may be as large as a body."""
         recent, limit = self._recent, self.service.settings.body_limit
         recent[record.id] = record
+        size = self._sizes[record.id] = record.size + len(pack(record.response))
+        self._remembered += size
         while recent:
-            size = sum([each.size for each in recent.values()])
+            size = self._remembered
             if len(recent) <= MOST and (size <= limit or len(recent) == 1):
                 with suppress(FaultError):
                     self._kept.resize(size if size > SMALL else 0)
                     break
-            del recent[next(iter(recent))]
+            self._forget(next(iter(recent)))
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
+
+    def _forget(self, id: str) -> None:
+        if self._recent.pop(id, None) is not None:
+            self._remembered -= self._sizes.pop(id)
 
     # ---- frames --------------------------------------------------------------------------
 

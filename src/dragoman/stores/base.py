@@ -128,16 +128,36 @@ class TooMuchError(Exception):
 
 
 class Room(Struct):
-    """How many bytes may still be read, of `most` in all."""
+    """How many bytes may still be read, of `most` in all. `count` is told of many before they are
+    read, and of their end; it may refuse them. So many are `held`."""
 
     most: int = 2**62
     left: int = 2**62
+    count: Callable[[int], None] | None = None
+    held: int = 0
 
     def take(self, size: int) -> None:
-        """Read so many. Raises TooMuchError where that is too much."""
+        """Have so many. Raises TooMuchError where that is too much."""
         self.left -= size
         if self.left < 0:
             raise TooMuchError
+
+    def read(self, size: int) -> None:
+        """Be about to read so many. Raises TooMuchError, and what `count` raises."""
+        self.take(size)
+        self.hold(size)
+
+    def hold(self, size: int) -> None:
+        """Hold so many more, or fewer."""
+        if self.count is not None and abs(size) > AT_ONCE:
+            self.count(size)
+            self.held += size
+
+
+AT_ONCE = 64 * 1024
+"""Bytes that are read without being counted before."""
+APART = 256 * 1024
+"""Bytes that are packed and unpacked in a thread."""
 
 
 # ---- values --------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from asyncpg import Connection
 from .base import PATIENCE, Breaker, PubSub, StoreError, slowness
 from .retention import Retention
 from .schema import POSTGRES
-from .sql import Store, read_secret
-from .statements import Insert, Row, Steps, bound
+from .sql import Store
+from .statements import Insert, Row, Steps, bound, read_secret
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ from dragoman.core.item import Annotation, Item
 from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
 
-from .base import Conversation, Record, Room, RunStatus, StoreError, input_id
+from .base import Conversation, LogSegment, Record, Room, RunStatus, StoreError, input_id
 
 LARGE = 1_024
 """Bytes of a whole record, of its tools, or characters of its instructions: below it nothing is
@@ -55,9 +54,6 @@ class _Body(Struct, array_like=True, omit_defaults=True):
     tools: bytes | None = None
     instructions: bytes | None = None
     blocks: tuple[bytes, ...] = ()
-
-
-_place = attrgetter("index", "part_index", "kind")
 
 
 class _Deltas(Struct, omit_defaults=True, tag="deltas"):
@@ -120,8 +116,8 @@ def pack_events(events: Iterable[Event]) -> bytes:
     place = None
     for event in events:
         if type(event) is Delta and not event.tokens and event.kind != "annotation":
-            if run is None or place != _place(event):
-                place = _place(event)
+            if run is None or place != (event.index, event.part_index, event.kind):
+                place = (event.index, event.part_index, event.kind)
                 run = _Deltas(*place, [])
                 packed.append(run)
             run.data.append(event.data)
@@ -176,9 +172,8 @@ def pack_record(record: Record) -> tuple[bytes, list[Part]]:
 def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
     """The record of a row: its id, tenant, wire, time and predecessor, its bytes, its metadata,
     the digests of its parts, its response, and the owner, lease and wish for the end of its run."""
-    id, tenant, wire, created_at, previous, data, metadata, _, packed, owner, lease, cancelling = (
-        row
-    )
+    id, tenant, wire, created_at, previous, data, metadata, _, packed = row[:9]
+    owner, lease, cancelling = row[9:12]
     response = None if packed is None else unpack(packed, Response)
     whole = data[:1] != _RECORD  # a version packed records whole, items with the ids we derive
     body: Any = unpack(data, Record) if whole else unpack(data[1:], _Body)
@@ -291,3 +286,29 @@ def _joined(packed: Sequence[bytes]) -> bytes | None:
         return None
     header = b"\xdc" + len(packed).to_bytes(2, "big")
     return _MSGPACK + header + b"".join(data[1:] for data in packed)
+
+
+# ---- rows ----------------------------------------------------------------------------------
+
+
+PARTS = 7
+"""The column of a response's row that holds the digests of its parts."""
+
+
+def unpack_records(rows: Sequence[Sequence[Any]], parts: Parts) -> list[Record]:
+    """The records of rows, but for those whose parts are gone."""
+    return [
+        unpack_record(row, parts)
+        for row in rows
+        if not row[PARTS] or parts.have(digests(row[PARTS]))
+    ]
+
+
+def unpack_items(rows: Sequence[Sequence[Any]]) -> tuple[Item, ...]:
+    """The items of rows."""
+    return tuple([unpack(data, Item) for (data,) in rows])
+
+
+def unpack_segments(rows: Sequence[Sequence[Any]]) -> tuple[LogSegment, ...]:
+    """The segments of rows: the place of each, and its events."""
+    return tuple([LogSegment(place, unpack_events(data)) for place, data in rows])

@@ -18,7 +18,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from secrets import token_bytes
 from typing import ClassVar, TypeVar
 
 from msgspec.structs import replace
@@ -29,6 +28,8 @@ from dragoman.core.response import Response
 
 from . import retention
 from .base import (
+    APART,
+    AT_ONCE,
     RUNNING,
     ConflictError,
     Conversation,
@@ -45,10 +46,10 @@ from .base import (
     call_digests,
     index_key,
     slowness,
-    tenant_name,
 )
 from .retention import SWEPT, Retention
 from .serialize import (
+    PARTS,
     Parts,
     digests,
     model_of,
@@ -56,10 +57,31 @@ from .serialize import (
     pack_events,
     pack_record,
     unpack,
-    unpack_events,
-    unpack_record,
+    unpack_items,
+    unpack_records,
+    unpack_segments,
 )
-from .statements import Insert, Row, Steps, Values, bound, chunks, clean, places
+from .statements import (
+    DATA,
+    FITTING,
+    HELD,
+    LENGTH,
+    LIVE,
+    RECORD,
+    RESPONSE_DATA,
+    SIZE,
+    Insert,
+    Row,
+    Steps,
+    Values,
+    add_to,
+    append,
+    bound,
+    chunks,
+    clean,
+    extend,
+    places,
+)
 
 T = TypeVar("T")
 SWEEPING = 12.0
@@ -79,43 +101,13 @@ _INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_
 _CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
     ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
 
-_RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
-    coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
-_PARTS = 7  # the column of _RECORD that holds the digests
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
-_LENGTH = """coalesce((SELECT first + length FROM segments s WHERE s.seq = u.seq
-    ORDER BY first DESC LIMIT 1), 0)"""
-_LIVE = "FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"
-_APPEND = f"""INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
-    {_LIVE} AND $2 = {_LENGTH} FOR UPDATE OF u RETURNING first"""
-"""Adds nothing where the run has ended, and where the segment does not follow the log's end."""
 _END = """DELETE FROM runs WHERE seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq,
     (SELECT tenant FROM responses r WHERE r.seq = runs.seq), conversation"""
-_EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES ($1, $2, $3, $4)
-    ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
-_HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
-"""Locks the conversation, so that two servers do not give items the same place."""
 _FILLED = "SELECT count(*), coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
 _OURS = "EXISTS (SELECT 1 FROM conversations WHERE conversations.id = $1 AND tenant = $3)"
 _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
-
-_TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"
-
-
-def read_secret(new: bytes | None = None) -> Steps[bytes]:
-    """The secret of a store. Where there is none it becomes `new`, or is made; the tenants of an
-    earlier version, which were digests without a key, then get their names."""
-    rows = yield "SELECT tenants FROM secrets", ()
-    if rows:
-        return bytes(rows[0][0])
-    secret = new or token_bytes(32)
-    yield "INSERT INTO secrets (tenants) VALUES ($1)", (secret,)
-    for (digest,) in (yield _TENANTS, ()):
-        for table in ("responses", "conversations", "item_index", "calls"):
-            statement = f"UPDATE {table} SET tenant = $1 WHERE tenant = $2"
-            yield statement, (tenant_name(secret, digest), digest)
-    return secret
 
 
 class Store(ABC):
@@ -140,6 +132,7 @@ class Store(ABC):
         self._retention = kept or Retention()
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
+        self._unpacking = asyncio.Lock()
 
     @property
     def secret(self) -> bytes:
@@ -209,7 +202,7 @@ class Store(ABC):
         self._added += 1
         steps = None
         if items or messages:
-            steps = partial(_add_to, record.tenant, record.conversation, items, messages)
+            steps = partial(add_to, record.tenant, record.conversation, items, messages)
         if record.size:
             return self._transact_large(record, [], steps)
         return self._transact(_inserts(record), steps)
@@ -217,7 +210,7 @@ class Store(ABC):
     async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
         so is one for a run that has ended or is not known."""
-        if not await self._transact((), partial(_append, id, segment, pack_events(segment.events))):
+        if not await self._transact((), partial(append, id, segment, pack_events(segment.events))):
             raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -239,7 +232,7 @@ class Store(ABC):
         keys, calls = _index_keys(others), call_digests(response)
 
         def steps() -> Steps[bool]:
-            if segment is not None and not (yield from _append(id, segment, events)):
+            if segment is not None and not (yield from append(id, segment, events)):
                 return False
             live = yield _END, (id,)
             if not live:
@@ -249,16 +242,16 @@ class Store(ABC):
             for statement, found in ((_INDEX, keys), (_CALL, calls)):
                 for key in found:
                     yield statement, (id, tenant, key)
-            yield from _add_to(tenant, conversation, items, messages)
+            yield from add_to(tenant, conversation, items, messages)
             return True
 
         ending = asyncio.ensure_future(self._transact((), steps))
         ending.add_done_callback(lambda _: self._pubsub.publish_soon(id))
         return ending
 
-    async def get(self, tenant: str, id: str) -> Record | None:
+    async def get(self, tenant: str, id: str, room: Room | None = None) -> Record | None:
         """A response."""
-        found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant)
+        found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant, room=room)
         return found[0] if found else None
 
     async def chain(self, tenant: str, id: str, room: Room | None = None) -> tuple[Record, ...]:
@@ -272,35 +265,48 @@ class Store(ABC):
                 SELECT p.seq, p.previous, chain.depth + 1 FROM chain
                 JOIN responses p ON p.id = chain.previous AND p.tenant = $2
             ), size (bytes) AS (
-                SELECT sum(length(r.record) + coalesce(length(r.response), length(e.response), 0))
+                SELECT coalesce(sum({SIZE}), 0)
                 FROM chain JOIN responses r ON r.seq = chain.seq {_ENDS}
             )
-            {_RECORD}, size.bytes FROM chain JOIN responses r ON r.seq = chain.seq {_JOINED}
-            JOIN size ON size.bytes <= $3 OR chain.depth = 0 ORDER BY chain.depth DESC
+            {RECORD}, size.bytes FROM size LEFT JOIN chain ON size.bytes <= $3
+            LEFT JOIN responses r ON r.seq = chain.seq {_JOINED} ORDER BY chain.depth DESC
         """
-        rows = await self._read(statement, id, tenant, room.left)
-        room.take(rows[0][-1] if rows else 0)
+        fits, size = room.left if room.count is None else min(room.left, AT_ONCE), 0
+        while True:
+            rows = await self._read(statement, id, tenant, fits)
+            size, before = rows[0][-1], size
+            room.read(size - before)
+            if size <= fits:
+                break
+            fits = size
+        if rows[0][0] is None:
+            return ()
         records = await self._recorded([row[:-1] for row in rows], room)
         whole = records and len(records) == len(rows) and records[0].previous is None
         return tuple(records) if whole else ()
 
-    async def find_items(self, tenant: str, items: Iterable[str]) -> dict[str | None, Item]:
+    async def find_items(
+        self, tenant: str, items: Iterable[str], room: Room | None = None
+    ) -> dict[str | None, Item]:
         """The items with these ids in the input or output of any response, the first of each."""
-        wanted = dict.fromkeys(items)
-        seqs: dict[int, None] = {}
+        wanted, room = dict.fromkeys(items), room or Room()
+        sizes: dict[int, int] = {}
         for keys in chunks(_index_keys(wanted)):
             listed = places(len(keys), 2)
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
-            statement = f"SELECT r.seq FROM responses r WHERE {where}"
-            seqs |= dict.fromkeys(seq for (seq,) in await self._read(statement, tenant, *keys))
+            statement = f"SELECT r.seq, {SIZE} FROM responses r {_ENDS} WHERE {where}"
+            for seq, size in await self._read(statement, tenant, *keys):
+                sizes[seq] = size
         found: dict[str | None, Item] = {}
-        for some in chunks(sorted(seqs), 8):  # records may be large
+        for some in chunks(sorted(sizes), 1 if max(sizes.values(), default=0) > AT_ONCE else 8):
             where = f"WHERE r.seq IN ({places(len(some))}) ORDER BY r.seq"
-            for record in await self._records(where, *some):
+            each = Room(count=room.count)
+            for record in await self._records(where, *some, room=each):
                 for item in record.items:
                     if item.id in wanted and not isinstance(item, ItemReference):
                         found.setdefault(item.id, item)
+            each.hold(-each.held)  # what is wanted of it is counted by its own size
         return found
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
@@ -320,6 +326,19 @@ class Store(ABC):
                 found[id] = StoredAnswer(model_of(record), unpack(response, Response))
         return tuple(found.values())
 
+    async def log_size(self, id: str, most: int) -> tuple[int, int]:
+        """How many bytes the log of a response has, and `most` segments in a row at the most; 0
+        where there is none."""
+        statement = f"""SELECT coalesce(sum(size), 0), coalesce(max(together), 0) FROM (
+            SELECT length(s.events) AS size,
+                sum(length(s.events)) OVER (ORDER BY s.first ROWS {most - 1} PRECEDING) AS together
+            FROM segments s JOIN responses r ON r.seq = s.seq WHERE r.id = $1) AS sizes"""
+        ((size, together),) = await self._read(statement, id)
+        if not size:
+            whole = "SELECT coalesce(sum(length(response)), 0) FROM responses WHERE id = $1"
+            ((size,),) = await self._read(whole, id)
+        return size, together or size
+
     async def log(self, id: str, first: int = 0, most: int = 2**31) -> tuple[LogSegment, ...]:
         """The log from this index on, in order, `most` segments of it; nothing at its end."""
         statement = """SELECT s.first, s.events FROM segments s
@@ -327,11 +346,14 @@ class Store(ABC):
                 (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
             ORDER BY s.first LIMIT $3"""
         rows = await self._read(statement, id, first, most)
-        log = [LogSegment(place, unpack_events(data)) for place, data in rows]
-        if not log:
+        if rows:
+            log = await self._apart(sum([len(data) for _, data in rows]), unpack_segments, rows)
+        else:
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"
-            for (response,) in await self._read(whole, id):
-                log = [LogSegment(0, tuple(unfold(unpack(response, Response))))]
+            log = ()
+            for (data,) in await self._read(whole, id):
+                response = await self._apart(len(data), unpack, data, Response)
+                log = (LogSegment(0, tuple(unfold(response))),)
         from_here: list[LogSegment] = []
         for segment in log:
             if (skip := max(0, first - segment.first)) < len(segment.events):
@@ -342,12 +364,14 @@ class Store(ABC):
         """Return when the log is longer than this, when the run has ended, or when time is up."""
 
         async def is_over() -> bool:
-            rows = await self._read(f"SELECT {_LENGTH} {_LIVE}", id)
+            rows = await self._read(f"SELECT {LENGTH} {LIVE}", id)
             return not rows or rows[0][0] > length
 
         await self._pubsub.wait(id, is_over, seconds, self.POLL)
 
-    async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> Page[Record]:
+    async def list_responses(
+        self, tenant: str, wire: str | None, paging: Paging, room: Room | None = None
+    ) -> Page[Record]:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
@@ -359,7 +383,8 @@ class Store(ABC):
             values.append(paging.after)
             where += f""" AND r.seq {sign} (SELECT seq FROM responses
                 WHERE id = ${len(values)} AND tenant = $1)"""
-        found = await self._records(f"{where} ORDER BY r.seq {order} LIMIT $2", *values)
+        tail = f"{where} ORDER BY r.seq {order} LIMIT $2"
+        found = await self._records(tail, *values, room=room)
         return Page(tuple(found[: paging.limit]), len(found) > paging.limit)
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
@@ -374,9 +399,22 @@ class Store(ABC):
         self._pubsub.publish_soon(id)
         return gone > 0
 
-    async def _records(self, tail: str, *values: object) -> list[Record]:
-        statement = f"{_RECORD} FROM responses r {_JOINED} {tail}"
-        return await self._recorded(await self._read(statement, *values))
+    async def _apart(self, size: int, work: Callable[..., T], *given: object) -> T:
+        """What is made of so many bytes; in a thread where they are many, one at a time: they would
+        only take it from each other."""
+        if size <= APART:
+            return work(*given)
+        async with self._unpacking:
+            return await asyncio.to_thread(work, *given)
+
+    async def _records(self, tail: str, *values: object, room: Room | None = None) -> list[Record]:
+        columns = RECORD if room is None else FITTING
+        rows = await self._read(f"{columns} FROM responses r {_JOINED} {tail}", *values)
+        if room is not None:
+            room.read(sum([row[-1] for row in rows]))
+            if None in [row[DATA] for row in rows]:
+                rows = await self._read(f"{RECORD} FROM responses r {_JOINED} {tail}", *values)
+        return await self._recorded(rows, room)
 
     async def _recorded(self, rows: Sequence[Row], room: Room | None = None) -> list[Record]:
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
@@ -384,20 +422,22 @@ class Store(ABC):
         room = room or Room()
         found: list[Row] = []
         for some in chunks(
-            {digest for row in rows if row[_PARTS] for digest in digests(row[_PARTS])}
+            {digest for row in rows if row[PARTS] for digest in digests(row[PARTS])}
         ):
             where = f"WHERE digest IN ({places(len(some), 2)})"
-            fits = f"(SELECT sum(length(data)) FROM parts {where}) <= $1"
-            statement = f"SELECT digest, CASE WHEN {fits} THEN data END FROM parts {where}"
-            found += await self._read(statement, room.left, *some)
-            if found and found[-1][1] is None:
-                raise TooMuchError
-        parts = Parts(found, room)
-        return [
-            unpack_record(row, parts)
-            for row in rows
-            if not row[_PARTS] or parts.have(digests(row[_PARTS]))
-        ]
+            statement = f"""SELECT digest, CASE WHEN size <= $1 THEN data END, size FROM parts,
+                (SELECT sum(length(data)) AS size FROM parts {where}) AS sizes {where}"""
+            fits = room.left if room.count is None else min(room.left, AT_ONCE)
+            data = await self._read(statement, fits, *some)
+            if data and data[0][-1] > fits:
+                if data[0][-1] > room.left:
+                    raise TooMuchError
+                room.hold(data[0][-1])
+                data = await self._read(statement, data[0][-1], *some)
+            found += [row[:2] for row in data if row[1] is not None]
+        size = sum([len(row[DATA]) + len(row[RESPONSE_DATA] or b"") for row in rows])
+        size += sum([len(data) for _, data in found])
+        return await self._apart(size, unpack_records, rows, Parts(found, room))
 
     # ---- leases --------------------------------------------------------------------------
 
@@ -450,7 +490,7 @@ class Store(ABC):
             if not (yield statement, row):
                 raise ConflictError(f"There is a conversation {made.id} already.")
             yield from self._room(made.id, items)
-            yield from _extend(made.id, items)
+            yield from extend(made.id, items)
 
         await self._transact((), steps)
 
@@ -489,10 +529,10 @@ class Store(ABC):
         """Add items, each with an id of its own, at the end."""
 
         def steps() -> Steps[bool]:
-            if not (yield _HELD, (id, tenant)):
+            if not (yield HELD, (id, tenant)):
                 return False
             yield from self._room(id, items)
-            yield from _extend(id, items)
+            yield from extend(id, items)
             return True
 
         return await self._transact((), steps)
@@ -514,25 +554,31 @@ class Store(ABC):
         where there is no room for all of them."""
         if await self.get_conversation(tenant, id) is None:
             return None
-        if room is not None:
-            size = "SELECT coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
-            room.take((await self._read(size, id))[0][0])
         where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
         sign, order = _direction(paging)
         values: list[object] = [id, paging.limit + 1]
         if paging.after is not None:
             values.append(paging.after)
             where += f" AND place {sign} (SELECT place FROM items {where} AND id = $3)"
-        statement = f"SELECT item FROM items {where} ORDER BY place {order} LIMIT $2"
-        rows = await self._read(statement, *values)
-        items = tuple(unpack(data, Item) for (data,) in rows[: paging.limit])
+        rows = await self._items(f"{where} ORDER BY place {order} LIMIT $2", values, room)
+        size = sum([len(data) for (data,) in rows])
+        items = await self._apart(size, unpack_items, rows[: paging.limit])
         return Page(items, len(rows) > paging.limit)
 
-    async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
+    async def get_item(
+        self, tenant: str, id: str, item: str, room: Room | None = None
+    ) -> Item | None:
         """One item."""
-        statement = f"SELECT item FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}"
-        rows = await self._read(statement, id, item, tenant)
+        where = f"WHERE conversation = $1 AND id = $2 AND {_OURS}"
+        rows = await self._items(where, (id, item, tenant), room)
         return unpack(rows[0][0], Item) if rows else None
+
+    async def _items(self, tail: str, values: Values, room: Room | None) -> Sequence[Row]:
+        if room is not None:
+            statement = f"SELECT length(item) AS size FROM items {tail}"
+            size = f"SELECT coalesce(sum(size), 0) FROM ({statement}) AS sizes"
+            room.read((await self._read(size, *values))[0][0])
+        return await self._read(f"SELECT item FROM items {tail}", *values)
 
     async def remove_item(self, tenant: str, id: str, item: str) -> bool:
         """Delete one item."""
@@ -604,45 +650,6 @@ class Store(ABC):
     async def _compact(self) -> None:
         """Give the system the room back that was left."""
         return
-
-
-# ---- steps of several transactions ---------------------------------------------------------
-
-
-def _append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
-    """Add to a log; False where no such run is live. Raises StoreError for a gap."""
-    if (yield _APPEND, (id, segment.first, len(segment.events), events)):
-        return True
-    if (yield f"SELECT u.seq {_LIVE}", (id,)):
-        raise ConflictError(f"The log of {id} has a gap before {segment.first}.")
-    return False
-
-
-def _add_to(
-    tenant: str,
-    conversation: str | None,
-    items: Sequence[Item],
-    messages: Sequence[OutboxMessage],
-) -> Steps[None]:
-    """What the end of a run adds to its conversation and to the outbox."""
-    if items and conversation is not None and (yield _HELD, (conversation, tenant)):
-        yield from _extend(conversation, items, rename=True)
-    statement = "INSERT INTO outbox (id, target, body, due, attempts) VALUES ($1, $2, $3, $4, $5)"
-    for each in messages:
-        yield statement, (each.id, each.target, each.body, each.due, each.attempts)
-
-
-def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[None]:
-    """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
-    statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
-    ((last,),) = yield statement, (id,)
-    for place, item in enumerate(items, last + 1):
-        if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
-            continue
-        if not (item.id and rename):
-            raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        own = replace(item, id=f"{item.id}_{place}")
-        yield _EXTEND, (id, place, own.id, pack(own))
 
 
 # ---- rows ----------------------------------------------------------------------------------

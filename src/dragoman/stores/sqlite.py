@@ -27,8 +27,8 @@ from msgspec import Struct
 from .base import PATIENCE, Breaker, StoreError, Subscribers
 from .retention import Retention
 from .schema import SQLITE
-from .sql import Store, read_secret
-from .statements import Insert, Row, Steps, Values, bound
+from .sql import Store
+from .statements import Insert, Row, Steps, Values, bound, read_secret
 
 T = TypeVar("T")
 

@@ -1,9 +1,18 @@
-"""Statements, and what they are given: lists of values, and texts that a database can hold."""
+"""Statements, what they are given (lists of values, texts that a database can hold), and the steps
+that several transactions have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from secrets import token_bytes
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from dragoman.core.item import Item
+
+from .base import AT_ONCE, ConflictError, LogSegment, OutboxMessage, tenant_name
+from .serialize import pack
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -50,3 +59,83 @@ def clean(text: str) -> str:
     ('a\\\\x00b', '\\\\ud83d')
     """
     return str(bound((text,))[0])
+
+
+# ---- a response ----------------------------------------------------------------------------
+
+SIZE = "length(r.record) + coalesce(length(r.response), length(e.response), 0)"
+RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
+    coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
+FITTING = f"""SELECT r.id, r.tenant, r.wire, r.created_at, r.previous,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN r.record END, r.metadata, r.parts,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN coalesce(r.response, e.response) END,
+    u.owner, u.lease, u.cancelling, {SIZE}"""
+"""The same without what is large, and the size of that."""
+DATA, RESPONSE_DATA = 5, 8  # the columns of what is large
+
+# ---- steps of several transactions ---------------------------------------------------------
+
+LENGTH = """coalesce((SELECT first + length FROM segments s WHERE s.seq = u.seq
+    ORDER BY first DESC LIMIT 1), 0)"""
+LIVE = "FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"
+_APPEND = f"""INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
+    {LIVE} AND $2 = {LENGTH} FOR UPDATE OF u RETURNING first"""
+"""Adds nothing where the run has ended, and where the segment does not follow the log's end."""
+_EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
+HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
+"""Locks the conversation, so that two servers do not give items the same place."""
+
+
+def append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
+    """Add to a log; False where no such run is live. Raises StoreError for a gap."""
+    if (yield _APPEND, (id, segment.first, len(segment.events), events)):
+        return True
+    if (yield f"SELECT u.seq {LIVE}", (id,)):
+        raise ConflictError(f"The log of {id} has a gap before {segment.first}.")
+    return False
+
+
+def add_to(
+    tenant: str,
+    conversation: str | None,
+    items: Sequence[Item],
+    messages: Sequence[OutboxMessage],
+) -> Steps[None]:
+    """What the end of a run adds to its conversation and to the outbox."""
+    if items and conversation is not None and (yield HELD, (conversation, tenant)):
+        yield from extend(conversation, items, rename=True)
+    statement = "INSERT INTO outbox (id, target, body, due, attempts) VALUES ($1, $2, $3, $4, $5)"
+    for each in messages:
+        yield statement, (each.id, each.target, each.body, each.due, each.attempts)
+
+
+def extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[None]:
+    """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
+    statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
+    ((last,),) = yield statement, (id,)
+    for place, item in enumerate(items, last + 1):
+        if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
+            continue
+        if not (item.id and rename):
+            raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
+        own = replace(item, id=f"{item.id}_{place}")
+        yield _EXTEND, (id, place, own.id, pack(own))
+
+
+_TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"
+
+
+def read_secret(new: bytes | None = None) -> Steps[bytes]:
+    """The secret of a store. Where there is none it becomes `new`, or is made; the tenants of an
+    earlier version, which were digests without a key, then get their names."""
+    rows = yield "SELECT tenants FROM secrets", ()
+    if rows:
+        return bytes(rows[0][0])
+    secret = new or token_bytes(32)
+    yield "INSERT INTO secrets (tenants) VALUES ($1)", (secret,)
+    for (digest,) in (yield _TENANTS, ()):
+        for table in ("responses", "conversations", "item_index", "calls"):
+            statement = f"UPDATE {table} SET tenant = $1 WHERE tenant = $2"
+            yield statement, (tenant_name(secret, digest), digest)
+    return secret

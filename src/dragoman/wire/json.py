@@ -85,6 +85,8 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 LIMITS = Limits()
+MAX_UNKNOWN = 10_000
+"""Fields of one object that are not known: each is carried, and reported where it is dropped."""
 
 
 def too_many(path: str, most: int, setting: str) -> FaultError:
@@ -110,9 +112,10 @@ def check_size(data: bytes, limits: Limits) -> None:
     slice: other threads go on meanwhile.
     """
     most = limits.max_json_values
-    if data.count(b"\\") > MAX_ESCAPES:
+    starts = range(0, len(data), LARGE)
+    if sum([data.count(b"\\", at, at + LARGE) for at in starts]) > MAX_ESCAPES:
         raise FaultError(bad_request(f"The body has more than {MAX_ESCAPES} backslashes."))
-    if marks(data) <= most:
+    if sum([marks(data[at : at + LARGE]) for at in starts]) <= most:
         return
     found = depth = within = 0  # `within` is 1 in a string
     name = last = rest = b""
@@ -447,6 +450,10 @@ class Reader(Generic[_S]):
             raise invalid(error, path) from None
         known = self._known[type(value)]
         fields = {n: raw for n, raw in raw_fields(data).items() if n not in known}
+        if len(fields) > MAX_UNKNOWN:
+            place = f"{path}: the object" if path else "The body"
+            problem = f"{place} has more than {MAX_UNKNOWN} fields that are not known here"
+            raise FaultError(bad_request(problem))
         return value, {n: v for n, raw in fields.items() if (v := value_of(raw)) is not None}
 
     def read_optional(self, data: Raw | _S | None, path: str) -> tuple[_S | None, dict[str, JSON]]:

@@ -163,6 +163,7 @@ WHOLE = [
     (chat(guided_regex="a+"), Regex("guided_regex", "a+")),
     (chat(guided_choice=["a", "b"]), Choice("guided_choice", ("a", "b"))),
     (chat(guided_grammar="start: /a/"), Lark("guided_grammar", "start: /a/")),
+    (chat(grammar='root ::= "a"'), Lark("grammar", 'R0: "a"\nstart: R0')),
     (chat(guided_json={"type": "null"}), JSONBody("guided_json", {"type": "null"})),
     (
         chat(structured_outputs={"regex": "a", "disable_any_whitespace": True, "choice": None}),

@@ -14,7 +14,7 @@ from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.demand import JSONBody, unenforced
 from dragoman.formats.grammar.lark import Writer
-from dragoman.formats.grammar.schema import FORMATS, NOT_ENFORCED, enforceable, valid
+from dragoman.formats.grammar.schema import FORMATS, NOT_ENFORCED, enforceable, inside, valid
 from dragoman.formats.prompt import ByteTokenizer
 from tests.cases import cases
 from tests.formats.grammar.accepts import verdict
@@ -228,3 +228,20 @@ def test_a_refusal_is_brief(wrong) -> None:
 def test_references_in_a_ring_are_followed_once() -> None:
     ring = {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}
     assert enforceable(ring, "schema") == ring
+
+
+def test_schemas_in_a_schema_have_their_places() -> None:
+    here = {
+        "type": "object",
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"const": 1}},
+        "anyOf": [{"const": 2}, True],
+        "properties": {"b": {"const": 3}, "c": False},
+        "additionalProperties": {"const": 4},
+    }
+    assert [(place, each["const"]) for place, each in inside(here, here, ".x")] == [
+        (".$defs.a", 1),
+        (".x.anyOf[0]", 2),
+        (".x.properties.b", 3),
+        (".x.additionalProperties", 4),
+    ]

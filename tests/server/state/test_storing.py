@@ -198,7 +198,7 @@ async def test_record_holds_what_its_connection_forgot_while_the_rest_was_looked
     before = Record(id="r", tenant="", wire="responses", created_at=0, request=asked)
     recent = {"r": replace(before, status="completed", response=answer(Message("assistant", "b")))}
 
-    async def found(tenant: str, items: set[str]) -> dict[str, Message]:
+    async def found(tenant: str, items: set[str], room: object) -> dict[str, Message]:
         recent.clear()
         return {item: Message("user", "c", id=item) for item in items}
 

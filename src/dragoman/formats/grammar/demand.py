@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 from msgspec import Struct
 
@@ -87,13 +89,15 @@ def choice(param: str, texts: Sequence[str]) -> Choice:
 
 
 def lark(param: str, text: str) -> Lark:
-    """A client's grammar. Raises FaultError for one that is too large, and for the operators `&`
-    and `~`: a few of them keep llguidance's compiler busy for minutes.
+    """A client's grammar, in Lark or in GBNF. Raises FaultError for one that is too large, and for
+    the operators `&` and `~`: a few of them keep llguidance's compiler busy for minutes.
 
     >>> lark("grammar", 'start: "a & b" /x&/').lark
     'start: "a & b" /x&/'
     """
     _check_size(param, "characters", len(text), MAX_LARK)
+    if _IS_GBNF.match(text):
+        text = from_gbnf(param, text)
     bare = _LITERALS.sub("", text)
     if re.search(r"[&~]", bare):
         raise FaultError(unsupported("the operators & and ~ are not taken from a request", param))
@@ -104,6 +108,106 @@ def lark(param: str, text: str) -> Lark:
         deepest = max(deepest, depth)
     _check_size(param, "levels of brackets", deepest, MAX_NESTED)
     return Lark(param, text)
+
+
+# ---- GBNF --------------------------------------------------------------------------------
+
+_IS_GBNF = re.compile(r"(?:\s++|#[^\n]*+)*+[A-Za-z][\w-]*+\s*+::=")
+_GBNF = re.compile(
+    r"(?P<head>[A-Za-z][\w-]*+)\s*+::=|(?P<name>[A-Za-z][\w-]*+)|(?P<gap>\s++|#[^\n]*+)"
+    r'|"(?P<text>(?:\\.|[^"\\\n])*+)"|\[(?P<set>\^?(?:\\.|[^\]\\\n])*+)\]'
+    r"|(?P<sign>[()|*+?]|\{\d+(?:,\d*)?\})|(?P<any>\.)"
+)
+_LETTER = re.compile(r"\\x[\da-fA-F]{2}|\\u[\da-fA-F]{4}|\\U[\da-fA-F]{8}|\\?.")
+_CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def from_gbnf(param: str, text: str) -> str:
+    """A grammar in GBNF, the notation of llama.cpp, in Lark. A rule that does not come back to
+    itself is a terminal, so that its text is matched as a whole; between other rules, the longest
+    text of a part counts. Raises FaultError for what is no GBNF.
+
+    >>> print(from_gbnf("grammar", 'root ::= "a" list?\\nlist ::= "," root'))
+    r0: "a" r1 ?
+    r1: "," r0
+    start: r0
+    """
+    rules: dict[str, list[tuple[str, str]]] = {}
+    parts: list[tuple[str, str]] = []
+    at = 0
+    while at < len(text):
+        found = _GBNF.match(text, at)
+        if found is None or found["head"] in rules:
+            shown = text[at : at + 20].partition("\n")[0]
+            why = "is not read here as GBNF" if found is None else "is there already"
+            line = text.count("\n", 0, at) + 1
+            raise FaultError(bad_request(f"line {line}: {shown!r} {why}", param))
+        kind = str(found.lastgroup)
+        if kind == "head":
+            parts = rules[found["head"]] = []
+        elif kind != "gap":
+            parts.append((kind, found[kind]))
+        at = found.end()
+    refers = {rule: {said for kind, said in rules[rule] if kind == "name"} for rule in rules}
+    for name in ("root", *(name for names in refers.values() for name in names)):
+        if name not in rules:
+            raise FaultError(bad_request(f"there is no rule {name}", param))
+    sorter, flat = TopologicalSorter(refers), set[str]()
+    with suppress(CycleError):
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        flat.update(ready)
+        sorter.done(*ready)
+    names = {rule: f"{'R' if rule in flat else 'r'}{n}" for n, rule in enumerate(rules)}
+    try:
+        lines = [
+            f"{names[rule]}: {' '.join(_in_lark(kind, said, names) for kind, said in parts)}"
+            for rule, parts in rules.items()
+        ]
+    except (ValueError, OverflowError) as error:
+        problem = "has an escape that stands for no character"
+        raise FaultError(bad_request(problem, param)) from error
+    return "\n".join((*lines, f"start: {names['root']}"))
+
+
+def _in_lark(kind: str, said: str, names: Mapping[str, str]) -> str:
+    match kind:
+        case "name":
+            return names[said]
+        case "text":
+            quoted = json.dumps("".join(_letters(said)), ensure_ascii=False)
+            return quoted.replace("\x7f", "\\x7f")
+        case "set":
+            return f"/[{_class(said)}]/"
+        case "any":
+            return "/(?s:.)/"
+        case _:
+            return said
+
+
+def _letters(said: str) -> list[str]:
+    """The characters of a text in GBNF. Raises ValueError for what is none."""
+    found = []
+    for letter in _LETTER.findall(said):
+        if letter[0] == "\\" and len(letter) > 2:
+            letter = chr(int(letter[2:], 16))
+            letter.encode()  # half of a pair is no character
+        elif letter[0] == "\\":
+            letter = _CONTROL.get(letter[1], letter[1])
+        found.append(letter)
+    return found
+
+
+def _class(said: str) -> str:
+    """The inside of a set of characters, as regular expressions have it."""
+    negated = said.startswith("^")
+    raw = _LETTER.findall(said[negated:])
+    codes = [f"\\u{{{ord(letter):x}}}" for letter in _letters(said[negated:])]
+    ranges = (
+        "-" if letter == "-" and 0 < place < len(raw) - 1 else code
+        for place, (letter, code) in enumerate(zip(raw, codes, strict=True))
+    )
+    return "^" * negated + "".join(ranges)
 
 
 class Anything(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,7 +19,16 @@ from dragoman.core.response import Response, default_guarantee
 from dragoman.engines.base import new_id, now
 from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
 from dragoman.server.settings import DIALECTS
-from dragoman.stores.base import ConflictError, Conversation, Order, Paging, Record, named
+from dragoman.stores.base import (
+    APART,
+    ConflictError,
+    Conversation,
+    Order,
+    Paging,
+    Record,
+    Room,
+    named,
+)
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.json import Limits
@@ -109,6 +119,7 @@ class Handlers:
         self._store = memory.store
         self._read = read
         self._replay = replay
+        self._making = asyncio.Lock()
 
     def routes(self) -> tuple[Route, ...]:
         """The routes to what is stored."""
@@ -130,7 +141,8 @@ class Handlers:
 
     async def get_response(self, exchange: Exchange, caller: Caller) -> None:
         """A response, its replay, or the items it was asked with."""
-        record, rest = await self._find(RESPONSES, exchange, caller, "", "input_items")
+        room = Room(count=exchange.count)
+        record, rest = await self._find(RESPONSES, exchange, caller, room, "", "input_items")
         query = asked(exchange)
         request = record.request
         if query.include:  # to see more than the answer showed
@@ -139,28 +151,48 @@ class Handlers:
         if rest == "input_items":
             request = replace(request, previous_response_id=record.previous)
             most = 2 * self._memory.most  # it was answered: its own and what came before fitted
-            before = await understand(request, self._store, record.tenant, most=most, id=record.id)
+            before = await understand(
+                request,
+                self._store,
+                record.tenant,
+                most=most,
+                id=record.id,
+                count=exchange.count,
+            )
             items = [(item.id, item) for item in before.whole.items]
             found, more = paged(items, query.paging())
-            exchange.reply(200, encode_list(shown(found, request.include), more))
+            make = partial(encode_list, shown(found, request.include), more)
+            exchange.reply(200, await self._apart(room.held + before.size, make))
         elif not query.stream:
-            await self._send(exchange, record)
-        elif record.version == ENCODER_VERSION and (
-            record.running or await self._store.log(record.id, 0, 1)
-        ):
-            self._replay(record, query.starting_after + 1, exchange, caller)
+            await self._send(exchange, record, room)
         else:
+            await self._begin_replay(record, room, query.starting_after + 1, exchange, caller)
+
+    async def _begin_replay(
+        self, record: Record, room: Room, first: int, exchange: Exchange, caller: Caller
+    ) -> None:
+        """Send the events of a response from a frame on, when there is room for those that are held
+        at a time, and for what is made of them. Raises FaultError."""
+        _, together = await self._store.log_size(record.id, SEGMENTS)
+        if record.version != ENCODER_VERSION or not (record.running or together):
             problem = "the events of this response are no longer kept; read it without stream"
             raise FaultError(bad_request(problem, "stream"))
+        # Its last events have all of it, and so have the frames that are made of them. The largest
+        # have their turn when nobody else needs the room.
+        room.hold(min(together + room.held, exchange.room))
+        exchange.counted = not record.running
+        self._replay(replace(record, response=None), first, exchange, caller)
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Stop a run; one that has ended stays as it is."""
-        record, _ = await self._find(RESPONSES, exchange, caller, "cancel")
-        await self._send(exchange, await self._memory.runs.cancel(record))
+        room = Room(count=exchange.count)
+        record, _ = await self._find(RESPONSES, exchange, caller, room, "cancel")
+        await self._send(exchange, await self._memory.runs.cancel(record), room)
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         """Forget a response, or a completion."""
-        record, _ = await self._find(wire, exchange, caller, "")
+        room = Room(count=exchange.count)
+        record, _ = await self._find(wire, exchange, caller, room, "")
         if record.running:
             record = await self._memory.runs.cancel(record)
         await self._store.delete(caller.tenant, record.id)
@@ -170,26 +202,41 @@ class Handlers:
         else:
             exchange.reply(200, json.dump({**gone, "deleted": True}))
 
-    async def _send(self, exchange: Exchange, record: Record) -> None:
+    async def _apart(self, size: int, make: Callable[[], T]) -> T:
+        """What is made of so many bytes; in a thread where they are many, one at a time."""
+        if size <= APART:
+            return make()
+        async with self._making:
+            return await asyncio.to_thread(make)
+
+    async def _send(self, exchange: Exchange, record: Record, room: Room) -> None:
         """Answer with a response as it is now."""
         response = record.response
         if response is None:
+            size, _ = await self._store.log_size(record.id, SEGMENTS)
+            room.hold(size)
             fold, place = Fold(), 0
             while log := await self._store.log(record.id, place, SEGMENTS):
                 for segment in log:
                     fold.feed_all(segment.events)
                     place += len(segment.events)
             response = fold.response if place else unstarted(record)
-        body = RESPONSES.encode_response(response, record.request, DIALECTS[record.dialect])
-        exchange.reply(200, body, *_reports(RESPONSES, record, response))
+        dialect = DIALECTS[record.dialect]
+
+        def make() -> tuple[bytes, Headers]:
+            body = RESPONSES.encode_response(response, record.request, dialect)
+            return body, _reports(RESPONSES, record, response)
+
+        body, headers = await self._apart(room.held, make)
+        exchange.reply(200, body, *headers)
 
     async def _find(
-        self, wire: Wire, exchange: Exchange, caller: Caller, *rests: str
+        self, wire: Wire, exchange: Exchange, caller: Caller, room: Room, *rests: str
     ) -> tuple[Record, str]:
         """The record that a path below that of a wire names, and the rest of the path, which is one
-        of these."""
+        of these. Raises FaultError where there is none, and where there is no room for it."""
         id, _, rest = exchange.path.removeprefix(f"/v1{wire.path}/").partition("/")
-        record = await self._store.get(caller.tenant, bare(id))
+        record = await self._store.get(caller.tenant, bare(id), room)
         # A completion is there once it has ended: this wire has no form for less.
         if record is None or record.wire != wire.name or (wire is CHAT and record.running):
             what = "stored completion" if wire is CHAT else "response"
@@ -218,20 +265,23 @@ class Handlers:
             case []:
                 await self._show(exchange, caller, id)
             case ["items"]:
-                query = asked(exchange)
-                page = await self._store.list_items(caller.tenant, bare(id), query.paging())
+                query, room = asked(exchange), Room(count=exchange.count)
+                page = await self._store.list_items(caller.tenant, bare(id), query.paging(), room)
                 if page is None:
                     raise FaultError(no_conversation(id))
                 after = query.after if not page.items else None  # which may be the last, or none
-                if after and not await self._store.get_item(caller.tenant, bare(id), after):
+                if after and not await self._store.get_item(caller.tenant, bare(id), after, room):
                     raise FaultError(_nowhere(after))
-                exchange.reply(200, encode_list(shown(page.items, query.include), page.more))
+                make = partial(encode_list, shown(page.items, query.include), page.more)
+                exchange.reply(200, await self._apart(room.held, make))
             case ["items", name]:
-                item = await self._store.get_item(caller.tenant, bare(id), name)
+                room = Room(count=exchange.count)
+                item = await self._store.get_item(caller.tenant, bare(id), name, room)
                 if item is None:
                     raise FaultError(_no_item(id, name))
                 (one,) = shown((item,), asked(exchange).include)
-                exchange.reply(200, json.dump(encode_item(one)))
+                body = await self._apart(room.held, lambda: json.dump(encode_item(one)))
+                exchange.reply(200, body)
             case _:
                 raise FaultError(nothing_at(exchange.path))
 
@@ -281,20 +331,25 @@ class Handlers:
 
     async def list_completions(self, exchange: Exchange, caller: Caller) -> None:
         """The stored completions, the earliest first unless asked otherwise."""
-        query = asked(exchange)
-        found = [_completion(record) async for record in self._matching(caller, query)]
-        exchange.reply(200, _listing(found[: query.limit], len(found) > query.limit))
+        query, room = asked(exchange), Room(count=exchange.count)
+        records = [record async for record in self._matching(caller, query, room)]
 
-    async def _matching(self, caller: Caller, query: Query) -> AsyncIterator[Record]:
+        def make() -> bytes:
+            found = [_completion(record) for record in records[: query.limit]]
+            return _listing(found, len(records) > query.limit)
+
+        exchange.reply(200, await self._apart(room.held, make))
+
+    async def _matching(self, caller: Caller, query: Query, room: Room) -> AsyncIterator[Record]:
         """The completions that a list is to show, and one more where there are more."""
         left, more, after = query.limit + 1, True, query.after and bare(query.after)
         if after is not None:
-            known = await self._store.get(caller.tenant, after)
+            known = await self._store.get(caller.tenant, after, room)
             if known is None or known.wire != CHAT.name:
                 raise FaultError(_nowhere(str(query.after)))
         while more and left > 0:
             paging = replace(query.paging("asc"), after=after, limit=query.limit + 1)
-            page = await self._store.list_responses(caller.tenant, CHAT.name, paging)
+            page = await self._store.list_responses(caller.tenant, CHAT.name, paging, room)
             for record in page.items:
                 of_model = query.model in (None, record.request.model)
                 labelled = query.metadata.items() <= (record.metadata or {}).items()
@@ -305,25 +360,33 @@ class Handlers:
 
     async def get_completion(self, exchange: Exchange, caller: Caller) -> None:
         """A completion, or the messages it was asked with."""
-        record, rest = await self._find(CHAT, exchange, caller, "", "messages")
-        if rest == "messages":
+        room, paging = Room(count=exchange.count), asked(exchange).paging("asc")
+        record, rest = await self._find(CHAT, exchange, caller, room, "", "messages")
+
+        def make() -> bytes:
+            if rest != "messages":
+                return json.dump(_completion(record))
             said, _ = CHAT.encode_request(record.request, STANDARD)
             messages = [
                 {"id": f"{CHAT.id_prefix}{record.id}-{place}", **message}
                 for place, message in enumerate(json.load(said)["messages"])
             ]
-            paging = asked(exchange).paging("asc")
-            exchange.reply(200, _listing(*paged([(each["id"], each) for each in messages], paging)))
-        else:
-            headers = record.response and _reports(CHAT, record, record.response)
-            exchange.reply(200, json.dump(_completion(record)), *headers or ())
+            return _listing(*paged([(each["id"], each) for each in messages], paging))
+
+        body, response = await self._apart(room.held, make), record.response
+        headers = () if rest or response is None else _reports(CHAT, record, response)
+        exchange.reply(200, body, *headers)
 
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
-        record, _ = await self._find(CHAT, exchange, caller, "")
+        await self._find(CHAT, exchange, caller, Room(count=exchange.count), "")
         metadata = await self._read(exchange, caller, decode_metadata)
+        room = Room(count=exchange.count)
+        record, _ = await self._find(CHAT, exchange, caller, room, "")
         await self._store.set_metadata(caller.tenant, record.id, metadata)
-        exchange.reply(200, json.dump(_completion(replace(record, metadata=metadata))))
+        changed = replace(record, metadata=metadata)
+        body = await self._apart(room.held, lambda: json.dump(_completion(changed)))
+        exchange.reply(200, body)
 
 
 def _place(exchange: Exchange) -> tuple[str, list[str]]:

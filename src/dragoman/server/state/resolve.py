@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
 from dragoman.stores.base import (
+    AT_ONCE,
     Record,
     Room,
     StoredAnswer,
@@ -108,15 +109,18 @@ async def understand(
     inherit: bool = False,
     id: str | None = None,
     recent: Recent | None = None,
+    count: Callable[[int], None] | None = None,
 ) -> Asked:
     """Find what a request builds on, in `recent` first. `inherit` says whether instructions
     left out are those of the response before; with the `id` of its response the items have the ids
-    that they are known by here, for which an engine has no use.
+    that they are known by here, for which an engine has no use. `count` is told of what is large,
+    before it is read.
 
     Raises FaultError, naming the field, when something it refers to is not there, or is more than
     `most` bytes.
     """
-    recent, room = recent or {}, Room() if most is None else Room(most, most)
+    most = Room().most if most is None else most
+    recent, room = recent or {}, Room(most, most, count)
     given = request.conversation
     conversation: str | None = given["id"] if isinstance(given, dict) else given
     before: tuple[Item, ...] = ()
@@ -137,9 +141,12 @@ async def understand(
             raise FaultError(bad_request(problem, name))
         before = await _history(store, tenant, records, recent, room, ids=id is not None)
         if near is not None:
-            room.left -= len(pack(before))
+            size = len(pack(before))
+            room.left -= size
             if room.left < 0:
                 raise too_much(name, room)
+            if size > AT_ONCE:
+                room.hold(size)
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:
@@ -209,7 +216,7 @@ async def _history(
     items: list[Item] = []
     first = records[0]
     if first.conversation is not None:  # it went on from a conversation
-        page = await store.list_items(tenant, first.conversation)
+        page = await store.list_items(tenant, first.conversation, room=Room(count=room.count))
         own = {item.id for item in named(first.request.items, first.id)}
         for item in page.items if page is not None else ():
             if item.id in own:
@@ -232,7 +239,7 @@ async def _resolved(
     near = {item.id: item for record in reversed(records) for item in record.items}
     near |= {item.id: item for item in items if not isinstance(item, ItemReference)}
     wanted = {item.id for item in items if isinstance(item, ItemReference)} - near.keys()
-    near |= await store.find_items(tenant, wanted)
+    near |= await store.find_items(tenant, wanted, room)
     sizes: dict[str, int] = {}
     found: list[Item] = []
     for place, item in enumerate(items):
@@ -244,7 +251,7 @@ async def _resolved(
             if item.id not in sizes:
                 sizes[item.id] = len(pack(meant))
             try:
-                room.take(sizes[item.id])
+                room.read(sizes[item.id])
             except TooMuchError:
                 raise too_much(f"input[{place}].id", room) from None
             found.append(meant)

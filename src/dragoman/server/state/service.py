@@ -97,11 +97,18 @@ class Memory:
         self._sender.begin()
 
     def plan(
-        self, wire: str, request: Request, caller: Caller, recent: Recent | None = None
+        self,
+        wire: str,
+        request: Request,
+        caller: Caller,
+        recent: Recent | None = None,
+        count: Callable[[int], None] | None = None,
     ) -> Plan | Awaitable[Plan]:
         """How to answer a request; to be awaited only where something must be looked up: in
-        `recent`, or else in the store. Raises FaultError for what cannot be answered, also when
-        something the request names is not there."""
+        `recent`, or else in the store, of which `count` is told before it is read.
+
+        Raises FaultError for what cannot be answered, also when something the request names is not
+        there."""
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
@@ -113,7 +120,7 @@ class Memory:
             or request.conversation is not None
             or not (RECALLING if stored else REFERRING).isdisjoint(map(type, request.items))
         ):
-            return self._look_up(wire, request, caller, stored, recent or {}, losses)
+            return self._look_up(wire, request, caller, stored, recent or {}, count, losses)
         # Whole as it is: nothing is looked up. An upstream is not to store it.
         extra = request.extra and decided(request.extra)
         whole = replace(request, extra=extra, background=None, store=False)
@@ -128,6 +135,7 @@ class Memory:
         caller: Caller,
         stored: bool,
         recent: Recent,
+        count: Callable[[int], None] | None,
         losses: tuple[Loss, ...],
     ) -> Plan:
         previous = request.previous_response_id
@@ -139,6 +147,7 @@ class Memory:
             most=self.most,
             inherit=self._inherit,
             recent=recent,
+            count=count,
         )
         if stored and asked.conversation is not None:
             await self.store.check_room(bare(asked.conversation))
@@ -192,10 +201,12 @@ class Memory:
         run.losses = losses
         return Plan(whole, record.request, losses, run, background)
 
-    async def reread(self, record: Record) -> Request:
+    async def reread(self, record: Record, count: Callable[[int], None]) -> Request:
         """What a record asked for, with all that it builds on. Raises FaultError when something it
         names is not there any more."""
-        asked = await understand(record.request, self.store, record.tenant, inherit=self._inherit)
+        asked = await understand(
+            record.request, self.store, record.tenant, inherit=self._inherit, count=count
+        )
         whole, _ = await recalled(asked, self.store, record.tenant)
         return whole
 

@@ -65,7 +65,7 @@ _NAMED = {name: {**_NAMES, "reasoning": name} for name in ("reasoning_text", "re
 """What the deltas of a kind are called; the name for reasoning is the dialect's."""
 
 
-_OBJECTS = re.compile(rb"^data: (\{.*)", re.MULTILINE)
+_OBJECTS = re.compile(rb"\ndata: (\{.*)")
 """The objects in what a stream gets: JSON has no line ends in it, and `[DONE]` is none."""
 
 
@@ -114,33 +114,37 @@ class Encoder:
     def feed(self, events: Sequence[Event]) -> bytes:
         """The server-sent events for these; empty where this wire has none."""
         out = self._out = []
-        run: list[str] = []  # the data of deltas that are like the last one
-        for event in (*events, None):
-            if (
-                isinstance(event, Delta)
-                and (event.index, event.kind, event.part_index) == self._key
-                and not event.tokens
-            ):
+        place, count = 0, len(events)
+        while place < count:
+            run: list[str] = []  # the data of deltas that are like the last one
+            key = self._key
+            while place < count:
+                event = events[place]
+                if not isinstance(event, Delta) or event.tokens:
+                    break
+                if (event.index, event.kind, event.part_index) != key:
+                    break
                 run.append(event.data)
+                place += 1
+            if not run:
+                self._one(events[place])
+                place += 1
                 continue
-            if run:
-                self._unfolded.writelines(run)
-                before, after, number = self._before, self._after, self._number
-                self._number += len(run)
-                if len(run) == 1:
-                    try:  # as `dump` does
-                        data = json.encode(run[0])
-                    except UnicodeEncodeError:
-                        data = json.dump(run[0])
-                    out.append(b'%b%d,"delta":%b%b' % (before, number, data, after))
-                else:  # as text, which is put together faster than bytes, and encoded once
-                    texts = enumerate(json.dump_all(run).decode().split("\n"), number)
-                    opening, ending = before.decode(), after.decode()
-                    lines = [f'{opening}{n},"delta":{text}{ending}' for n, text in texts]
-                    out.append("".join(lines).encode())
-                run = []
-            if event is not None:
-                self._one(event)
+            self._unfolded.writelines(run)
+            before, after = self._before, self._after
+            number, self._number = self._number, self._number + len(run)
+            if len(run) == 1:
+                try:  # as `dump` does
+                    data = json.encode(run[0])
+                except UnicodeEncodeError:
+                    data = json.dump(run[0])
+                out.append(b'%b%d,"delta":%b%b' % (before, number, data, after))
+                continue
+            # As text, which is put together faster than bytes, and encoded once.
+            texts = json.dump_all(run).decode().split("\n")
+            opening, ending = before.decode(), after.decode()
+            lines = [f'{opening}{n},"delta":{text}{ending}' for n, text in enumerate(texts, number)]
+            out.append("".join(lines).encode())
         data = b"".join(out)
         out.clear()  # the client may be slow, or the next event late
         return data

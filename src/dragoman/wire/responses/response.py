@@ -97,16 +97,27 @@ REASONS = {"length": "max_output_tokens"}
 _SHORT = frozenset({"length", "content_filter"})
 
 
+MAX_ECHOED = 2 * 1024 * 1024
+"""Bytes that a response repeats of its request, each time that it is sent."""
+
+
 _echoed = Cache[tuple[tuple[Tool, ...], Raw]](4 * 1024 * 1024)
 """The tools of a response, by the identity of the tuple, which an entry keeps alive."""
 
 
 def _echo_all(tools: tuple[Tool, ...]) -> Raw:
     """The array of the tools as a response repeats them, those of other wires left out: of a
-    function all keys, null where nothing was encoded."""
+    function all keys, null where nothing was encoded. Empty where that would be too large."""
     entry = _echoed.get(id(tools))
     if entry is None:
-        data = json.dump([echoed for tool in tools if (echoed := _echo(tool)) is not None])
+        data = b"[]"
+        for start in range(0, len(tools), 64):
+            some = tools[start : start + 64]
+            more = json.dump([echoed for tool in some if (echoed := _echo(tool)) is not None])
+            data = more if data == b"[]" else data if more == b"[]" else data[:-1] + b"," + more[1:]
+            if len(data) > MAX_ECHOED:
+                data = b"[]"
+                break
         entry = tools, Raw(data)
         _echoed.put(id(tools), entry, len(data))
     return entry[1]
@@ -118,10 +129,6 @@ def _echo(tool: Tool) -> dict[str, JSON] | None:
         encoded["description"] = tool.description
         encoded |= {"parameters": tool.parameters, "strict": tool.strict}
     return encoded
-
-
-MAX_ECHOED = 2 * 1024 * 1024
-"""Bytes that a response repeats of its request, each time that it is sent."""
 
 
 class Echo:
@@ -144,10 +151,12 @@ class Echo:
         if thinking is not None:
             reasoning = {"effort": thinking.effort, "summary": thinking.summary}
             reasoning |= from_extra(thinking.extra)
-        choice = request.tool_choice
+        choice, instructions = request.tool_choice, encode_instructions(request)
+        if isinstance(instructions, str) and len(instructions) > MAX_ECHOED:
+            instructions = None
         fields: dict[str, JSON] = {
             "background": bool(request.background),
-            "instructions": encode_instructions(request),
+            "instructions": instructions,
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
