@@ -66,7 +66,7 @@ def test_with_nothing_found_and_no_extra_the_demo_engine_is_served(monkeypatch, 
     assert "  script  this server  (a demo, not a model)\n" in shown
     assert capsys.readouterr().err == (
         f"{LOOKING}No model was found: this is the demo engine. The pocket model needs "
-        "the local extra: pip install 'dragoman[local]'\n"
+        "the extra local: pip install '.[local]' in the checkout.\n"
     )
 
 
@@ -301,7 +301,14 @@ def test_taken_default_port_gives_the_next_one(taken: int) -> None:
 
 def test_taken_explicit_port_is_an_error(taken: int, tmp_path, capsys) -> None:
     path = configured(tmp_path, f"[server]\nport = {taken}")
-    for words in (["--port", str(taken)], ["--port", str(Settings().port)], ["--config", path]):
+    usual = tmp_path / "usual.toml"
+    usual.write_text(f"[server]\nport = {Settings().port}")
+    for words in (
+        ["--port", str(taken)],
+        ["--port", str(Settings().port)],
+        ["--config", path],
+        ["--config", str(usual)],
+    ):
         assert main(["serve", "script", *words]) == 1
         told = f"dragoman: Port {taken} is taken on 127.0.0.1. Choose another with --port, "
         told += "or in Python with Settings(port=…).\n"
@@ -411,6 +418,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no format": (
         ["--upstream", NOBODY, "--wire", "completions"],
         f"{NOBODY}: format is missing: over completions a model is spoken to in one of ",
+    ),
+    "a path that is added": (
+        ["--upstream", f"{NOBODY}/chat/completions/"],
+        f"{NOBODY}/chat/completions/: the URL ends with /chat/completions, which is added to it",
     ),
     "no such file": (["--config", "none.toml"], "none.toml cannot be read: No such file"),
 }

@@ -195,4 +195,4 @@ def test_mistake_prints_one_line(name, capsys) -> None:
 def test_missing_local_extra_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
     assert shown(status=1) == []
-    assert "pip install 'dragoman[local]'" in capsys.readouterr().err
+    assert "pip install '.[local]'" in capsys.readouterr().err

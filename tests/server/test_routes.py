@@ -36,6 +36,22 @@ EVERYWHERE = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/conversations"),
+        ("GET", "/v1/conversations/conv_1/items"),
+        ("GET", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("DELETE", "/v1/chat/completions/chatcmpl_1"),
+    ],
+)
+async def test_a_server_that_stores_nothing_says_so(method, path) -> None:
+    call = await get(path, method)
+    assert call.status == 404
+    assert call.json["error"]["message"] == "This server stores nothing (--store none)."
+
+
 @pytest.mark.parametrize(("method", "path"), EVERYWHERE)
 async def test_every_response_has_server_and_request_id_headers(method, path) -> None:
     call = await get(path, method)

@@ -165,7 +165,7 @@ def serve(options: Namespace) -> int:
     prepare(upstreams, targets, settings, os.environ, loading)
     local = {each.name: ("this server", kind) for kind, each in find(targets, loading).items()}
     asyncio.run(check_memory(settings, os.environ, configuration.webhooks))
-    listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
+    listener = bind(settings, exact=configuration.port_given or options.port is not None)
     if settings.port not in (0, listener.getsockname()[1]):
         print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)
     if discovering:  # OPENAI_BASE_URL, which is for clients, may name this server

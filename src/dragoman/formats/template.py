@@ -21,7 +21,8 @@ try:
     from jinja2.sandbox import SandboxedEnvironment
 except ImportError as error:
     raise ImportError(
-        "Chat templates need jinja2: pip install 'dragoman[local]'.", name=error.name
+        "Chat templates need the extra local: pip install '.[local]' in the checkout.",
+        name=error.name,
     ) from error
 
 from msgspec.structs import replace

@@ -106,9 +106,10 @@ class Webhook(Struct, frozen=True, kw_only=True):
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """All that the file says."""
+    """All that the file says; `port_given` is whether that is in it, be it the usual one."""
 
     server: Settings = Settings()
+    port_given: bool = False
     upstreams: tuple[Upstream, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
 
@@ -128,8 +129,8 @@ def explained(about: str = "", hint: str = "") -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError) as error:
-        end = "." if isinstance(error, ImportError) else hint
-        raise ConfigurationError(f"{about}{error}{end}") from None
+        hint = "" if isinstance(error, ImportError) else hint
+        raise ConfigurationError(f"{about}{error}{hint}") from None
 
 
 def load(path: Path) -> Configuration:
@@ -164,6 +165,7 @@ def read(text: str, name: str = FILE) -> Configuration:
         raise ConfigurationError(f"{name} is nested too deeply to be read.") from None
     try:
         server = fields.object("server")
+        port_given = server is not None and "port" in server.rest()
         settings = _filled(Settings, server) if server else Settings()
         upstreams = tuple(map(_upstream, fields.objects("upstreams")))
         webhooks = tuple(map(_webhook, fields.objects("webhooks")))
@@ -174,7 +176,9 @@ def read(text: str, name: str = FILE) -> Configuration:
     except FaultError as error:
         line = _line_of(error.fault.param or "", text)
         raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None
-    return Configuration(server=settings, upstreams=upstreams, webhooks=webhooks)
+    return Configuration(
+        server=settings, port_given=port_given, upstreams=upstreams, webhooks=webhooks
+    )
 
 
 def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:

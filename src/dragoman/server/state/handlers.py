@@ -61,6 +61,9 @@ T = TypeVar("T")
 RESPONSES_PATH = f"/v1{RESPONSES.path}/"
 CONVERSATIONS_PATH = "/v1/conversations"
 COMPLETIONS_PATH = f"/v1{CHAT.path}"
+STORED = (RESPONSES_PATH, CONVERSATIONS_PATH, f"{CONVERSATIONS_PATH}/", f"{COMPLETIONS_PATH}/")
+"""What a server without a store refuses, with each of METHODS."""
+METHODS = ("GET", "POST", "DELETE")
 
 
 class Query(Struct):
