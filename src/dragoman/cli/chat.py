@@ -31,7 +31,6 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.history import History, answered, asked, exported, name, open_history
 from dragoman.stores.base import Record
 
-from .main import EFFORTS
 from .serve import Row, configured, row, table, visible
 
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
@@ -104,9 +103,6 @@ NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe th
 
 def chat(options: Namespace) -> int:
     """Run one of the commands."""
-    if (effort := getattr(options, "effort", None)) not in (None, *EFFORTS):
-        known = ", ".join(EFFORTS)
-        print(f"{effort!r} is sent as it is; efforts that are known: {known}.", file=sys.stderr)
     if options.command == "chat":
         return _chat(options)
     commands = {"models": _models, "ask": _ask, "log": _log, "tail": _tail}

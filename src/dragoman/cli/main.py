@@ -225,6 +225,9 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 def effort(text: str) -> str:
     """A reasoning effort, which may be one that only the model knows."""
-    if text not in EFFORTS and (near := hint(text, EFFORTS)):
-        raise argparse.ArgumentTypeError(f"there is no effort {text!r}{near}")
+    if text not in EFFORTS:
+        if near := hint(text, EFFORTS):
+            raise argparse.ArgumentTypeError(f"there is no effort {text!r}{near}")
+        known = ", ".join(EFFORTS)
+        print(f"{text!r} is sent as it is; efforts that are known: {known}.", file=sys.stderr)
     return text
