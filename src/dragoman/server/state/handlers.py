@@ -15,8 +15,9 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
+from dragoman.core.response import Response, default_guarantee
 from dragoman.engines.base import new_id, now
-from dragoman.server.exchange import Exchange, Route, nothing_at
+from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import (
     APART,
@@ -31,6 +32,7 @@ from dragoman.stores.base import (
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.json import Limits
+from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import shown
@@ -165,7 +167,7 @@ class Handlers:
             make = partial(encode_list, shown(found, request.include), more)
             exchange.reply(200, await self._apart(room.held + before.size, make))
         elif not query.stream:
-            exchange.reply(200, await self._encoded(record, room))
+            await self._send(exchange, record, room)
         else:
             await self._begin_replay(record, room, query.starting_after + 1, exchange, caller)
 
@@ -188,8 +190,7 @@ class Handlers:
         """Stop a run; one that has ended stays as it is."""
         room = Room(count=exchange.count)
         record, _ = await self._find(RESPONSES, exchange, caller, room, "cancel")
-        ended = await self._memory.runs.cancel(record)
-        exchange.reply(200, await self._encoded(ended, room))
+        await self._send(exchange, await self._memory.runs.cancel(record), room)
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         """Forget a response, or a completion."""
@@ -211,8 +212,8 @@ class Handlers:
         async with self._making:
             return await asyncio.to_thread(make)
 
-    async def _encoded(self, record: Record, room: Room) -> bytes:
-        """A response as it is now."""
+    async def _send(self, exchange: Exchange, record: Record, room: Room) -> None:
+        """Answer with a response as it is now."""
         response = record.response
         if response is None:
             size, _ = await self._store.log_size(record.id, SEGMENTS)
@@ -224,8 +225,13 @@ class Handlers:
                     place += len(segment.events)
             response = fold.response if place else unstarted(record)
         dialect = DIALECTS[record.dialect]
-        make = partial(RESPONSES.encode_response, response, record.request, dialect)
-        return await self._apart(room.held, make)
+
+        def make() -> tuple[bytes, Headers]:
+            body = RESPONSES.encode_response(response, record.request, dialect)
+            return body, _reports(RESPONSES, record, response)
+
+        body, headers = await self._apart(room.held, make)
+        exchange.reply(200, body, *headers)
 
     async def _find(
         self, wire: Wire, exchange: Exchange, caller: Caller, room: Room, *rests: str
@@ -370,7 +376,9 @@ class Handlers:
             ]
             return _listing(*paged([(each["id"], each) for each in messages], paging))
 
-        exchange.reply(200, await self._apart(room.held, make))
+        body, response = await self._apart(room.held, make), record.response
+        headers = () if rest or response is None else _reports(CHAT, record, response)
+        exchange.reply(200, body, *headers)
 
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
@@ -406,6 +414,14 @@ def _nowhere(after: str) -> Fault:
 def _no_item(id: str, item: str) -> Fault:
     problem = f"There is no item {item[:100]!r} in the conversation {id[:100]!r}, or no longer."
     return Fault("not_found", problem, "client")
+
+
+def _reports(wire: Wire, record: Record, response: Response) -> Headers:
+    """The headers that the answer had, as far as it has come."""
+    losses, sure = response.losses + judge(response, wire.losses), response.guarantee
+    if response.status != "queued" and response.error is None:
+        sure = sure or default_guarantee(record.request)
+    return report_headers(losses, sure)
 
 
 def _completion(record: Record) -> dict[str, Any]:
