@@ -1,7 +1,5 @@
 """What clients are told of what became of their fields, in their own words."""
 
-from typing import Any
-
 import pytest
 
 from dragoman.core.item import Message
@@ -13,6 +11,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.chat import CHAT
+from dragoman.wire.json import dump
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.protocol import STANDARD
 from dragoman.wire.registry import spell_losses
@@ -58,17 +57,11 @@ async def test_m15_an_unknown_form_of_an_answer_lists_the_known_ones() -> None:
     ],
 )
 def test_m8_a_budget_of_thinking_is_emulated_by_an_effort(thinking, losses) -> None:
-    request = MESSAGES.decode_request(json(asking("messages") | {"thinking": thinking}))
+    request = MESSAGES.decode_request(dump(asking("messages") | {"thinking": thinking}))
     body, lost = CHAT.encode_request(request, STANDARD)
     assert (b'"reasoning_effort":"low"' in body) is (thinking["type"] == "enabled")
     spelt = spell_losses(lost, request, "messages")
     assert [(loss.field, loss.action) for loss in spelt] == losses
-
-
-def json(value: Any) -> bytes:
-    from dragoman.wire.json import dump
-
-    return dump(value)
 
 
 # ---- prefills --------------------------------------------------------------------------------
@@ -97,7 +90,7 @@ async def test_m5_a_last_message_of_the_assistant_is_continued() -> None:
 
 
 def test_m5_a_prefill_is_reported_where_a_server_may_not_continue_it() -> None:
-    request = MESSAGES.decode_request(json({"model": "m", "messages": PREFILLED}))
+    request = MESSAGES.decode_request(dump({"model": "m", "messages": PREFILLED}))
     spelt = spell_losses(CHAT.encode_request(request, STANDARD)[1], request, "messages")
     assert [(loss.field, loss.action) for loss in spelt] == [("messages[1]", "emulated")]
     assert MESSAGES.encode_request(request, STANDARD)[1] == ()
