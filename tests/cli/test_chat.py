@@ -104,6 +104,15 @@ def test_options_are_sent_with_the_question(up: Mock, monkeypatch) -> None:
     assert (asked.json["model"], asked.json["reasoning_effort"]) == ("m", "low")
 
 
+def test_an_effort_that_is_not_known_is_sent_with_a_note(up: Mock, capsys) -> None:
+    seen("ask", "--at", up.base_url, "--effort", "ludicrous", "Hi")
+    assert up.asked[0].json["reasoning_effort"] == "ludicrous"
+    told = "'ludicrous' is sent as it is; efforts that are known: none, minimal, low, medium, high"
+    assert told in capsys.readouterr().err
+    seen("ask", "--at", up.base_url, "--effort", "high", "Hi")
+    assert capsys.readouterr().err == ""
+
+
 def test_first_listed_model_is_the_default(up: Mock) -> None:
     seen("ask", "--at", up.base_url, "Hi")
     assert up.asked[0].json["model"] == "first"

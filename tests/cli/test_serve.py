@@ -160,9 +160,15 @@ def test_the_file_in_this_folder_is_read(up: Mock, tmp_path) -> None:
     upstream = f'[[upstreams]]\nname = "up"\nurl = "{up.base_url}"\nmodels = ["second", "new"]\n'
     configured(tmp_path, f"[server]\nport = 0\n{upstream}")
     shown = serve()
-    assert f"  second  {up.base_url}  (generic)\n" in shown
-    assert "  new     an upstream that does not list it\n" in shown
+    assert "  second  up  (generic)\n" in shown
+    assert "  new     up  (does not list it)\n" in shown
     assert "first" not in shown
+
+
+def test_pubsub_that_no_store_uses_is_mentioned(tmp_path, capsys) -> None:
+    configured(tmp_path, '[server]\nstore = "none"\npubsub = "redis://127.0.0.1:9"\n')
+    serve("script", "--port", "0")
+    assert capsys.readouterr().err == f"{command.NO_PUBSUB}\n"
 
 
 def test_options_override_the_file(up: Mock, tmp_path) -> None:
@@ -339,6 +345,7 @@ def test_workers_option_runs_workers(monkeypatch) -> None:
 
 # ---- what cannot be served -----------------------------------------------------------------
 
+WIRE_NAMES = "auto, chat, completions, messages, responses"
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "a target": (
         ["scrpt"],
@@ -347,6 +354,14 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a profile": (
         ["--upstream", NOBODY, "--profile", "olama"],
         f"{NOBODY}: profile is 'olama', and must be one of ",
+    ),
+    "a wire that is nearly one": (
+        ["--upstream", NOBODY, "--wire", "chatt"],
+        f"{NOBODY}: wire is 'chatt', and must be one of {WIRE_NAMES}; did you mean chat?\n",
+    ),
+    "a format that is nearly one": (
+        ["--upstream", NOBODY, "--wire", "completions", "--format", "harmnoy"],
+        f"{NOBODY}: format is 'harmnoy', and must be a model's folder or one of ",
     ),
     "a wire": (
         ["--upstream", NOBODY, "--wire", "smoke"],

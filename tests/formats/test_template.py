@@ -403,5 +403,5 @@ def test_f7_unknown_family_is_parsed_as_hermes_and_not_recognised() -> None:
 def test_missing_jinja_is_an_error_that_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "dragoman.formats.template", raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'dragoman\[local\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[local\]'"):
         import_module("dragoman.formats.template")
