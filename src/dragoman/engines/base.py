@@ -39,9 +39,9 @@ from dragoman.core.interfaces import (
     Secret,
     Sink,
 )
+from dragoman.core.item import INTERNAL
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.wire.losses import INTERNAL
 
 _log = logging.getLogger("dragoman")
 

@@ -22,7 +22,7 @@ from dragoman.core import item as core_item
 from dragoman.core import request as core_request
 from dragoman.core import response as core_response
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import JSON, Message, UnknownPart
+from dragoman.core.item import INTERNAL, JSON, Message, UnknownPart
 from dragoman.core.loss import Loss, LossList, path
 from dragoman.core.request import AllowedTools, Request, Sampling, UnknownTool
 from dragoman.core.response import CONSTRAINT_FIELDS, Response
@@ -340,10 +340,6 @@ _QUIET = frozenset({"system_fingerprint", "timings"})
 """How a server worked: in every answer of some servers, where it would drown the rest."""
 _NESTED = frozenset({"text", "response_format", "json_schema", "function", "custom"})
 """Objects of which a wire takes some members: what is left in them is reported by itself."""
-INTERNAL = frozenset(
-    {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
-)
-"""Keys of an `extra` that are no wire's."""
 
 _Place = tuple[int, ...]
 _Group = tuple[tuple[str, ...], dict[type, _Kind], _Place, tuple[Any, ...]]
