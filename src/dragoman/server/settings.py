@@ -38,7 +38,7 @@ class Settings(Limits, frozen=True, kw_only=True):
     port: Annotated[
         int,
         about(
-            "The port to listen on; 0 picks a free one. Where none is set, the next free one will do.",
+            "The port to listen on; 0 picks a free one. Unset, the next free one will do too.",
             ge=0,
             le=65535,
         ),
