@@ -178,9 +178,10 @@ class Turn(Responder):
             else:
                 frames = self._encoder.frames(events)
             # A turn has no headers but in its first event, and once more in its last.
-            if isinstance(first, Started):
+            known = self._losses or self._guarantee
+            if isinstance(first, Started) and (known or first.losses or first.guarantee):
                 self._report(frames, 0, first)
-            if isinstance(last, Finished):
+            if isinstance(last, Finished) and (known or last.losses or last.guarantee):
                 self._report(frames, -1, last)
             if self._ending:
                 frames = [frame[:-1] + self._ending for frame in frames]
@@ -200,10 +201,9 @@ class Turn(Responder):
         """Add to a frame, as `headers`, those that an answer over HTTP would have by now."""
         self._losses += event.losses
         self._guarantee = event.guarantee or self._guarantee
-        if self._losses or self._guarantee:
-            pairs = report_headers(self._losses, self._guarantee)
-            headers = json.dump({name.decode(): value.decode() for name, value in pairs})
-            frames[place] = b'%b,"headers":%b}' % (frames[place][:-1], headers)
+        pairs = report_headers(self._losses, self._guarantee)
+        headers = json.dump({name.decode(): value.decode() for name, value in pairs})
+        frames[place] = b'%b,"headers":%b}' % (frames[place][:-1], headers)
 
     def fail(self, fault: Fault) -> None:
         """Send why the turn ends here."""

@@ -37,6 +37,7 @@ from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import shown
 from dragoman.wire.responses.response import (
+    Include,
     decode_items,
     decode_metadata,
     decode_opening,
@@ -72,7 +73,7 @@ class Query(Struct):
 
     after: str | None = None
     before: str | None = None
-    include: tuple[str, ...] = ()
+    include: tuple[Include, ...] = ()
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     metadata: dict[str, str] = {}
     model: str | None = None
@@ -95,11 +96,12 @@ def asked(exchange: Exchange) -> Query:
     fields["include"] = [value for name, value in pairs if name.partition("[")[0] == "include"]
     metadata = [(name, value) for name, value in pairs if name.startswith("metadata[")]
     fields["metadata"] = {name[len("metadata[") : -1]: value for name, value in metadata}
+    if (order := fields.get("order", "asc")) not in ("asc", "desc"):
+        raise FaultError(bad_request(f"is {order[:100]!r}, and must be 'asc' or 'desc'", "order"))
     try:
         return convert(fields, Query, strict=False)
     except ValidationError as error:
-        problem, _, name = str(error).partition(" - at `$.")
-        raise FaultError(bad_request(problem, name.rstrip("`"))) from None
+        raise json.invalid(error, "") from None
 
 
 def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list[T], bool]:
@@ -253,13 +255,14 @@ class Handlers:
 
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Make a conversation."""
-        items, metadata = await self._read(exchange, caller, decode_opening)
+        items, metadata, losses = await self._read(exchange, caller, decode_opening)
         id, moment = new_id(), now()
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=moment, metadata=metadata or None
         )
         await self._store.create_conversation(made, _unique(named(items, id)))
-        exchange.reply(200, encode_conversation(id, moment, metadata))
+        headers = report_headers(losses)
+        exchange.reply(200, encode_conversation(id, moment, metadata), *headers)
 
     async def get_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """A conversation, its items, or one of them."""
