@@ -72,22 +72,25 @@ clean: ## remove what was built, the virtual environment too
 
 # One environment. The package is installed as a link to src/, so only pyproject.toml can make it stale.
 # Debian without python3-venv has no ensurepip: then the system's pip fills the environment.
-$(PY):
-	$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
-	  $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install --quiet pip; }
-	$(PIP) install --upgrade pip
+# Where pip fails, as it does for ever once its own upgrade was interrupted, all is built again.
+$(VENV)/pip.stamp:
+	@$(PIP) install --upgrade pip 2>/dev/null || { \
+	  $(PYTHON) -m venv --clear $(VENV) 2>/dev/null || { \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install --quiet pip; } && \
+	  $(PIP) install --upgrade pip; }
+	@touch $@
 
-$(VENV)/run.stamp: pyproject.toml | $(PY)
+$(VENV)/run.stamp: pyproject.toml | $(VENV)/pip.stamp
 	$(PIP) install --editable '.[local]'
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml | $(PY)
+$(VENV)/dev.stamp: pyproject.toml | $(VENV)/pip.stamp
 	$(PIP) install --editable '.[local]' --group dev
 	@touch $@ $(VENV)/run.stamp
 
 # What judges us in `make test-full`, apart, as it is none of our dependencies: the libraries, the test
 # suite that the source of jsonschema ships, and the vocabulary that openai-harmony would download.
-$(VENV)/oracles.stamp: Makefile | $(PY)
+$(VENV)/oracles.stamp: Makefile | $(VENV)/pip.stamp
 	rm -rf $(VENV)/oracles && mkdir -p $(VENV)/oracles/suite
 	$(PYTHON) -m venv $(VENV)/oracles/venv 2>/dev/null || { \
 	  $(PYTHON) -m venv --clear --without-pip $(VENV)/oracles/venv && \
@@ -111,7 +114,7 @@ $(VENV)/floors.stamp: pyproject.toml tests/floors.py | $(VENV)/dev.stamp
 	@touch $@
 
 # The clients that the tests of compliance run as they are, where npm can install them.
-$(VENV)/agents.stamp: Makefile | $(PY)
+$(VENV)/agents.stamp: Makefile | $(VENV)/pip.stamp
 	@if command -v npm >/dev/null; then \
 	  npm install --prefix $(VENV)/agents --no-audit --no-fund --loglevel=error $(AGENTS) && touch $@; \
 	else echo "There is no npm, so Codex, Claude Code and the TypeScript SDK are not tested."; fi

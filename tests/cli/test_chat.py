@@ -104,6 +104,15 @@ def test_options_are_sent_with_the_question(up: Mock, monkeypatch) -> None:
     assert (asked.json["model"], asked.json["reasoning_effort"]) == ("m", "low")
 
 
+def test_an_effort_that_is_not_known_is_sent_with_a_note(up: Mock, capsys) -> None:
+    seen("ask", "--at", up.base_url, "--effort", "ludicrous", "Hi")
+    assert up.asked[0].json["reasoning_effort"] == "ludicrous"
+    told = "'ludicrous' is sent as it is; efforts that are known: none, minimal, low, medium, high"
+    assert told in capsys.readouterr().err
+    seen("ask", "--at", up.base_url, "--effort", "high", "Hi")
+    assert capsys.readouterr().err == ""
+
+
 def test_first_listed_model_is_the_default(up: Mock) -> None:
     seen("ask", "--at", up.base_url, "Hi")
     assert up.asked[0].json["model"] == "first"
@@ -207,6 +216,40 @@ def test_discovered_server_is_asked(up: Mock, monkeypatch) -> None:
     assert up.asked[0].headers["authorization"] == "Bearer canary"
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["ask", "Hi"], "A server on port {} asks for a key: name the variable that holds it with"),
+        (["models", "--key-env", "WRONG"], "The server on port {} refused the key in WRONG."),
+    ],
+)
+def test_a_server_that_asks_for_a_key_is_not_passed_over(
+    words, problem, up: Mock, monkeypatch, capsys
+) -> None:
+    right = "Bearer right-key"
+    up.probed = lambda asked: (
+        plain(200, LISTING)
+        if asked.headers.get("authorization") == right
+        else plain(401, {"error": {"message": "This server asks for a key."}})
+    )
+    monkeypatch.setattr(discover, "PORTS", (up.port,))
+    monkeypatch.setenv("RIGHT", "right-key")
+    monkeypatch.setenv("WRONG", "wrong-key")
+    assert seen(*words, status=1) == ""
+    assert f"dragoman: {problem.format(up.port)}" in capsys.readouterr().err
+    assert seen("ask", "--key-env", "RIGHT", "--model", "m", "Hi") == "Hello!\n"
+    assert (up.asked[0].headers["authorization"], up.asked[0].json["model"]) == (right, "m")
+
+
+@pytest.mark.parametrize("words", [["ask", "Hi"], ["chat"]])
+@pytest.mark.parametrize("target", ["pocket", "script"])
+def test_a_model_that_is_not_there_is_refused(words, target, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+    main([*words, "--at", target, "--model", "nope"])
+    problem = f"There is no model 'nope'. The models are: {target}."
+    assert problem in capsys.readouterr().err
+
+
 def test_the_environment_names_a_server_and_its_key(up: Mock, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", up.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "canary")
@@ -230,7 +273,7 @@ def test_without_a_server_the_pocket_model_answers(capsys) -> None:
 def test_model_that_cannot_run_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
     seen("ask", "--at", "pocket", "Hello!", status=1)
-    assert "dragoman: The pocket model needs the local extra: pip" in capsys.readouterr().err
+    assert "dragoman: The pocket model needs the extra local: pip" in capsys.readouterr().err
 
 
 def test_gguf_file_is_asked() -> None:

@@ -179,6 +179,12 @@ def test_key_selects_its_tenant(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("KEY", "sesame")
     assert main(["log", "--key-env", "KEY", *where(tmp_path)]) == 0
     assert "resp_a" in capsys.readouterr().out
+    Path("dragoman.toml").write_text('[server]\napi_key_env = ["KEY", "OTHER"]\n')
+    for words in (["log"], ["tail", "resp_a"]):
+        assert main([*words, *where(tmp_path)]) == 1
+        assert "is theirs: --key-env KEY or OTHER shows it" in capsys.readouterr().err
+    assert main(["log", "--key-env", "KEY", *where(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def record(**fields: Any) -> Record:

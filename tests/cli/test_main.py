@@ -134,10 +134,13 @@ def test_version_option_prints_version(capsys) -> None:
 
 
 REFUSED = {
-    "srve": "invalid choice: 'srve'",
+    "srve": "dragoman: error: there is no command 'srve'; did you mean serve?",
+    "aks Hi": "there is no command 'aks'; did you mean ask?",
+    "pocket": "there is no command 'pocket'; there is serve, models, ask, chat, tokens, log, tail",
     "serve --prot 1": "usage: dragoman serve [-h]",
     "serve --prot": "dragoman serve: error: unrecognized arguments: --prot; did you mean --port?",
     "serve --quux": "dragoman serve: error: unrecognized arguments: --quux",
+    "serve --model": "unrecognized arguments: --model",
     "ask --effort hgih": "--effort: there is no effort 'hgih'; did you mean high?",
     "log --limit -1": "--limit: the number must be at least 1",
     "log --limit 0": "--limit: the number must be at least 1",
@@ -156,10 +159,15 @@ REFUSED = {
 }
 
 
+UNLIKE = ("serve --quux", "serve --model", "models a", "pocket")
+"""Nothing is suggested for these."""
+
+
 @pytest.mark.parametrize("words", REFUSED)
 def test_invalid_arguments_are_refused_by_name(words, capsys) -> None:
     shown = output(words, capsys, "2")
     assert REFUSED[words] in shown
+    assert words not in UNLIKE or "did you mean" not in shown
     assert "usage: dragoman" in shown
 
 

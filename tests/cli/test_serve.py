@@ -66,7 +66,7 @@ def test_with_nothing_found_and_no_extra_the_demo_engine_is_served(monkeypatch, 
     assert "  script  this server  (a demo, not a model)\n" in shown
     assert capsys.readouterr().err == (
         f"{LOOKING}No model was found: this is the demo engine. The pocket model needs "
-        "the local extra: pip install 'dragoman[local]'\n"
+        "the extra local: pip install '.[local]' in the checkout.\n"
     )
 
 
@@ -160,9 +160,15 @@ def test_the_file_in_this_folder_is_read(up: Mock, tmp_path) -> None:
     upstream = f'[[upstreams]]\nname = "up"\nurl = "{up.base_url}"\nmodels = ["second", "new"]\n'
     configured(tmp_path, f"[server]\nport = 0\n{upstream}")
     shown = serve()
-    assert f"  second  {up.base_url}  (generic)\n" in shown
-    assert "  new     an upstream that does not list it\n" in shown
+    assert "  second  up  (generic)\n" in shown
+    assert "  new     up  (does not list it)\n" in shown
     assert "first" not in shown
+
+
+def test_pubsub_that_no_store_uses_is_mentioned(tmp_path, capsys) -> None:
+    configured(tmp_path, '[server]\nstore = "none"\npubsub = "redis://127.0.0.1:9"\n')
+    serve("script", "--port", "0")
+    assert capsys.readouterr().err == f"{command.NO_PUBSUB}\n"
 
 
 def test_options_override_the_file(up: Mock, tmp_path) -> None:
@@ -301,7 +307,14 @@ def test_taken_default_port_gives_the_next_one(taken: int) -> None:
 
 def test_taken_explicit_port_is_an_error(taken: int, tmp_path, capsys) -> None:
     path = configured(tmp_path, f"[server]\nport = {taken}")
-    for words in (["--port", str(taken)], ["--port", str(Settings().port)], ["--config", path]):
+    usual = tmp_path / "usual.toml"
+    usual.write_text(f"[server]\nport = {Settings().port}")
+    for words in (
+        ["--port", str(taken)],
+        ["--port", str(Settings().port)],
+        ["--config", path],
+        ["--config", str(usual)],
+    ):
         assert main(["serve", "script", *words]) == 1
         told = f"dragoman: Port {taken} is taken on 127.0.0.1. Choose another with --port, "
         told += "or in Python with Settings(port=…).\n"
@@ -332,6 +345,7 @@ def test_workers_option_runs_workers(monkeypatch) -> None:
 
 # ---- what cannot be served -----------------------------------------------------------------
 
+WIRE_NAMES = "auto, chat, completions, messages, responses"
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "a target": (
         ["scrpt"],
@@ -340,6 +354,14 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a profile": (
         ["--upstream", NOBODY, "--profile", "olama"],
         f"{NOBODY}: profile is 'olama', and must be one of ",
+    ),
+    "a wire that is nearly one": (
+        ["--upstream", NOBODY, "--wire", "chatt"],
+        f"{NOBODY}: wire is 'chatt', and must be one of {WIRE_NAMES}; did you mean chat?\n",
+    ),
+    "a format that is nearly one": (
+        ["--upstream", NOBODY, "--wire", "completions", "--format", "harmnoy"],
+        f"{NOBODY}: format is 'harmnoy', and must be a model's folder or one of ",
     ),
     "a wire": (
         ["--upstream", NOBODY, "--wire", "smoke"],
@@ -411,6 +433,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no format": (
         ["--upstream", NOBODY, "--wire", "completions"],
         f"{NOBODY}: format is missing: over completions a model is spoken to in one of ",
+    ),
+    "a path that is added": (
+        ["--upstream", f"{NOBODY}/chat/completions/"],
+        f"{NOBODY}/chat/completions/: the URL ends with /chat/completions, which is added to it",
     ),
     "no such file": (["--config", "none.toml"], "none.toml cannot be read: No such file"),
 }

@@ -166,8 +166,36 @@ def test_losses_and_malformed_output_are_reported(tmp_path) -> None:
     assert any(line.startswith("lost: items[0].content[0]") for line in lines)
 
 
+def test_what_goes_nowhere_in_a_request_and_a_completion_is_reported(tmp_path) -> None:
+    file, said = tmp_path / "request.json", tmp_path / "completion.txt"
+    tool = {"type": "function", "function": {"name": "look"}}
+    messages = [{"role": "user", "content": "Hi"}]
+    file.write_text(json.dumps({"messages": messages, "tools": [tool], "magic": 1, "seed": 1}))
+
+    def told(completion: str) -> list[str]:
+        said.write_text(completion)
+        lines = shown("--format", "hermes", "--request", str(file), "--completion", str(said))
+        assert "lost: magic (a prompt cannot express it)" in lines
+        return [line for line in lines if line.startswith(("left out", "malformed"))]
+
+    assert told("Hi<|im_end|>") == []
+    assert told("Hi<|im_end|>and more") == ["left out: 2 tokens after the end"]
+    unfinished = "malformed: the call at the end is not finished: what has not begun is left out"
+    assert told('<tool_call>\n{"name": "loo') == [unfinished]
+    assert told("Hi <tool_c") == ["malformed: the half mark '<tool_c' at the end is left out"]
+
+
 MISTAKES = {
+    "an id that is none": (
+        ["--completion", "ids.json"],
+        "The completion has the id 999999999, and the vocabulary ends at ",
+    ),
+    "an id below all": (
+        ["--tokenizer", str(pocket.FOLDER), "--completion", "below.json"],
+        "The completion has the id -1, and the vocabulary ends at ",
+    ),
     "no such format": (["--format", "morse"], "There is no format 'morse'. Formats: "),
+    "nearly a format": (["--format", "harmnoy"], "There is no format 'harmnoy'. Formats: "),
     "no such folder": (
         ["--tokenizer", "nowhere"],
         f"{Path('nowhere', 'tokenizer.json')} cannot be read: No such file or directory.",
@@ -186,13 +214,16 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_prints_one_line(name, capsys) -> None:
-    Path("ids.json").write_text("[1, 2]")
+    Path("ids.json").write_text("[1, 999999999]")
+    Path("below.json").write_text("[-1]")
     words, told = MISTAKES[name]
     assert shown(*words, status=1) == []
-    assert capsys.readouterr().err.startswith(f"dragoman: {told}")
+    error = capsys.readouterr().err
+    assert error.startswith(f"dragoman: {told}")
+    assert ("; did you mean harmony?" in error) == ("harmnoy" in told)
 
 
 def test_missing_local_extra_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
     assert shown(status=1) == []
-    assert "pip install 'dragoman[local]'" in capsys.readouterr().err
+    assert "pip install '.[local]'" in capsys.readouterr().err

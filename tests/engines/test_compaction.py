@@ -31,6 +31,7 @@ from dragoman.engines.compaction import (
 )
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script, spoken
+from dragoman.wire.losses import header
 from tests.engines.stage import heard
 
 TALK = (
@@ -276,8 +277,9 @@ async def test_truncated_input_is_reported() -> None:
     assert 0 < len(asked.items) < len(LONG)
     assert asked.items == LONG[-len(asked.items) :]
     (loss,) = events[0].losses
-    assert (loss.field, loss.action) == ("input", "dropped")
-    assert str(len(LONG) - len(asked.items)) in loss.why
+    missing = len(LONG) - len(asked.items)
+    assert (loss.field, loss.action) == (f"input({missing})", "dropped")
+    assert header((loss,)) == f"dropped: input({missing})"  # the reason is not in it
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dragoman.core.interfaces import Secret
 from dragoman.engines import discover as room
 from dragoman.engines.discover import Discovered, discover, look, named
 from dragoman.net.client import Client
 from tests.cases import cases
-from tests.mock import Reply, mock, plain
+from tests.mock import Asked, Reply, mock, plain
 
 LISTING = {"object": "list", "data": [{"id": "a", "owned_by": "me"}, {"id": "b"}, {"no": "id"}]}
 
@@ -64,6 +65,49 @@ async def test_model_listing_is_a_server(client: Client, listing, models, profil
 )
 async def test_an_open_port_proves_nothing(client: Client, reply) -> None:
     assert await answer(client, reply) is None
+
+
+@pytest.mark.parametrize(
+    ("refusal", "asks"),
+    [
+        (plain(401, {"error": "Unauthorized"}), True),
+        (plain(401, b"", "x-dragoman: 0.1.0"), True),
+        (plain(401, b"<html>Log in</html>", type="text/html"), False),
+        (plain(403, {"error": "no"}), False),
+    ],
+)
+async def test_a_key_is_given_to_servers_that_ask_for_one(client: Client, refusal, asks) -> None:
+    key = Secret("canary-key")
+
+    def probed(asked: Asked) -> Reply:
+        right = asked.headers.get("authorization") == "Bearer canary-key"
+        return plain(200, LISTING) if right else refusal
+
+    async with mock(plain(500, b""), probed=probed) as up:
+        found = [await look(client, up.base_url, ours=True, key=each) for each in (None, key)]
+        sent = ["canary-key" in each.headers.get("authorization", "") for each in up.probes]
+        assert await look(client, up.base_url, key=key) is None  # a server has none to give
+    access = [each and each.access for each in found]
+    assert access == (["refused", "granted"] if asks else [None, None])
+    assert sent == ([False, False, True] if asks else [False, False])
+
+
+async def test_a_server_that_takes_the_key_comes_first(monkeypatch) -> None:
+    key, right = Secret("canary-key"), {"authorization": "Bearer canary-key"}
+
+    def probed(asked: Asked) -> Reply:
+        known = right.items() <= asked.headers.items()
+        return plain(200, LISTING) if known else plain(401, {"error": ""})
+
+    async with (
+        mock(plain(500, b""), probed=plain(200, LISTING)) as free,
+        mock(plain(500, b""), probed=plain(401, {"error": ""})) as other,
+        mock(plain(500, b""), probed=probed) as keyed,
+    ):
+        monkeypatch.setattr(room, "PORTS", (free.port, other.port, keyed.port))
+        for given, order in ((None, [free, other, keyed]), (key, [keyed, other, free])):
+            found = await discover({}, ours=True, key=given)
+            assert [server.base_url for server in found] == [each.base_url for each in order]
 
 
 async def test_silence_is_not_waited_for(client: Client, monkeypatch) -> None:

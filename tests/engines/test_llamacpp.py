@@ -184,7 +184,7 @@ async def test_a_server_that_cannot_be_started_again_is_tried_again(
 
 def test_missing_extra_is_reported_with_its_install_command(monkeypatch) -> None:
     monkeypatch.setattr(room, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'dragoman\[llamacpp\]'$"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[llamacpp\]' in the checkout\.$"):
         room.prepare(FILE)
 
 

@@ -57,7 +57,7 @@ def test_a_client_of_a_file_is_one_line() -> None:
 
 def test_client_of_a_folder_reports_a_missing_extra(monkeypatch) -> None:
     monkeypatch.setattr(transformers, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'dragoman\[transformers\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[transformers\]' in the checkout\.$"):
         connect("hf:./nowhere")
 
 

@@ -63,6 +63,36 @@ async def test_auto_asks_once_for_free_and_remembers(status, wire) -> None:
         assert questions(up) == [("GET /v1/models", b""), *posted]
 
 
+async def test_query_of_an_address_follows_every_path() -> None:
+    listing = probed(plain(404, {"error": {"message": "?"}}))
+    query = "?api-version=1&code=canary"
+    vectors = {"object": "list", "data": [{"index": 0, "embedding": [0.5]}], "model": "e"}
+    async with mock(both, probed=listing) as up:
+        engine = Remote(f"{up.base_url}/{query}#here", wire="auto")
+        try:
+            (model,) = await engine.models()
+            assert (await ask(engine)).text == "Chat"
+            up.handler = lambda asked: plain(200, vectors)
+            await engine.embed({"model": "e", "input": "x"})
+            up.handler = lambda asked: plain(400, {"error": {"message": f"What is {asked.path}?"}})
+            quoting = await fault(engine)
+        finally:
+            await engine.close()
+    paths = {f"{each.path}" for each in (*up.probes, *up.asked)}
+    words = ("models", "responses", "chat/completions", "messages", "embeddings")
+    assert paths == {f"/v1/{path}{query}" for path in words}
+    assert model.extra["upstream"]["url"] == up.base_url  # without what may be a secret
+    assert quoting.message == "What is /v1/chat/completions?***?"
+
+
+async def test_tokens_are_counted_with_the_query_of_the_address() -> None:
+    async with mock(plain(200, {"input_tokens": 3})) as up:
+        engine = Remote(f"{up.base_url}?api-version=1", wire="messages")
+        assert await engine.count(asking()) == 3
+        await engine.close()
+    assert up.asked[0].path == "/v1/messages/count_tokens?api-version=1"
+
+
 async def test_concurrent_requests_share_one_probe() -> None:
     async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, up):
         answers = await asyncio.gather(*(ask(engine) for _ in range(6)))

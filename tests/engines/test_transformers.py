@@ -243,7 +243,7 @@ def test_device_is_the_best_available_or_the_requested_one(
 
 def test_missing_extra_is_reported_with_its_install_command(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(room, "find_spec", lambda name: None if name == "torch" else name)
-    with pytest.raises(ImportError, match=r"pip install 'dragoman\[transformers\]'$"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[transformers\]' in the checkout\.$"):
         room.prepare(str(folder))
 
 

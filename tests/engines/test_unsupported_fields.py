@@ -23,6 +23,9 @@ def asked(**fields: object) -> Request:
         ({"modalities": ("text", "audio")}, ["modalities"]),
         ({"max_tool_calls": 0, "verbosity": "low"}, ["max_tool_calls", "verbosity"]),
         ({"web_search": {}}, ["web_search_options"]),
+        ({"include": ("message.output_text.logprobs",)}, []),
+        ({"include": ("nope",)}, ["include[nope]"]),
+        ({"extra": {"legacy": {"functions": True}, "responses_vendor": {"top_k": 1}}}, []),
         ({"extra": {"chat": {"mirostat": 2, "chat_template_kwargs": {}}}}, ["mirostat"]),
     ],
 )

@@ -151,6 +151,11 @@ def test_text_is_scanned_once_for_any_number_of_control_tokens() -> None:
     assert many < 10 * few
 
 
+def test_text_that_ends_as_a_control_token_begins_does_not_make_one() -> None:
+    template = Template("{% for m in messages %}{{ m.content }}s>{% endfor %}", "hermes", ["<s>"])
+    assert template.render(request(Message("user", "a<"))).pieces == ("a<s>",)
+
+
 def test_private_characters_may_all_occur_in_a_conversation() -> None:
     """They are what control tokens are hidden with."""
     words = "".join(map(chr, range(0xE000, 0xF900)))
@@ -403,5 +408,5 @@ def test_f7_unknown_family_is_parsed_as_hermes_and_not_recognised() -> None:
 def test_missing_jinja_is_an_error_that_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "dragoman.formats.template", raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'dragoman\[local\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[local\]'"):
         import_module("dragoman.formats.template")

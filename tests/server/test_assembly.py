@@ -52,7 +52,7 @@ async def test_targets_are_served(targets, local_extra, models, monkeypatch) -> 
 
 def test_target_with_a_missing_extra_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
-    problem = r"needs the local extra: pip install 'dragoman\[local\]'\.$"
+    problem = r"needs the extra local: pip install '\.\[local\]' in the checkout\.$"
     with pytest.raises(ConfigurationError, match=problem):
         assemble((), ("pocket",), SETTINGS, {})
 

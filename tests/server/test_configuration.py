@@ -188,6 +188,7 @@ MISTAKES = {
     ),
     "[[upstreams]]\nname = 'a'\nurl = 'http://b'\nprofile = 'olama'": (
         f"4: upstreams[0].profile: is 'olama', and must be one of {', '.join(sorted(BY_NAME))}"
+        "; did you mean ollama?"
     ),
     "[[webhooks]]\nurl = 'a'\nsecret_env = 'b'\nallow = ['a.example']": (
         "4: webhooks[0].allow: has 'a.example', which is neither an address nor a network"
@@ -218,7 +219,9 @@ MISTAKES = {
     f"{UP}\nmodels = ['m']\n{OTHER}\naliases = {{ m = 'n' }}": (
         "8: upstreams[1].aliases: has 'm', which a has too and would answer alone"
     ),
-    "[upstreams]\nname = 'a'": "1: upstreams: is an object, and must be an array",
+    "[upstreams]\nname = 'a'": (
+        "1: upstreams: is one table, and must be a list of them: [[upstreams]]"
+    ),
     "upstreams = [1]": "1: upstreams[0]: is a number, and must be an object",
     "[server]\nport = 1\nport = 2\n[x]": "3: Cannot overwrite a value (at line 3, column 9)",
     "[server]\ndeadline = nan": "2: server.deadline: is nan, and must be a number",

@@ -15,7 +15,7 @@ import pytest
 
 from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
-from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind
+from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind, check
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging
@@ -35,6 +35,13 @@ def test_other_addresses_than_loopback_need_a_key(host) -> None:
 def test_loopback_needs_none(host) -> None:
     with bind(Settings(host=host, port=0), exact=True) as listener:
         assert listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("origin", ["app.example", "*.example", "https://app.example/x", ""])
+def test_what_is_no_origin_is_refused(origin) -> None:
+    with pytest.raises(HostError, match=r"is a scheme and a host, .* https://app\.example"):
+        check(Settings(cors_origins=("https://a.example:8443", origin)))
+    check(Settings(cors_origins=("*", "null", "http://[::1]:3000")))
 
 
 def test_with_a_key_any_address_will_do() -> None:

@@ -36,6 +36,22 @@ EVERYWHERE = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/conversations"),
+        ("GET", "/v1/conversations/conv_1/items"),
+        ("GET", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("DELETE", "/v1/chat/completions/chatcmpl_1"),
+    ],
+)
+async def test_a_server_that_stores_nothing_says_so(method, path) -> None:
+    call = await get(path, method)
+    assert call.status == 404
+    assert call.json["error"]["message"] == "This server stores nothing (--store none)."
+
+
 @pytest.mark.parametrize(("method", "path"), EVERYWHERE)
 async def test_every_response_has_server_and_request_id_headers(method, path) -> None:
     call = await get(path, method)
@@ -187,6 +203,22 @@ async def test_models_are_listed_with_all_that_is_known_of_them() -> None:
         assert (await get(f"/v1/models/{entry['id']}", app=app(Listing()))).json == entry, place
 
 
+async def test_a_model_that_is_not_there_is_told_apart_from_those_that_are() -> None:
+    call = await get("/v1/models/nope")
+    assert (call.status, call.json["error"]["code"]) == (404, "model_not_found")
+    assert call.json["error"]["message"] == "There is no model 'nope'. The models are: stub."
+
+
+async def test_a_listing_of_messages_has_the_context() -> None:
+    class Listing(Stub):
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+            return (Model("a", extra={"models": {"context_window": 9}}), Model("b"))
+
+    version = {"anthropic-version": "2023-06-01"}
+    call = await get("/v1/models", headers=version, app=app(Listing()))
+    assert [entry.get("max_input_tokens") for entry in call.json["data"]] == [9, None]
+
+
 async def test_failed_listing_is_reported() -> None:
     class Unreachable(Stub):
         async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
@@ -329,6 +361,11 @@ async def test_failing_send_is_raised_and_no_second_response_starts() -> None:
     with pytest.raises(RuntimeError, match="no more"):
         await call()
     assert [message["type"] for message in call.sent] == ["http.response.start"]
+
+
+async def test_a_path_that_is_nearly_one_is_set_right() -> None:
+    call = await get("/v1/chat/completion", "POST")
+    assert "Did you mean /v1/chat/completions?" in call.json["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/messages", "/v1/v1/messages"])

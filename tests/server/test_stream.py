@@ -116,6 +116,22 @@ async def test_late_losses_are_in_a_comment_before_the_end(wire: str) -> None:
     assert b"x-dragoman-loss" not in plain.body
 
 
+async def test_losses_are_in_a_comment_where_the_model_was_silent_for_long(wire: str) -> None:
+    gate = asyncio.Event()
+    begun = replace(STARTED, losses=(Loss("seed", "dropped", "why"),))
+    call = Call(
+        App(Stub(gate, begun, *saying("a")[1:]), Settings(header_hold=0.01)),
+        PATHS[wire],
+        asking(wire, stream=True),
+    )
+    task = asyncio.create_task(call())
+    await call.until(lambda: bool(call.sent))
+    gate.set()
+    await task
+    assert "x-dragoman-loss" not in call.headers
+    assert call.body.count(b": x-dragoman-loss: dropped: seed\n\n") == 1
+
+
 # ---- silence -------------------------------------------------------------------------------
 
 

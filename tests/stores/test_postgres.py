@@ -40,7 +40,7 @@ def test_missing_package_is_named_with_its_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     for name in [name for name in sys.modules if name.startswith("dragoman.stores.postgres")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(StoreError, match=r'pip install "dragoman\[postgres\]"'):
+    with pytest.raises(StoreError, match=r"pip install '\.\[postgres\]'"):
         open_store("postgresql:///", Retention(), {})
 
 

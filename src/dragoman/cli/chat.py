@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from datetime import datetime
 from shutil import get_terminal_size
+from urllib.parse import urlsplit
 
 from dragoman.client import Client, Stream, connect
 from dragoman.core.error import FaultError
@@ -24,7 +25,9 @@ from dragoman.core.interfaces import Secret
 from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, is_local, stand_in
-from dragoman.server.config import explained, place_of, read_key
+from dragoman.server.build import assemble
+from dragoman.server.config import ConfigurationError, explained, place_of, read_key
+from dragoman.server.settings import Settings
 from dragoman.server.state.history import History, answered, asked, exported, name, open_history
 from dragoman.stores.base import Record
 
@@ -87,6 +90,10 @@ class Renderer:
 NOTHING = (
     "dragoman: nothing was found. (Responses are stored unless a request says otherwise, chat "
     "completions only with `store: true`.)"
+)
+KEYLESS = (
+    "The configuration has keys, and what their clients stored is theirs: --key-env {} shows it. "
+    "This is what was stored without a key."
 )
 WAITING = 2.0
 """Seconds after which it is said that standard input is waited for."""
@@ -219,7 +226,14 @@ async def _client(options: Namespace) -> Client:
     key = _key(options, "the key to the server")
     if options.at:
         return _connected(options.at, key)
-    for found in await discover(os.environ, ours=True):
+    for found in await discover(os.environ, ours=True, key=key):
+        if found.access == "refused":
+            where = f"erver on port {urlsplit(found.base_url).port}"
+            raise ConfigurationError(
+                f"The s{where} refused the key in {options.key_env}."
+                if key
+                else f"A s{where} asks for a key: name the variable that holds it with --key-env."
+            )
         return _connected(found.base_url, os.environ.get(found.key_env) if found.key_env else key)
     target = stand_in()
     print(f"No model server found: this is {NOTES[target]} ({target}).", file=sys.stderr)
@@ -234,8 +248,8 @@ def _key(options: Namespace, what: str) -> Secret | None:
 def _connected(target: str, key: Secret | str | None) -> Client:
     """A client of a model of this machine, or of the server at an address."""
     if is_local(target):
-        with explained():
-            return connect(target)
+        # Through a router, which knows which names are a model's.
+        return connect(assemble((), (target,), Settings(), os.environ))
     with explained(f"{place_of(target)}: ", "."):
         return connect(target, key=key, name=f"at {place_of(target)}")
 
@@ -294,4 +308,6 @@ def _short(text: str) -> str:
 
 def _stored(options: Namespace) -> AbstractAsyncContextManager[History]:
     settings, key = configured(options).server, _key(options, "the key that owns the responses")
+    if settings.api_key_env and key is None:
+        print(KEYLESS.format(" or ".join(settings.api_key_env)), file=sys.stderr)
     return open_history(options.store or settings.store, settings.pubsub, os.environ, key)

@@ -7,9 +7,9 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
+from dragoman.core.error import hint
 from dragoman.core.interfaces import VERSION
 
 _EPILOG = """\
@@ -95,13 +95,19 @@ _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The options in a command line. Exits with status 2 for one that is none."""
-    options, unknown = parser().parse_known_args(words)
+    top = parser()
+    commands = [name for action in top._actions for name in action.choices or ()]
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        near = hint(words[0], commands) or f"; there is {', '.join(commands)}"
+        top.error(f"there is no command {words[0]!r}{near}")
+    options, unknown = top.parse_known_args(words)
     if unknown:
         command: argparse.ArgumentParser = options.parser
-        names = [name for action in command._actions for name in action.option_strings]
-        near = get_close_matches(unknown[0].partition("=")[0], names, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        # Without what all have in common, or each would be near any other.
+        names = [name[2:] for action in command._actions for name in action.option_strings]
+        word, mark, name = unknown[0].partition("=")[0].rpartition("--")
+        near = hint(name, names).replace("mean ", "mean --") if mark and not word else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     return options
 
 
@@ -125,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     add = command("serve", "serve models over Chat Completions, Responses and Messages", _SERVE)
     about = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
     add("targets", nargs="*", metavar="TARGET", help=about)
-    add("--host", help="the address to listen on (127.0.0.1); any other needs --api-key-env")
+    add("--host", help="the address to listen on (127.0.0.1); any other needs a key for clients")
     add("--port", type=port, help="the port (8000, or the next free one; exact if given)")
     about = "serve the server at this URL; may be given several times"
     add("--upstream", action="append", default=[], metavar="URL", help=about)
@@ -148,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     about = "how requests and errors are logged (text)"
     add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
-    add("--workers", type=workers, help="processes that share the port (1)")
+    add("--workers", type=workers, metavar="N", help="processes that share the port (1)")
     about = "the configuration (dragoman.toml, if it exists)"
     add("--config", type=Path, metavar="FILE", help=about)
 
@@ -214,12 +220,14 @@ positive = _number("number", 1, math.inf, "the number must be at least 1")
 layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 for all")
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Those that some model has; another is sent as it is, unless it looks like one of them."""
+"""Those that some model has; another is sent as it is, with a note, unless it looks like one."""
 
 
 def effort(text: str) -> str:
     """A reasoning effort, which may be one that only the model knows."""
-    near = get_close_matches(text, EFFORTS, 1)
-    if near and text not in EFFORTS:
-        raise argparse.ArgumentTypeError(f"there is no effort {text!r}; did you mean {near[0]}?")
+    if text not in EFFORTS:
+        if near := hint(text, EFFORTS):
+            raise argparse.ArgumentTypeError(f"there is no effort {text!r}{near}")
+        known = ", ".join(EFFORTS)
+        print(f"{text!r} is sent as it is; efforts that are known: {known}.", file=sys.stderr)
     return text

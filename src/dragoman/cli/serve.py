@@ -138,6 +138,7 @@ def table(rows: Sequence[Row], *, most: int = SHOWN) -> str:
 
 GENERATED = "DRAGOMAN_KEY"
 """The variable a generated key is shown to be put into."""
+NO_PUBSUB = "pubsub is not used: it is for servers that share a store in PostgreSQL."
 LISTING = 2.0
 """Seconds the model listing may take before the banner goes without it."""
 
@@ -164,8 +165,10 @@ def serve(options: Namespace) -> int:
     # Its errors come before anything else is printed.
     prepare(upstreams, targets, settings, os.environ, loading)
     local = {each.name: ("this server", kind) for kind, each in find(targets, loading).items()}
+    if settings.pubsub and not settings.store.startswith("postgres"):
+        print(NO_PUBSUB, file=sys.stderr)
     asyncio.run(check_memory(settings, os.environ, configuration.webhooks))
-    listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
+    listener = bind(settings, exact=configuration.port_given or options.port is not None)
     if settings.port not in (0, listener.getsockname()[1]):
         print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)
     if discovering:  # OPENAI_BASE_URL, which is for clients, may name this server
@@ -205,19 +208,24 @@ async def _announce(
             late = f"it listed no models within {LISTING:g} s"
             why = late if isinstance(listing, TimeoutError) else f"{listing}"
             answers = isinstance(listing, FaultError) and listing.fault.code == "upstream_error"
-            what = "cannot be used" if answers else "does not answer"
-            problems.append(visible(f"{upstream.name} {what}: {why}", True))
-            silent = (upstream.name, what)
-            places |= dict.fromkeys((*upstream.models, *upstream.aliases), silent)
-        elif not upstream.models:
-            twice = [model.id for model in listing if model.id in listed]
+            unlisted = "cannot be used" if answers else "does not answer"
+            problems.append(visible(f"{upstream.name} {unlisted}: {why}", True))
+            kinds = {}
+        else:
+            unlisted = "does not list it"
+            kinds = {each.id: (each.extra or {})["upstream"]["kind"] for each in listing}
+        for name in (*(upstream.models or kinds), *upstream.aliases):
+            note = kinds.get(upstream.aliases.get(name, name), unlisted)
+            places.setdefault(name, (upstream.name, note))
+        if not upstream.models:
+            twice = [name for name in kinds if name in listed]
             problems += [
                 visible(
                     f"{name}: {listed[name]} is asked, not {upstream.name}, which has it too", True
                 )
                 for name in twice[:3]
             ]
-            listed |= {model.id: upstream.name for model in listing if model.id not in listed}
+            listed |= {name: upstream.name for name in kinds if name not in listed}
     try:
         rows = [row(model, "this server", places) for model in engine.merge(listings)]
     except (FaultError, TimeoutError):
@@ -233,10 +241,8 @@ def row(model: Model, here: str, places: Mapping[str, tuple[str, str]] = {}) -> 
         return Row(name, *known)
     if (place := extra.get("upstream")) is not None:
         return Row(name, place["url"], place["kind"])
-    ours = extra.get("models", {}).get("format")
-    if model.id in NOTES or ours is not None:
-        return Row(name, here, NOTES.get(model.id, f"a model of {ours}"))
-    return Row(name, "an upstream that does not list it")
+    ours = extra.get("models", {}).get("format", "no format")
+    return Row(name, here, NOTES.get(model.id, f"a model of {ours}"))
 
 
 _NAME = re.compile(r"[\w .,:/@+=-]+")

@@ -19,7 +19,9 @@ from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning
 from dragoman.core.loss import Loss
 from dragoman.core.lower import lower
 from dragoman.core.request import FunctionTool, Request
+from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.turn import Turn
+from dragoman.engines.base import unsupported_fields
 from dragoman.engines.find_format import dated, find_format, format_of, warning_of
 from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.format import PLAIN, Format, Setting
@@ -65,6 +67,7 @@ def _lines(subject: Inspection, colours: bool) -> Iterable[str]:
     prompt, losses = prompt_tokens(format, request, tokenizer, subject.setting)
     yield f"Prompt in {format.name}: {_counted(prompt)}"
     yield from (_line(token, subject.words, colours) for token in prompt)
+    losses += tuple(unsupported_fields(request, carried=CONSTRAINT_FIELDS))
     yield from (visible(f"lost: {loss.field} ({loss.why})") for loss in (*subject.losses, *losses))
     if subject.completion is None:
         return
@@ -74,6 +77,8 @@ def _lines(subject: Inspection, colours: bool) -> Iterable[str]:
     yield from (_line(token, subject.words, colours) for token in shown)
     yield from (f"{'':{WIDTH + 20}}{event}" for event in map(describe_event, end) if event)
     yield from (visible(f"malformed: {warning}") for warning in warnings)
+    if after := len(raw_ids(subject.completion, tokenizer)) - len(shown):
+        yield f"left out: {after} tokens after the end"
 
 
 def _line(token: ShownToken, words: bool, colours: bool) -> str:
@@ -227,8 +232,18 @@ def inspect_input(
             raise ValueError("A completion of ids needs a vocabulary: --tokenizer FOLDER.")
         ends = found.stops(fit.request).controls
         tokenizer = WordTokens([found.render(fit.request, setting).text, *ends, parsed or ""])
+    _check_ids(parsed, tokenizer)
     words, warning = folder is None, warning_of(found)
     return Inspection(found, tokenizer, fit.request, parsed, fit.losses, words, warning, setting)
+
+
+def _check_ids(completion: str | Sequence[int] | None, tokenizer: Tokenizer) -> None:
+    """Raise ValueError for an id that no token has."""
+    ids = () if completion is None or isinstance(completion, str) else completion
+    for id in ids:
+        if not 0 <= id < tokenizer.size:
+            problem = f"The completion has the id {id}, and the vocabulary ends at"
+            raise ValueError(f"{problem} {tokenizer.size - 1}.")
 
 
 def _inspect_pocket(request: Request, completion: str | Sequence[int] | None) -> Inspection:
@@ -240,6 +255,7 @@ def _inspect_pocket(request: Request, completion: str | Sequence[int] | None) ->
 
     format, model, vocabulary = load(FOLDER)
     fit = lower(request, format.limits)
+    _check_ids(completion, vocabulary)
     if completion is None:  # what the model writes with greedy sampling
         news = format.render(fit.request).ids(vocabulary)
         controls, slot = vocabulary.controls, model.open(news)

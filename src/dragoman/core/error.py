@@ -7,6 +7,7 @@ a fault only has the status an upstream answered with.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -62,6 +63,18 @@ class Fault(Struct, frozen=True, omit_defaults=True):
     upstream_code: str | None = None
     upstream_type: str | None = None
     extra: Extra | None = None
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a word that is not known: which of these it may stand for.
+
+    >>> hint("prot", ["port", "host"]), hint("x", ["port"])
+    ('; did you mean port?', '')
+    """
+    from difflib import get_close_matches  # slow to import, and seldom needed
+
+    near = get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class FaultError(Exception):

@@ -16,6 +16,10 @@ JSON = Any
 
 Extra = dict[str, dict[str, JSON]]
 """Fields we do not know, by wire name: `{"chat": {"vendor_field": 1}}`."""
+INTERNAL = frozenset(
+    {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
+)
+"""Keys of an `extra` that are no wire's."""
 
 Role = Literal["system", "developer", "user", "assistant"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -39,6 +39,7 @@ from dragoman.core.interfaces import (
     Secret,
     Sink,
 )
+from dragoman.core.item import INTERNAL
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
@@ -148,6 +149,10 @@ _NO_PLACE = {
 }
 """The fields, and what clients call them."""
 
+_INCLUDED = frozenset(
+    ("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url")
+)
+"""What an answer, or the reading of it later, has besides where it is asked for."""
 _RENDERED = frozenset(("chat_template_kwargs", "continue_final_message", "documents"))
 """What prompts are rendered with, though no OpenAI protocol has a field for it."""
 
@@ -171,8 +176,11 @@ def unsupported_fields(request: Request, carried: Collection[str] = ()) -> Itera
     for name, field in _NO_PLACE.items():
         if getattr(request, name) is not None:
             yield Loss(field, "dropped", NO_ROOM)
-    for fields in (request.extra or {}).values():
-        for name in fields:
+    for value in request.include:
+        if value not in _INCLUDED:
+            yield Loss(f"include[{value}]", "dropped", NO_ROOM)
+    for wire, fields in (request.extra or {}).items():
+        for name in () if wire in INTERNAL else fields:
             if name not in _RENDERED and name not in carried:
                 yield Loss(name, "dropped", NO_ROOM)
 

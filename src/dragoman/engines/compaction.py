@@ -147,9 +147,8 @@ class Truncating(Wrapper):
         missing = len(request.items) - len(items)
         if not missing:
             return None
-        dropped = "the earliest item was" if missing == 1 else f"the {missing} earliest items were"
-        why = f"{dropped} left out, so that the rest fits the model's context"
-        losses = (Loss("input", "dropped", why),)
+        why = "the earliest items, so many, were left out: the rest fits the model's context"
+        losses = (Loss(f"input({missing})", "dropped", why),)
         return Prepared(replace(request, items=items), partial(with_losses, losses=losses))
 
 

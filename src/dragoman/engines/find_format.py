@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, hint
 from dragoman.core.item import JSON
 from dragoman.formats.format import PLAIN, Format, Setting
 from dragoman.formats.harmony.format import Harmony
@@ -36,7 +36,8 @@ def by_name(name: str) -> Format:
     make = NAMES.get(name)
     if make is None:
         known = ", ".join(sorted(NAMES))
-        raise ValueError(f"There is no format {name!r}. Formats: {known}.")
+        near = hint(name, NAMES) or "."
+        raise ValueError(f"There is no format {name!r}. Formats: {known}{near}")
     return make()
 
 

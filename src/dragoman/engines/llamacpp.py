@@ -31,7 +31,7 @@ from .find_format import find_format
 _log = logging.getLogger("dragoman")
 
 NEEDED = "xllamacpp"
-MISSING = "GGUF files need the llamacpp extra: pip install 'dragoman[llamacpp]'"
+MISSING = "GGUF files need the extra llamacpp: pip install '.[llamacpp]' in the checkout."
 MAGIC = b"GGUF"
 """The first bytes of every GGUF file."""
 PROFILE = "llama.cpp"

@@ -44,7 +44,7 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from .base import ENDS, Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
-from .upstream import LISTING, Answer, Upstream, broken, question, unreachable, wait, without
+from .upstream import LISTING, Answer, Upstream, broken, question, unreachable, wait
 
 _log = logging.getLogger("dragoman")
 
@@ -573,11 +573,9 @@ class Remote:
         if wire is None:
             return None
         asked = await asyncio.to_thread(self._counted, wire, request)
-        url, headers = upstream.url + wire.count_path, upstream.headers(caller)
-        headers = (*headers, *upstream.own_headers(wire, caller))
-        answer = asked and await question(
-            upstream.client, "POST", url, headers, asked, patience=LISTING
-        )
+        url, client = upstream.at(wire.count_path), upstream.client
+        headers = (*upstream.headers(caller), *upstream.own_headers(wire, caller))
+        answer = asked and await question(client, "POST", url, headers, asked, patience=LISTING)
         match answer:
             case Answer(status=200, value={"input_tokens": int(tokens)}):
                 return tokens
@@ -596,7 +594,7 @@ class Remote:
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's own vectors, undecoded. Raises FaultError."""
         upstream = self.upstream
-        url, fields = self.base_url + embeddings.PATH, (JSON_BODY, *upstream.headers(caller))
+        url, fields = upstream.at(embeddings.PATH), (JSON_BODY, *upstream.headers(caller))
         exchange = upstream.client.stream(
             "POST", url, fields, json.dump(request), timeouts=self.timeouts
         )
@@ -607,7 +605,7 @@ class Remote:
                 fault = await upstream.refusal(response, caller)
         except NetError as error:
             fault = broken(error)
-        raise FaultError(without(fault, upstream.key_for(caller)))
+        raise FaultError(upstream.without_secrets(fault, caller))
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
@@ -683,7 +681,7 @@ class Remote:
                 # Some servers count the ids of calls from 0 in every answer, and agents take two
                 # calls with one id for the same call.
                 turn.call_ids |= {i.call_id for i in request.items if isinstance(i, _CALLS)}
-            url, fields = upstream.url + wire.path, (JSON_BODY, *headers)
+            url, fields = upstream.url + wire.path + upstream.query, (JSON_BODY, *headers)
             timeouts = self._stream_timeouts if asked.stream else self.timeouts
             exchange = upstream.client.stream("POST", url, fields, body, timeouts=timeouts)
             return UpstreamRequest(

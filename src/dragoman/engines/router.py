@@ -243,12 +243,17 @@ class Router(Wrapper):
                 raise outcome
 
     def _unknown(self, name: str) -> Fault:
-        names = sorted(self._named)
-        shown = ", ".join(names[:MOST_NAMES]) or "none"
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        wanted = f"There is no model {name!r}." if name else "The request names no model."
-        message = f"{wanted} The models are: {shown}{more}."
-        return Fault("model_not_found", message, "client", "model")
+        return no_model(name, self._named)
+
+
+def no_model(name: str, names: Iterable[str]) -> Fault:
+    """The fault for a model that is not there; it lists those that are."""
+    names = sorted(names)
+    shown = ", ".join(names[:MOST_NAMES]) or "none"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    wanted = f"There is no model {name[:200]!r}." if name else "The request names no model."
+    message = f"{wanted} The models are: {shown}{more}."
+    return Fault("model_not_found", message, "client", "model")
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:

@@ -170,7 +170,7 @@ class Script:
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The one model there is: this script."""
-        return (Model(self.name),)
+        return (Model(self.name, extra={"models": {"guarantees": ["best-effort"]}}),)
 
     async def capabilities(self, model: str) -> Capabilities:
         """A script takes anything."""

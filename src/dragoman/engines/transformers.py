@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 NEEDED = ("torch", "transformers", "numpy", "llguidance", "jinja2")
 MISSING = (
-    "Models of a folder or of the hub need the transformers extra: "
-    "pip install 'dragoman[transformers]'"
+    "Models of a folder or of the hub need the extra transformers: "
+    "pip install '.[transformers]' in the checkout."
 )
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 FILES = (*WEIGHTS, "*.json", "*.jinja")

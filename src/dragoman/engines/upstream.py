@@ -23,6 +23,7 @@ from dragoman.net.connection import Limits
 from dragoman.net.errors import (
     ConnectError,
     DisconnectedError,
+    InvalidUrlError,
     NetError,
     NetTimeoutError,
     ProxyError,
@@ -30,7 +31,7 @@ from dragoman.net.errors import (
     TLSError,
     TooLargeError,
 )
-from dragoman.net.url import Proxies, parse_url
+from dragoman.net.url import Proxies, parse_url, split_base
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
 from dragoman.wire.protocol import Wire
@@ -269,7 +270,8 @@ class Upstream:
     """A server. `wires` are those it speaks, none as long as that is not known; `limits` and
     `profile` tell what it takes, and `headers` what goes with every request. `recognised` says
     whether it is known what kind of server it is. `name` is what faults call it, which clients of
-    ours read: never its address. `place` is that address without credentials, for our own log."""
+    ours read: never its address. `place` is that address without credentials, for our own log.
+    `query` is what follows the path in the URL of every request."""
 
     def __init__(
         self,
@@ -283,9 +285,13 @@ class Upstream:
         answer_limit: int = Limits().body_bytes,
         name: str | None = None,
     ) -> None:
-        self.url = base_url.rstrip("/")
-        url = parse_url(self.url)  # says at once what is wrong with an address
-        self.place = str(url)
+        url = parse_url(base_url)  # says at once what is wrong with an address
+        self.url, self.query = split_base(base_url)
+        for wire_path in (known.path for known in WIRES.values()):
+            if self.url.endswith(wire_path):
+                problem = f"the URL ends with {wire_path}, which is added to it: leave that out"
+                raise InvalidUrlError(problem)
+        self.place = str(parse_url(self.url))
         self.name = f"the upstream {name}" if name else "the upstream"
         self._password = Secret((url.credentials or "").partition(":")[2])
         self._key = sendable(key)
@@ -306,6 +312,10 @@ class Upstream:
         self.senses: Senses = {}
         self._redirect = ""  # where it last redirected to
 
+    def at(self, path: str) -> str:
+        """The URL of a path there."""
+        return self.url + path + self.query
+
     async def find_out(self, caller: Caller) -> None:
         """Look once, however many ask at the same time, what kind of server it is and which wires
         it speaks. Silence is no error. Raises FaultError where no connection to the server can be
@@ -316,12 +326,12 @@ class Upstream:
         await asyncio.shield(self._looking)
 
     async def _look(self, headers: HeaderFields) -> None:
-        listing = await question(self.client, "GET", f"{self.url}/models", headers)
+        listing = await question(self.client, "GET", self.at("/models"), headers)
         if listing.fault is not None:
             raise FaultError(listing.fault)
         profile, wires = recognise(listing), list[str]()
         if profile is None or not profile.wires:
-            reply = await question(self.client, "POST", f"{self.url}/responses", headers, b"{}")
+            reply = await question(self.client, "POST", self.at("/responses"), headers, b"{}")
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
             if profile is None and reply.status in _ABSENT:
@@ -333,13 +343,13 @@ class Upstream:
     async def _alone(self, headers: HeaderFields) -> Profile | None:
         """The profile of a server that speaks its own protocol and no Chat."""
         chat = await question(
-            self.client, "POST", self.url + WIRES["chat"].path, headers, content=b"{}"
+            self.client, "POST", self.at(WIRES["chat"].path), headers, content=b"{}"
         )
         if chat.status not in _ABSENT:
             return None
         wire = WIRES[ALONE.wires[0]]
         headers = (*headers, *wire.upstream_headers)
-        reply = await question(self.client, "POST", self.url + wire.path, headers, content=b"{}")
+        reply = await question(self.client, "POST", self.at(wire.path), headers, b"{}")
         speaks = reply.status in (400, 401, 403, 422) and isinstance(reply.value, dict)
         return ALONE if speaks and reply.value.get("type") == "error" else None
 
@@ -348,7 +358,7 @@ class Upstream:
         headers = self.headers(caller)
         if self.wires:
             headers = (*headers, *WIRES[self.wires[0]].upstream_headers)
-        answer = await question(self.client, "GET", f"{self.url}/models", headers, patience=LISTING)
+        answer = await question(self.client, "GET", self.at("/models"), headers, patience=LISTING)
         if answer.fault is not None:
             raise FaultError(answer.fault)
         if not answer.status:
@@ -426,7 +436,9 @@ class Upstream:
 
     def without_secrets(self, fault: Fault, caller: Caller) -> Fault:
         """The fault without what a server may quote of what was sent to it."""
-        return without(without(fault, self.key_for(caller)), self._password)
+        for secret in (self.key_for(caller), self._password, Secret(self.query[1:])):
+            fault = without(fault, secret)
+        return fault
 
     def note(self, server: bytes) -> None:
         """Recognise the kind of server by the `Server` header of an answer."""

@@ -98,6 +98,27 @@ def messages(request: Request, losses: LossList, id_length: int | None = None) -
     return _with_format_instruction(turns, request)
 
 
+def unfinished(request: Request) -> Message | Reasoning | None:
+    """The assistant's message or reasoning to continue: the last item, if it is unfinished or the
+    request sets `continue_final_message` (vLLM)."""
+    match request.items[-1:]:
+        case (Message(role="assistant", status="incomplete" | "in_progress") as last,) | (
+            Reasoning(status="incomplete" | "in_progress") as last,
+        ):
+            return last
+        case (Message(role="assistant") as last,):
+            wires = (request.extra or {}).values()
+            sent = any(fields.get("continue_final_message") is True for fields in wires)
+            return last if sent else None
+        case _:
+            return None
+
+
+def continues(request: Request) -> bool:
+    """Whether the answer is the rest of the last message."""
+    return isinstance(unfinished(request), Message)
+
+
 def tools(request: Request) -> Messages:
     """The tools in the shape templates take; none where calls are forbidden."""
     if request.tool_choice == "none":

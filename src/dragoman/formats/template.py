@@ -21,12 +21,13 @@ try:
     from jinja2.sandbox import SandboxedEnvironment
 except ImportError as error:
     raise ImportError(
-        "Chat templates need jinja2: pip install 'dragoman[local]'.", name=error.name
+        "Chat templates need the extra local: pip install '.[local]' in the checkout.",
+        name=error.name,
     ) from error
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.item import JSON
 from dragoman.core.loss import LossList
 from dragoman.core.request import Request
@@ -35,7 +36,7 @@ from .format import PLAIN, Setting
 from .markup.families import BY_NAME, PROFILES
 from .markup.format import Markup
 from .markup.profile import Profile
-from .messages import Messages, Verbatim, messages, tools
+from .messages import Messages, Verbatim, continues, messages, tools
 from .prompt import Marks, Prompt
 
 MAX_CHARACTERS = 16_000_000
@@ -132,7 +133,8 @@ class Template(Markup):
         losses = LossList()
         turns = messages(request, losses, self.profile.id_length)
         options = _options(request)
-        text, separator = self._run(turns, tools(request), options, setting)
+        continued = continues(request)
+        text, separator = self._run(turns, tools(request), options, setting, continued)
         if self.slow or options:
             self.starts_thinking(request)  # known to the parser then, which may not wait
         pieces = (
@@ -144,9 +146,15 @@ class Template(Markup):
     # ---- inside --------------------------------------------------------------------------
 
     def _run(
-        self, turns: Messages, tools: Messages, options: dict[str, JSON], setting: Setting
+        self,
+        turns: Messages,
+        tools: Messages,
+        options: dict[str, JSON],
+        setting: Setting,
+        continued: bool = False,
     ) -> tuple[str, str]:
-        """The template's output, and the separator in it that is to be taken out."""
+        """The template's output, and the separator in it that is to be taken out. Where the last
+        message is to be `continued`, the output ends with its text."""
         given = {"messages": turns, "tools": tools or None, **options}
         try:
             separator = _unused_character(given)
@@ -154,8 +162,17 @@ class Template(Markup):
         except RecursionError as error:
             problem = "the conversation is nested too deeply for a chat template"
             raise FaultError(bad_request(problem)) from error
-        variables = {**self._variables, **variables, "add_generation_prompt": True}
-        return self._program(variables, setting.today), separator
+        variables = {**self._variables, **variables, "add_generation_prompt": not continued}
+        if not continued:
+            return self._program(variables, setting.today), separator
+        mark = _unused_character([given, separator])
+        last = variables["messages"][-1]
+        last["content"] += mark
+        text, found, _ = self._program(variables, setting.today).rpartition(mark)
+        if not found:
+            problem = "this model's chat template cannot continue a message; end with a user's"
+            raise FaultError(unsupported(problem, "items"))
+        return text, separator
 
     def _separated(self, value: JSON, separator: str) -> JSON:
         """A value in which no text is a control token, or can become one at its end."""

@@ -86,6 +86,16 @@ def parse_url(text: str) -> Url:
     )
 
 
+def split_base(url: str) -> tuple[str, str]:
+    """What is before a path that is added to a base URL, and what is after it: its query.
+
+    >>> "/models".join(split_base("http://127.0.0.1:9000/v1/?api-version=1#x"))
+    'http://127.0.0.1:9000/v1/models?api-version=1'
+    """
+    base, mark, query = url.partition("#")[0].partition("?")
+    return base.rstrip("/"), mark + query
+
+
 def endpoint(host: str, port: int) -> str:
     """`host:port`, with the brackets an IPv6 address needs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -34,7 +34,7 @@ from .limits import Budget, Gate
 from .log import Entry, RequestLog
 from .responder import Answers, Service
 from .settings import Settings
-from .state.handlers import Handlers
+from .state.handlers import METHODS, STORED, Handlers
 from .state.service import Memory
 from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
@@ -103,6 +103,8 @@ class App:
             routes.append(Route("POST", BASE + wire.path, handler))
         if memory is not None:
             routes += Handlers(memory, service.read, answers.replay).routes()
+        else:
+            routes += [Route(each, path, _refuse_stored) for path in STORED for each in METHODS]
         self._router = Router(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -249,6 +251,10 @@ class App:
                 await self.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _refuse_stored(exchange: Exchange, caller: Caller) -> None:
+    raise FaultError(Fault("not_found", "This server stores nothing (--store none).", "client"))
 
 
 def _check_once(exchange: Exchange) -> None:

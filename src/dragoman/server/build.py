@@ -68,7 +68,7 @@ def find(targets: Sequence[str], options: Mapping[str, Any]) -> dict[str, Target
     """The targets of these names, checked. Raises ConfigurationError."""
     found: dict[str, Target] = {}
     for target in targets:
-        with explained(hint="" if is_local(target) else "; for a server, --upstream URL."):
+        with explained(end="" if is_local(target) else "; for a server, --upstream URL."):
             found[target] = find_target(target, **options)
     return found
 
@@ -103,7 +103,8 @@ def others(upstreams: Sequence[Upstream], own: str) -> list[Upstream]:
 
 def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -> Route:
     if problem := problem_of(upstream):
-        raise ConfigurationError(f"{upstream.name}: {problem[0]} {problem[1]}.")
+        end = "" if problem[1].endswith("?") else "."
+        raise ConfigurationError(f"{upstream.name}: {problem[0]} {problem[1]}{end}")
     key = None
     if upstream.key_env is not None:
         key = read_key(environ, upstream.key_env, f"the key to {upstream.name}")

@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, hint
 from dragoman.core.interfaces import Secret
 from dragoman.engines.find_format import NAMES, is_format
 from dragoman.engines.profiles import BY_NAME
@@ -106,9 +105,10 @@ class Webhook(Struct, frozen=True, kw_only=True):
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """All that the file says."""
+    """All that the file says; `port_given` is whether that is in it, be it the usual one."""
 
     server: Settings = Settings()
+    port_given: bool = False
     upstreams: tuple[Upstream, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
 
@@ -123,12 +123,12 @@ class ConfigurationError(ValueError):
 
 
 @contextmanager
-def explained(about: str = "", hint: str = "") -> Iterator[None]:
+def explained(about: str = "", end: str = "") -> Iterator[None]:
     """Raises ConfigurationError for errors that say what was named wrong, or is to be installed."""
     try:
         yield
     except (ValueError, ImportError) as error:
-        end = "." if isinstance(error, ImportError) else hint
+        end = "" if isinstance(error, ImportError) else end
         raise ConfigurationError(f"{about}{error}{end}") from None
 
 
@@ -154,7 +154,8 @@ def read(text: str, name: str = FILE) -> Configuration:
     dragoman.toml:2: server.port: is a string, and must be an integer
     """
     try:
-        fields = Fields(tomllib.loads(text))
+        document = tomllib.loads(text)
+        fields = Fields(document)
     except tomllib.TOMLDecodeError as error:
         problem = str(error)
         found = re.search(r"\(at line (\d+)", problem)
@@ -163,7 +164,12 @@ def read(text: str, name: str = FILE) -> Configuration:
     except RecursionError:
         raise ConfigurationError(f"{name} is nested too deeply to be read.") from None
     try:
+        for table in ("upstreams", "webhooks"):
+            if isinstance(document.get(table), dict):
+                problem = f"is one table, and must be a list of them: [[{table}]]"
+                raise fields.wrong(table, problem)
         server = fields.object("server")
+        port_given = server is not None and "port" in server.rest()
         settings = _filled(Settings, server) if server else Settings()
         upstreams = tuple(map(_upstream, fields.objects("upstreams")))
         webhooks = tuple(map(_webhook, fields.objects("webhooks")))
@@ -174,7 +180,9 @@ def read(text: str, name: str = FILE) -> Configuration:
     except FaultError as error:
         line = _line_of(error.fault.param or "", text)
         raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None
-    return Configuration(server=settings, upstreams=upstreams, webhooks=webhooks)
+    return Configuration(
+        server=settings, port_given=port_given, upstreams=upstreams, webhooks=webhooks
+    )
 
 
 def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -234,7 +242,8 @@ def problem_of(upstream: Upstream) -> tuple[str, str] | None:
         ("profile", upstream.profile, BY_NAME),
     ):
         if value is not None and value not in known:
-            return field, f"is {value!r}, and must be one of {', '.join(sorted(known))}"
+            kinds = ", ".join(sorted(known))
+            return field, f"is {value!r}, and must be one of {kinds}{hint(value, known)}"
     format, formats = upstream.format, ", ".join(sorted(NAMES))
     if upstream.wire != COMPLETIONS.name:
         problem = f'is for an upstream with the wire "{COMPLETIONS.name}"'
@@ -243,6 +252,7 @@ def problem_of(upstream: Upstream) -> tuple[str, str] | None:
         problem = f"is missing: over completions a model is spoken to in one of {formats}"
         return "format", problem
     problem = f"is {format!r}, and must be a model's folder or one of {formats}"
+    problem += hint(format, NAMES)
     return None if is_format(format) else ("format", problem)
 
 
@@ -316,9 +326,7 @@ def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
     for unknown in fields.rest():
         if unknown in _HOMES:
             raise fields.wrong(unknown, f"belongs under {_HOMES[unknown]}")
-        near = get_close_matches(unknown, names, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise fields.wrong(unknown, f"is not a setting{hint}")
+        raise fields.wrong(unknown, f"is not a setting{hint(unknown, names)}")
 
 
 # ---- lines -------------------------------------------------------------------------------

@@ -6,14 +6,14 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Caller, Model
 from dragoman.core.item import Compaction
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.base import new_id, now
 from dragoman.engines.compaction import count, encode_summary, summarise
-from dragoman.engines.router import embed
+from dragoman.engines.router import embed, no_model
 from dragoman.wire import embeddings, json
 from dragoman.wire.registry import BASE, WIRES
 from dragoman.wire.responses import RESPONSES
@@ -58,11 +58,12 @@ class Endpoints:
     async def model(self, listing: str, exchange: Exchange, caller: Caller) -> None:
         """The model named by the path below that of a listing, slashes and all."""
         name = exchange.path.removeprefix(listing)
-        for model in await self._models(exchange, caller):
+        models = await self._models(exchange, caller)
+        for model in models:
             if model.id == name:
                 exchange.reply(200, exchange.wire.encode_model(model))
                 return
-        raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
+        raise FaultError(no_model(name, [model.id for model in models]))
 
     async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
         with Watch(self._service.roster, exchange) as watch:

@@ -7,6 +7,7 @@ import os
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from difflib import get_close_matches
 from itertools import count, repeat
 from typing import Protocol
 
@@ -329,7 +330,9 @@ class Router:
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
             near = (BASE + path, path.removeprefix(BASE))  # some clients add the base themselves
-            hint = next((f" Did you mean {each}?" for each in near if each in self._paths), "")
+            known = [each for each in near if each in self._paths]
+            known += get_close_matches(path[:200], self._paths, 1)
+            hint = f" Did you mean {known[0]}?" if known else ""
             raise FaultError(nothing_at(path, hint))
         route = methods.get(method)
         if route is None:

@@ -21,7 +21,7 @@ from typing import NoReturn
 import uvicorn
 
 from .app import App
-from .auth import SHORTEST, is_loopback, key_names
+from .auth import SHORTEST, is_loopback, key_names, origin_of
 from .http import HTTPConfig, HTTPProtocol, SocketProtocol
 from .log import log_errors
 from .settings import Settings
@@ -145,7 +145,8 @@ FAREWELL = 5
 
 def check(settings: Settings) -> None:
     """Raise HostError where anybody could reach the server and nobody would be asked for a key, for
-    one that is soon guessed, and where workers would not find what others stored."""
+    one that is soon guessed, where workers would not find what others stored, and for an origin
+    that no page could have."""
     for name, key in zip(key_names(settings), settings.keys, strict=False):
         if len(key.reveal()) < SHORTEST:
             raise HostError(
@@ -158,6 +159,12 @@ def check(settings: Settings) -> None:
             "whoever can reach it could use your models. Put a key into an environment variable "
             "and name it with --api-key-env NAME, or have one made with --generate-key."
         )
+    for origin in settings.cors_origins:
+        if origin not in ("*", "null") and ("*" in origin or not origin_of(origin)[0]):
+            raise HostError(
+                f"cors_origins has {origin!r}, and an origin is a scheme and a host, and a port "
+                "where it is not the usual one: https://app.example or http://localhost:3000."
+            )
     if settings.workers > 1 and settings.store == "memory":
         raise HostError(
             "Each worker has a memory of its own, and what one stored the others would not find. "

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemDone, PartDone, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
@@ -420,6 +420,9 @@ class Stream(Responder):
                     self.leave()
                     return
                 if isinstance(first, Started):
+                    # The head went out while the model was silent.
+                    if exchange.status and (comment := self._late(first)):
+                        exchange.write(comment, more=True)
                     self._losses += first.losses
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
@@ -433,7 +436,11 @@ class Stream(Responder):
             self._begun = True
             if self._skip:
                 data = self._unseen(data)
-            if isinstance(last, TERMINAL):
+            if self._skip and isinstance(last, TERMINAL) and not exchange.status:
+                problem = "is beyond the last event of this response"
+                self.refuse(bad_request(problem, "starting_after"))
+                self.leave()
+            elif isinstance(last, TERMINAL):
                 self._end(data, last)
             elif data:
                 if not exchange.status:
@@ -537,20 +544,20 @@ class Stream(Responder):
                 self.broken(error)
         super().tick(now)
 
-    def _late(self, end: Finished) -> bytes:
+    def _late(self, event: Started | Finished) -> bytes:
         """What the head would have said, had it been known before."""
-        late = header(end.losses)
+        late = header(event.losses)
         comments = sse.comment(f"x-dragoman-loss: {late}") if late else b""
-        if end.guarantee in (None, self._guarantee):
+        if event.guarantee in (None, self._guarantee):
             return comments
-        return comments + sse.comment(f"x-dragoman-guarantee: {end.guarantee}")
+        return comments + sse.comment(f"x-dragoman-guarantee: {event.guarantee}")
 
     def _unseen(self, data: bytes) -> bytes:
         """The frames that the reader does not have. Each has the next number; `[DONE]` has none."""
         at = 0
         while self._skip and at < len(data) and not data.startswith(sse.DONE, at):
+            self._skip -= not data.startswith(b":", at)  # a comment has none either
             at = data.index(b"\n\n", at) + 2
-            self._skip -= 1
         return data[at:]
 
 

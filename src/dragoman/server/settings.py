@@ -35,7 +35,14 @@ class Settings(Limits, frozen=True, kw_only=True):
     host: Annotated[
         str, about("The address to listen on; any other than loopback needs a key.")
     ] = "127.0.0.1"
-    port: Annotated[int, about("The port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
+    port: Annotated[
+        int,
+        about(
+            "The port to listen on; 0 picks a free one. Unset, the next free one will do too.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 8000
     workers: Annotated[int, about("Processes that share the port.", ge=1)] = 1
     backlog: Annotated[
         int, about("Connections that the system queues before they are accepted.", ge=1)

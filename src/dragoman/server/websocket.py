@@ -17,6 +17,7 @@ from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
 from dragoman.core.request import Request
+from dragoman.core.response import default_guarantee
 from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
@@ -28,7 +29,7 @@ from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
-from .exchange import JSON_TYPE, Exchange, fault_of, safe
+from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import SMALL, Hold, too_large
 from .log import Entry
 from .responder import Responder, Service
@@ -81,7 +82,8 @@ def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Requ
         lane = fields.string("stream_id")
         frame = Frame(fields.string("type"), lane, fields.boolean("generate"))
     if frame.type != CREATE:
-        raise FaultError(bad_request(f"is {frame.type!r}, and must be {CREATE!r}", "type"))
+        found = "is missing" if frame.type is None else f"is {frame.type[:100]!r}"
+        raise FaultError(bad_request(f"{found}, and must be {CREATE!r}", "type"))
     if frame.stream_id is not None and len(frame.stream_id) > LONGEST_LANE:
         raise FaultError(bad_request(f"has more than {LONGEST_LANE} characters", "stream_id"))
     # The rest is the body of a POST. Codex and the Agents SDK send `stream` with it, too; a socket
@@ -103,7 +105,7 @@ class Warmup(Wrapper):
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
         """An empty answer."""
-        yield Started(new_id(), now(), "")
+        yield Started(new_id(), now(), request.model)
         yield Finished("completed", completed_at=now())
 
 
@@ -151,6 +153,8 @@ class Turn(Responder):
         # What ends each event of a lane that has a name.
         self._ending = b"" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
         self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
+        self._losses = plan.losses
+        self._guarantee = default_guarantee(plan.request)
         self.failed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -173,6 +177,12 @@ class Turn(Responder):
                 return
             else:
                 frames = self._encoder.frames(events)
+            # A turn has no headers but in its first event, and once more in its last.
+            known = self._losses or self._guarantee
+            if isinstance(first, Started) and (known or first.losses or first.guarantee):
+                self._report(frames, 0, first)
+            if isinstance(last, Finished) and (known or last.losses or last.guarantee):
+                self._report(frames, -1, last)
             if self._ending:
                 frames = [frame[:-1] + self._ending for frame in frames]
             full = self._connection.write(*map(bytes.decode, frames))
@@ -186,6 +196,14 @@ class Turn(Responder):
                 self.pause()
         except Exception as error:
             self.broken(error)
+
+    def _report(self, frames: list[bytes], place: int, event: Started | Finished) -> None:
+        """Add to a frame, as `headers`, those that an answer over HTTP would have by now."""
+        self._losses += event.losses
+        self._guarantee = event.guarantee or self._guarantee
+        pairs = report_headers(self._losses, self._guarantee)
+        headers = json.dump({name.decode(): value.decode() for name, value in pairs})
+        frames[place] = b'%b,"headers":%b}' % (frames[place][:-1], headers)
 
     def fail(self, fault: Fault) -> None:
         """Send why the turn ends here."""
@@ -437,6 +455,7 @@ class Connection:
         )
         losses = (NOT_STORED,) if request.store else ()
         run = self._runs.open(record, (), self._remember)
+        run.losses = losses
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
     def _remember(

@@ -86,7 +86,7 @@ def _requiring(package: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        problem = f'This store needs {package}: pip install "dragoman[{extra}]".'
+        problem = f"This store needs the extra {extra}: pip install '.[{extra}]' in the checkout."
         raise StoreError(problem) from None
 
 

@@ -383,7 +383,7 @@ class ChoicesDecoder:
                 self._read_stream(self._rest)
             garbled = self._garbled
             for name, data in self._sse.close() if self._sse else ():
-                self._event(name, data)
+                self._event(name, data, last=True)
             self._garbled = garbled  # half an event is not garbage
             self._end()
         self.ended = True
@@ -433,7 +433,7 @@ class ChoicesDecoder:
                 else:
                     self._event(name, value)
 
-    def _event(self, name: str, data: bytes) -> None:
+    def _event(self, name: str, data: bytes, *, last: bool = False) -> None:
         self._template = None
         if data == sse.END:
             self._ended = True
@@ -445,7 +445,7 @@ class ChoicesDecoder:
         try:
             value = json.load(data)
         except ValueError:
-            self._repair(name, data)
+            self._repair(name, data, last)
             return
         if not isinstance(value, dict):
             self._garbled = True
@@ -458,17 +458,20 @@ class ChoicesDecoder:
         if len(data) < LONG and not (self._ended or self._turn.over):
             self._learn(data, value)
 
-    def _repair(self, name: str, data: bytes) -> None:
-        """Not JSON: several events with no blank line between, or an error after half of one."""
+    def _repair(self, name: str, data: bytes, last: bool) -> None:
+        """Not JSON: several events with no blank line between, or an error after half of one. A
+        piece of the answer that cannot be read fails it: without that it would look whole."""
         lines = data.split(b"\n")
         at = data.rfind(_ERROR)
         if data.strip() == sse.END:
             self._event(name, sse.END)
         elif len(lines) > 1:
             for line in lines:
-                self._event(name, line)
+                self._event(name, line, last=last)
         elif at > 0:
             self._event(name, data[at:])
+        elif error.is_corrupt(data) and not (last or self._ended):
+            self._turn.fail(error.CORRUPT)
         else:
             self._garbled = True
 

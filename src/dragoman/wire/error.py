@@ -19,6 +19,14 @@ from . import json
 SHOWN = 1000
 """How many characters of an unstructured answer are quoted."""
 
+CORRUPT = Fault(
+    "upstream_error",
+    "The model's server sent a piece of the answer that is not valid JSON, so that the rest would "
+    "have a gap. Ask again.",
+    "upstream",
+)
+"""Why an answer failed of which a piece could not be read."""
+
 _HTML = re.compile(r"<(?:!doctype|html|head|body)\b", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
@@ -73,6 +81,11 @@ _BY_STATUS: dict[int, Code] = {
 
 _STATUS_OF_TYPE = {"overloaded_error": 529}
 """The status an error type stands for, where a stream that began with 200 ends in it."""
+
+
+def is_corrupt(data: bytes) -> bool:
+    """Whether an event that is not JSON was to be an object: a piece of the answer."""
+    return data.lstrip().startswith(b"{")
 
 
 # ---- encoding -----------------------------------------------------------------------------

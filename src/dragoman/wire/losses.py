@@ -22,7 +22,7 @@ from dragoman.core import item as core_item
 from dragoman.core import request as core_request
 from dragoman.core import response as core_response
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import JSON, Message, UnknownPart
+from dragoman.core.item import INTERNAL, JSON, Message, UnknownPart
 from dragoman.core.loss import Loss, LossList, path
 from dragoman.core.request import AllowedTools, Request, Sampling, UnknownTool
 from dragoman.core.response import CONSTRAINT_FIELDS, Response
@@ -108,6 +108,16 @@ LABELLED = rows(
     SAME,
     "Request.parallel_tool_calls tools store metadata moderation service_tier safety_identifier",
     "Request.prompt_cache_key prompt_cache_options prompt_cache_retention",
+)
+PARTIAL = ("in_progress", "incomplete")
+"""What the status of an item is that is not complete."""
+UNFINISHED = Case(
+    "of a last message that is to be continued",
+    lambda item, request: item.status in PARTIAL and item is request.items[-1],
+)
+"""The status of a message of which the answer shall be the rest (a *prefill*)."""
+OTHER_STATUS = Case(
+    "other", lambda item, request: item.status not in PARTIAL or item is not request.items[-1]
 )
 ANSWERED = (
     *rows("carried", SAME, "Response.model usage"),
@@ -324,14 +334,12 @@ class Losses(Struct, frozen=True):
 OTHER = Row("(any other field)", "dropped", "a field of one wire only, sent where it is spoken")
 BOUND = Row("(guided_regex …)", "refused", "this wire has no such bound on an answer")
 """Fields that some servers enforce: an answer that ignores them is no answer."""
+BUDGET = Row("ReasoningOptions.thinking", "emulated", "an effort stands for it")
+"""How Messages says how much a model thinks; its decoder has found an effort for that."""
 _QUIET = frozenset({"system_fingerprint", "timings"})
 """How a server worked: in every answer of some servers, where it would drown the rest."""
 _NESTED = frozenset({"text", "response_format", "json_schema", "function", "custom"})
 """Objects of which a wire takes some members: what is left in them is reported by itself."""
-_INTERNAL = frozenset(
-    {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
-)
-"""Keys of an `extra` that are no wire's."""
 
 _Place = tuple[int, ...]
 _Group = tuple[tuple[str, ...], dict[type, _Kind], _Place, tuple[Any, ...]]
@@ -348,7 +356,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     request gets. An answer is never refused.
     """
     notes: list[Note] = []
-    own = _INTERNAL | {losses.wire}
+    own = INTERNAL | {losses.wire}
     if isinstance(root, Request):
         table, choice = losses.request, root.tool_choice
         kinds = table.kinds[""]
@@ -441,6 +449,8 @@ def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[Not
             yield from _unknown(value, field, place)
         elif field in CONSTRAINT_FIELDS or field == "response_format.type":
             yield field, BOUND.action, BOUND.why, place
+        elif field == "reasoning.thinking" and value.get("type") in ("enabled", "disabled"):
+            yield field, BUDGET.action, BUDGET.why, place
         else:
             yield field, OTHER.action, OTHER.why, place
 

@@ -52,8 +52,14 @@ def spell_losses(losses: Iterable[Loss], request: Request, wire: str | None) -> 
     found = WIRES.get(wire or "")
     if found is None or not losses:
         return tuple(losses)
-    spell = found.spelling(request)
-    return tuple([replace(loss, field=spell(loss.field)) for loss in losses])
+    spell, own = found.spelling(request), (request.extra or {}).get(found.name, {})
+    # A field that only the client's wire knows has its name already, which may be one of the core.
+    return tuple(
+        [
+            loss if loss.field.partition(".")[0] in own else replace(loss, field=spell(loss.field))
+            for loss in losses
+        ]
+    )
 
 
 def spell_fault(fault: Fault, request: Request, wire: str | None) -> Fault:

@@ -95,7 +95,7 @@ async def test_missing_local_extra_is_reported(monkeypatch) -> None:
     absent = "llguidance"
     monkeypatch.setattr(room, "find_spec", lambda name: find_spec(name) if name != absent else None)
     assert not room.available()
-    with pytest.raises(ImportError, match=r"pip install 'dragoman\[local\]'$"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[local\]' in the checkout\.$"):
         pocket()
 
 

@@ -313,7 +313,7 @@ async def test_a_long_conversation_is_counted_away_from_the_loop() -> None:
 
 def test_missing_numpy_is_reported_with_its_install_command(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(ImportError, match=r"dragoman\[local\]"):
+    with pytest.raises(ImportError, match=r"'\.\[local\]'"):
         TokenEngine(Plain(), Says(""), TOY)
     TokenEngine(Plain(), from_next_token(writes("")), TOY)  # which needs none
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
@@ -15,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Secret
+from dragoman.core.loss import Loss
 from dragoman.engines.remote import Remote
 from dragoman.server import websocket
 from dragoman.server.app import App
@@ -23,7 +25,7 @@ from dragoman.server.state.service import Memory
 from dragoman.server.websocket import MOST
 from dragoman.stores.memory import MemoryStore
 from tests.server.state.thinking import BLOB, thinking, thoughts
-from tests.server.stubs import OPENING, Call, Stub, saying, served, word
+from tests.server.stubs import FINISHED, OPENING, STARTED, Call, Stub, saying, served, word
 
 PATH = "/v1/responses"
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -78,6 +80,38 @@ async def test_a_turn_gives_the_events_of_a_stream() -> None:
     assert events[-1]["type"] == "response.completed"
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hello, world"
     assert all("stream_id" not in event for event in events)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+async def test_h1_losses_and_the_guarantee_are_in_the_first_event_and_all_in_the_last(
+    memory, store
+) -> None:
+    """Where an answer over HTTP has headers. The strict readers of the SDK take them."""
+    early, late = Loss("wibble", "dropped", "why"), Loss("tools[0]", "emulated", "how")
+    begun = replace(STARTED, losses=(early,))
+    ended = replace(FINISHED, losses=(late,), guarantee="verified")
+    _, *events, _ = saying("{}")
+    async with talking(Stub(begun, *events, ended), memory=memory) as socket:
+        format = {"type": "json_schema", "name": "n", "schema": {}, "strict": True}
+        await say(socket, store=store, stream_id="one", text={"format": format})
+        heard = await hear(socket)
+        TypeAdapter(list[ResponsesServerEvent]).validate_python(heard)
+        found = [event.pop("headers", {}) for event in heard]
+        lost = "dropped: store, wibble" if store and not memory else "dropped: wibble"
+        assert found.pop(0) == {
+            "x-dragoman-loss": lost,
+            "x-dragoman-guarantee": "best-effort",
+        }
+        assert found.pop() == {
+            "x-dragoman-loss": f"{lost}; emulated: tools[0]",
+            "x-dragoman-guarantee": "verified",
+        }
+        assert not any(found)
+        assert all(event["stream_id"] == "one" for event in heard)
+    async with talking(Stub(*saying("a"))) as socket:
+        await say(socket)
+        assert not any("headers" in event for event in await hear(socket))
 
 
 async def test_turns_follow_one_another() -> None:
@@ -224,6 +258,7 @@ async def test_generate_false_generates_nothing() -> None:
         types = [event["type"] for event in events]
         assert types == ["response.created", "response.in_progress", "response.completed"]
         assert events[-1]["response"]["output"] == []
+        assert events[-1]["response"]["model"] == "stub"
         assert engine.asked == []
         end = await turn(socket, previous_response_id=identity(events[-1]), store=False, input="b")
         assert end["type"] == "response.completed"
@@ -276,6 +311,7 @@ async def test_too_many_lanes_and_turns_are_refused(monkeypatch) -> None:
         (b"\xff\xfe", None),
         ('{"type": "response.steer", "stream_id": "one"}', "type"),
         ("{}", "type"),
+        ('{"type": null}', "type"),
         ('{"type": "response.create", "input": "Hi"}', "model"),
         ('{"type": "response.create", "model": 3, "input": "Hi"}', "model"),
         ('{"type": "response.create", "model": "m", "input": "Hi", "stream": "yes"}', "stream"),

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
 from dragoman.core.item import Message
+from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
@@ -18,7 +20,7 @@ from dragoman.stores.base import LogSegment, Paging, Record, StoreError
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
 from tests.server.state.storing import Server, all_ended, frames, identity, opened, storing
-from tests.server.stubs import OPENING, Call, Stub, closing, word
+from tests.server.stubs import FINISHED, OPENING, STARTED, Call, Stub, closing, saying, word
 
 # ---- replay --------------------------------------------------------------------------------
 
@@ -59,6 +61,51 @@ async def test_background_response_completes_without_its_client(store: Store) ->
         await all_ended(server)
         done = await server.sdk.responses.retrieve(queued.id)
         assert (done.status, done.output_text, done.id) == ("completed", "Hello", queued.id)
+
+
+@pytest.mark.parametrize("ending", ["verified", None])
+async def test_h5_background_response_has_the_headers_of_an_answer(store: Store, ending) -> None:
+    """Those known before the engine began are on the acknowledgement, all on what is read later."""
+    begun = replace(STARTED, losses=(Loss("wibble", "dropped", "why"),))
+    ended = replace(FINISHED, losses=(Loss("tools[0]", "emulated", "how"),), guarantee=ending)
+    _, *events, _ = saying("{}")
+    body = {
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}, "strict": True}},
+        "include": ["reasoning.encrypted_content"],
+    }
+    go = asyncio.Event()
+    async with storing(Stub(begun, *events[:2], go, *events[2:], ended), store) as server:
+        create, read = (getattr(server.sdk.responses.with_raw_response, n) for n in _METHODS)
+        queued = await create(model="stub", input="Hi", background=True, extra_body=body)
+        known = "include[reasoning.encrypted_content]"
+        assert _reports(queued) == (f"dropped: {known}", None)
+        id = queued.parse().id
+        await server.app._engine.begun.wait()
+        go.set()
+        await all_ended(server)
+        expected = f"dropped: {known}, wibble; emulated: tools[0]", ending or "best-effort"
+        assert _reports(await read(id)) == expected
+        cancelled = await server.sdk.responses.with_raw_response.cancel(id)
+        assert _reports(cancelled) == expected
+
+
+_METHODS = "create", "retrieve"
+
+
+def _reports(answer: Any) -> tuple[str | None, str | None]:
+    return tuple(answer.headers.get(f"x-dragoman-{name}") for name in ("loss", "guarantee"))
+
+
+async def test_reading_from_beyond_the_last_event_is_refused(server: Server) -> None:
+    whole = await server.sdk.responses.create(model="stub", input="Hi", background=True)
+    await all_ended(server)
+    replay = await server.get(f"/{whole.id}?stream=true")
+    *events, done = frames(replay.body)
+    rest = await server.get(f"/{whole.id}?stream=true&starting_after={len(events) - 1}")
+    assert (rest.status, rest.body) == (200, done)
+    for number in (len(events), 99999):
+        beyond = await server.get(f"/{whole.id}?stream=true&starting_after={number}")
+        assert (beyond.status, beyond.json["error"]["param"]) == (400, "starting_after")
 
 
 async def test_background_stream_continues_after_a_disconnect(store: Store) -> None:

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 """The model's files, laid out as any Llama's folder."""
 NEEDED = ("numpy", "llguidance", "jinja2")
 """What the `local` extra installs."""
-MISSING = "The pocket model needs the local extra: pip install 'dragoman[local]'"
+MISSING = "The pocket model needs the extra local: pip install '.[local]' in the checkout."
 
 
 def available() -> bool:

@@ -166,7 +166,9 @@ def _check(asked: Demand | None) -> None:
             if b'"pattern' not in text and b'"format"' not in text:
                 continue  # which takes no grammar
         if not _llguidance_installed():
-            problem = "cannot be verified without llguidance (pip install 'dragoman[local]')"
+            problem = (
+                "cannot be verified without llguidance (pip install '.[local]' in the checkout)"
+            )
             raise FaultError(unsupported(problem, body.param))
         _grammar_state(body)
 

@@ -354,7 +354,8 @@ class TokenEngine:
     ) -> None:
         scores = not isinstance(model, NextTokenModel | StreamModel)
         if scores and find_spec("numpy") is None:
-            raise ImportError("Scores of a model need numpy: pip install 'dragoman[local]'.")
+            missing = "Scores of a model need the extra local: "
+            raise ImportError(f"{missing}pip install '.[local]' in the checkout.")
         self.name = name
         self.description = description
         self.format = format

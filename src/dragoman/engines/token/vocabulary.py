@@ -19,7 +19,8 @@ try:
     from llguidance import LLTokenizer
 except ImportError as error:
     raise ImportError(
-        "Vocabularies of files need llguidance: pip install 'dragoman[local]'.", name=error.name
+        "Vocabularies of files need the extra local: pip install '.[local]' in the checkout.",
+        name=error.name,
     ) from error
 
 from dragoman.core.error import FaultError, bad_request

@@ -243,7 +243,8 @@ def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
         case {"type": "regex" | "grammar"} if isinstance(format, dict):
             yield from _members(format, "response_format")
         case {"type": kind}:
-            problem = f"{kind} is not known here; use regex, grammar or json_schema"
+            known = "text, json_object, json_schema, regex or grammar"
+            problem = f"{str(kind)[:100]!r} is not known here; use {known}"
             raise FaultError(unsupported(problem, "response_format.type"))
 
 

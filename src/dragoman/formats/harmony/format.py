@@ -40,6 +40,7 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import EITHER, Writer
+from dragoman.formats.messages import unfinished
 from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer, TokenTable
 
 from . import parse
@@ -145,7 +146,7 @@ def _split_instructions(
             texts.append(text)
         case tuple(lead):
             items, place = (*lead, *items), -len(lead)
-    if _unfinished(request) is not None:
+    if unfinished(request) is not None:
         items = items[:-1]
     count = 0
     for item in items:
@@ -285,7 +286,7 @@ def _message(author: str, text: str, channel: str | None = None, end: Control = 
 def _prefill(request: Request) -> Header | None:
     """The message that the prompt leaves open, if any. A forced call is opened, so that only its
     arguments are left to the model."""
-    match _unfinished(request), request.tool_choice:
+    match unfinished(request), request.tool_choice:
         case Message(phase=phase, text=text), _:
             return Header("commentary" if phase == COMMENTARY_PHASE else "final", rest=text)
         case Reasoning(text=text), _:
@@ -293,22 +294,6 @@ def _prefill(request: Request) -> Header | None:
         case _, NamedTool(kind=kind) as tool:
             content_type = "json" if kind == "function" else None
             return Header("commentary", _recipient(tool), content_type=content_type)
-        case _:
-            return None
-
-
-def _unfinished(request: Request) -> Message | Reasoning | None:
-    """The assistant's message or reasoning to continue: the last item, if it is unfinished or the
-    request sets `continue_final_message` (vLLM)."""
-    match request.items[-1:]:
-        case (Message(role="assistant", status="incomplete" | "in_progress") as last,) | (
-            Reasoning(status="incomplete" | "in_progress") as last,
-        ):
-            return last
-        case (Message(role="assistant") as last,):
-            wires = (request.extra or {}).values()
-            sent = any(fields.get("continue_final_message") is True for fields in wires)
-            return last if sent else None
         case _:
             return None
 

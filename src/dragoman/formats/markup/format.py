@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from dragoman.core.error import Fault, FaultError, unsupported
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.item import JSON, Token
 from dragoman.core.loss import Loss, LossList
 from dragoman.core.request import Request
@@ -16,7 +16,7 @@ from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import SPACED, Writer
 from dragoman.formats.grammar.schema import read_json
-from dragoman.formats.messages import LIMITS, Messages, messages, tools
+from dragoman.formats.messages import LIMITS, Messages, continues, messages, tools
 from dragoman.formats.prompt import Marks, Piece, Prompt, Tokenizer, TokenTable
 
 from .calls import bare
@@ -61,12 +61,15 @@ class Markup:
             listed = (json.dumps(tool, ensure_ascii=False) for tool in offered)
             prompt.fill(template, text, "\n".join(listed))
         roles = {"system": layout.system, "user": layout.user, "tool": layout.tool}
+        continued = continues(request)
+        last = turns.pop() if continued else {"content": ""}
         for turn in turns:
             if turn["role"] == "assistant":
                 prompt.assistant(turn)
             else:
                 prompt.fill(roles[turn["role"]], turn["content"])
         prompt.layout(layout.assistant.partition("{}")[0])
+        prompt.text(last["content"])
         return Prompt(tuple(prompt.pieces), losses.losses())
 
     def starts_thinking(self, request: Request) -> bool:
@@ -88,6 +91,7 @@ class Markup:
         _, token_table, tables = self._prepared  # kept, since a model has but one vocabulary
         tools = schemas(request)
         start = "thought" if self.starts_thinking(request) else "start"
+        start = "text" if continues(request) else start
         marks = tables[bool(tools)]
         emitter = Emitter(turn, tools, self.profile.name_form)
         return MarkupParser(self.profile, marks, emitter, token_table, start)
@@ -98,6 +102,11 @@ class Markup:
         asked = demand(request)
         if asked is None:
             return None
+        if continues(request):
+            if isinstance(asked.text, Anything):
+                return None
+            problem = "the answer has begun, so it cannot be constrained any more"
+            raise FaultError(bad_request(problem, "items"))
         thinking: bool | None = self.starts_thinking(request)
         if not thinking and request.reasoning is not None and request.reasoning.effort == "none":
             thinking = None

@@ -341,9 +341,12 @@ class MarkupParser:
         marks = self._marks
         emitter.cut = cut
         emitter.dropping = cut and marks.kind in _CALL_KINDS and marks.name != "bare"
+        if emitter.dropping:
+            emitter.warn("the call at the end is not finished: what has not begun is left out")
         in_text = marks.kind in ("start", "text", "thought")
         if cut and not self._ambiguous and len(self._held) > in_text:
-            self._held = ""  # of a mark; one character in a text is more often text
+            emitter.warn(f"the half mark {self._held!r} at the end is left out")
+            self._held = ""  # one character in a text is more often text
         self._release_held()
         if isinstance(self._segment, Calls) and self._segment.unproven and not emitter.dropping:
             self._backtrack(self._segment)

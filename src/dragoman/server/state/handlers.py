@@ -15,8 +15,9 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
+from dragoman.core.response import Response, default_guarantee
 from dragoman.engines.base import new_id, now
-from dragoman.server.exchange import Exchange, Route, nothing_at
+from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import (
     APART,
@@ -31,10 +32,12 @@ from dragoman.stores.base import (
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.json import Limits
+from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import shown
 from dragoman.wire.responses.response import (
+    Include,
     decode_items,
     decode_metadata,
     decode_opening,
@@ -59,6 +62,9 @@ T = TypeVar("T")
 RESPONSES_PATH = f"/v1{RESPONSES.path}/"
 CONVERSATIONS_PATH = "/v1/conversations"
 COMPLETIONS_PATH = f"/v1{CHAT.path}"
+STORED = (RESPONSES_PATH, CONVERSATIONS_PATH, f"{CONVERSATIONS_PATH}/", f"{COMPLETIONS_PATH}/")
+"""What a server without a store refuses, with each of METHODS."""
+METHODS = ("GET", "POST", "DELETE")
 
 
 class Query(Struct):
@@ -67,7 +73,7 @@ class Query(Struct):
 
     after: str | None = None
     before: str | None = None
-    include: tuple[str, ...] = ()
+    include: tuple[Include, ...] = ()
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     metadata: dict[str, str] = {}
     model: str | None = None
@@ -90,11 +96,12 @@ def asked(exchange: Exchange) -> Query:
     fields["include"] = [value for name, value in pairs if name.partition("[")[0] == "include"]
     metadata = [(name, value) for name, value in pairs if name.startswith("metadata[")]
     fields["metadata"] = {name[len("metadata[") : -1]: value for name, value in metadata}
+    if (order := fields.get("order", "asc")) not in ("asc", "desc"):
+        raise FaultError(bad_request(f"is {order[:100]!r}, and must be 'asc' or 'desc'", "order"))
     try:
         return convert(fields, Query, strict=False)
     except ValidationError as error:
-        problem, _, name = str(error).partition(" - at `$.")
-        raise FaultError(bad_request(problem, name.rstrip("`"))) from None
+        raise json.invalid(error, "") from None
 
 
 def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list[T], bool]:
@@ -162,7 +169,7 @@ class Handlers:
             make = partial(encode_list, shown(found, request.include), more)
             exchange.reply(200, await self._apart(room.held + before.size, make))
         elif not query.stream:
-            exchange.reply(200, await self._encoded(record, room))
+            await self._send(exchange, record, room)
         else:
             await self._begin_replay(record, room, query.starting_after + 1, exchange, caller)
 
@@ -185,8 +192,7 @@ class Handlers:
         """Stop a run; one that has ended stays as it is."""
         room = Room(count=exchange.count)
         record, _ = await self._find(RESPONSES, exchange, caller, room, "cancel")
-        ended = await self._memory.runs.cancel(record)
-        exchange.reply(200, await self._encoded(ended, room))
+        await self._send(exchange, await self._memory.runs.cancel(record), room)
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         """Forget a response, or a completion."""
@@ -208,8 +214,8 @@ class Handlers:
         async with self._making:
             return await asyncio.to_thread(make)
 
-    async def _encoded(self, record: Record, room: Room) -> bytes:
-        """A response as it is now."""
+    async def _send(self, exchange: Exchange, record: Record, room: Room) -> None:
+        """Answer with a response as it is now."""
         response = record.response
         if response is None:
             size, _ = await self._store.log_size(record.id, SEGMENTS)
@@ -221,8 +227,13 @@ class Handlers:
                     place += len(segment.events)
             response = fold.response if place else unstarted(record)
         dialect = DIALECTS[record.dialect]
-        make = partial(RESPONSES.encode_response, response, record.request, dialect)
-        return await self._apart(room.held, make)
+
+        def make() -> tuple[bytes, Headers]:
+            body = RESPONSES.encode_response(response, record.request, dialect)
+            return body, _reports(RESPONSES, record, response)
+
+        body, headers = await self._apart(room.held, make)
+        exchange.reply(200, body, *headers)
 
     async def _find(
         self, wire: Wire, exchange: Exchange, caller: Caller, room: Room, *rests: str
@@ -244,13 +255,14 @@ class Handlers:
 
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Make a conversation."""
-        items, metadata = await self._read(exchange, caller, decode_opening)
+        items, metadata, losses = await self._read(exchange, caller, decode_opening)
         id, moment = new_id(), now()
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=moment, metadata=metadata or None
         )
         await self._store.create_conversation(made, _unique(named(items, id)))
-        exchange.reply(200, encode_conversation(id, moment, metadata))
+        headers = report_headers(losses)
+        exchange.reply(200, encode_conversation(id, moment, metadata), *headers)
 
     async def get_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """A conversation, its items, or one of them."""
@@ -367,7 +379,9 @@ class Handlers:
             ]
             return _listing(*paged([(each["id"], each) for each in messages], paging))
 
-        exchange.reply(200, await self._apart(room.held, make))
+        body, response = await self._apart(room.held, make), record.response
+        headers = () if rest or response is None else _reports(CHAT, record, response)
+        exchange.reply(200, body, *headers)
 
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
@@ -403,6 +417,14 @@ def _nowhere(after: str) -> Fault:
 def _no_item(id: str, item: str) -> Fault:
     problem = f"There is no item {item[:100]!r} in the conversation {id[:100]!r}, or no longer."
     return Fault("not_found", problem, "client")
+
+
+def _reports(wire: Wire, record: Record, response: Response) -> Headers:
+    """The headers that the answer had, as far as it has come."""
+    losses, sure = response.losses + judge(response, wire.losses), response.guarantee
+    if response.status != "queued" and response.error is None:
+        sure = sure or default_guarantee(record.request)
+    return report_headers(losses, sure)
 
 
 def _completion(record: Record) -> dict[str, Any]:

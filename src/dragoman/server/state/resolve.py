@@ -55,7 +55,9 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     if request.conversation is not None:
         raise FaultError(unsupported(NOTHING_STORED, "conversation"))
     if request.background:
-        raise FaultError(unsupported("this server answers while you wait", "background"))
+        raise FaultError(
+            unsupported("needs a store, and this server has none (--store)", "background")
+        )
     for number, item in enumerate(request.items):
         if isinstance(item, ItemReference):
             raise FaultError(unsupported(NOTHING_STORED, f"input[{number}]"))

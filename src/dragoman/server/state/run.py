@@ -100,6 +100,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None  # of a run in the background
         self.hold: Held | None = None  # of what it was asked, in the background
         self.turn: asyncio.Future[None] | None = None  # that it has or waits for
+        self.losses: tuple[Loss, ...] = ()  # those known before the engine began
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
         self._put = put
@@ -175,7 +176,8 @@ class Run:
         if not (self._first or self.events):
             first = events[0]
             if isinstance(first, Started):  # the response is known by the id it is stored under
-                own = replace(first, id=self.record.id, created_at=self.record.created_at)
+                record, losses = self.record, self.losses + first.losses
+                own = replace(first, id=record.id, created_at=record.created_at, losses=losses)
                 events = [own, *events[1:]]
             elif not self.record.background and isinstance(first, Failed):
                 self._withdraw(events)
@@ -198,7 +200,8 @@ class Run:
                 self._runs.write_soon(self)
 
     def _started(self) -> Event:
-        return Started(self.record.id, self.record.created_at, self.record.request.model)
+        record = self.record
+        return Started(record.id, record.created_at, record.request.model, self.losses)
 
     def _withdraw(self, events: list[Event]) -> None:
         """The answer never began and nobody knows its id: nothing of it remains."""

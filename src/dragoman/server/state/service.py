@@ -198,6 +198,7 @@ class Memory:
         turn = () if conversation is None else named(own.items, record.id)
         followed = background or own.stream  # or at its end one write stores it
         run = self.runs.open(record, turn, None if followed else self.store.put)
+        run.losses = losses
         return Plan(whole, record.request, losses, run, background)
 
     async def reread(self, record: Record, count: Callable[[int], None]) -> Request:

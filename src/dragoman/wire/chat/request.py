@@ -121,7 +121,14 @@ def _decode(data: bytes, limits: Limits) -> Request:
     try:
         body = _body.decode(data)
     except msgspec.ValidationError:
-        body, unknown = _body.read_loosely(data)
+        try:
+            body, unknown = _body.read_loosely(data)
+        except FaultError:
+            fields = json.parse(data)
+            if "messages" not in fields and "input" in fields:
+                problem = "is missing; `input` is what /v1/responses takes"
+                raise FaultError(bad_request(problem, "messages")) from None
+            raise
     items = decode_messages(body.messages, limits)
     offered = () if body.tools is ABSENT else TOOLS.decode_all(body.tools, limits)
     if body.metadata is not None and len(body.metadata) > limits.max_metadata:

@@ -162,6 +162,9 @@ def decode_messages(
         raise FaultError(bad_request("is empty", "messages"))
     if opening:
         items[0] = replace(items[0], content=tuple(opening))
+    last = items[-1]
+    if isinstance(last, Message) and last.role == "assistant":
+        items[-1] = replace(last, status="in_progress")  # the answer is the rest of it
     return tuple(items)
 
 

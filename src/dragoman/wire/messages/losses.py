@@ -10,8 +10,10 @@ from dragoman.core.request import Request
 from dragoman.wire.losses import (
     ANSWERED,
     NO_PART_OF_AN_ANSWER,
+    OTHER_STATUS,
     SAME,
     SEVERAL,
+    UNFINISHED,
     Case,
     Losses,
     Table,
@@ -124,11 +126,13 @@ _REQUEST = Table(
     rows(
         "dropped",
         "Messages has none for items; a call keeps its `call_id`",
-        "Message.id status",
+        "Message.id",
         "Reasoning.id status",
         "FunctionCall.id status",
         "FunctionCallOutput.id status",
     ),
+    rows("dropped", "Messages has none for items", "Message.status", case=OTHER_STATUS),
+    rows("carried", "as the last message", "Message.status", case=UNFINISHED),
     rows(
         "dropped",
         "thinking goes back with a signature of the same server only",

@@ -443,13 +443,20 @@ def encode_models(models: Sequence[Model]) -> bytes:
     return json.dump({**listing, "first_id": first, "last_id": last})
 
 
+_CONTEXT = ("max_input_tokens", "context_window", "max_model_len", "context_length")
+"""What engines and servers call the size of a context in their listings."""
+
+
 def _model(model: Model) -> dict[str, JSON]:
+    told = (model.extra or {}).get("models", {})
+    sizes = [size for name in _CONTEXT if type(size := told.get(name)) is int]
     return {
         "type": "model",
         "id": model.id,
         "display_name": model.id,
         "created_at": _date(model.created),
         "lifecycle": "active",
+        **({"max_input_tokens": sizes[0]} if sizes else {}),
     }
 
 

@@ -556,7 +556,7 @@ class Decoder:
 
     def _close(self) -> None:
         for name, encoded in self._sse.close() if self._sse else ():
-            self._event(name, encoded)
+            self._event(name, encoded, last=True)
         if not (self._begun or self._turn.over):
             self._whole(self._head or bytes(self._body))
         if self._fault is not None:
@@ -572,7 +572,7 @@ class Decoder:
 
     # ---- events --------------------------------------------------------------------------
 
-    def _event(self, name: str, data: bytes) -> None:
+    def _event(self, name: str, data: bytes, *, last: bool = False) -> None:
         self._begun = True
         if data == sse.END:
             self._done = True
@@ -580,7 +580,7 @@ class Decoder:
         try:
             fields = json.load(data)
         except ValueError:
-            self._repair(name, data)
+            self._repair(name, data, last)
             return
         if isinstance(fields, dict) and not self._turn.over:
             kind = fields.get("type")
@@ -589,13 +589,16 @@ class Decoder:
             self._items.last_delta = None
             self._read(self._type, fields)
 
-    def _repair(self, name: str, data: bytes) -> None:
-        """Several events with no blank line between are taken apart. Anything else is passed
-        over: what it held comes again when its part, its item or the answer is done."""
+    def _repair(self, name: str, data: bytes, last: bool) -> None:
+        """Several events with no blank line between are taken apart. A piece of the answer that
+        cannot be read fails it, but at the end, where it is a cut; what is no piece of one is
+        passed over."""
         lines = data.split(b"\n")
         if len(lines) > 1:
             for line in lines:
-                self._event(name, line)
+                self._event(name, line, last=last)
+        elif error.is_corrupt(data) and not last:
+            self._turn.fail(error.CORRUPT)
 
     def _read(self, name: str, fields: Fields) -> None:
         if self._items.read(name, fields):

@@ -62,7 +62,9 @@ def check(request: Request, limits: Limits = LIMITS) -> None:
         raise _wrong("cannot be given together with previous_response_id", "conversation")
     whole = conversation is None and previous is None
     if whole and not request.items and request.instructions is None and request.prompt is None:
-        raise _wrong("is missing", "input")
+        strayed = "messages" in (request.extra or {}).get(WIRE, {})
+        hint = "; `messages` is what /v1/chat/completions takes" if strayed else ""
+        raise _wrong(f"is missing or empty{hint}", "input")
     calls: set[str] = set()
     for number, item in enumerate(request.items):
         parts: str | tuple[Part, ...] = ()

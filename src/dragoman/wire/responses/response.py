@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from dragoman.core.item import (
     Message,
     Reasoning,
 )
+from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, JSONSchema, Request, Tool
 from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
@@ -293,6 +294,18 @@ def encode_deleted_listing(id: str) -> bytes:
     return json.dump({"id": SNAPSHOT_PREFIX + id, "object": "response", "deleted": True})
 
 
+Include = Literal[
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""What can be asked for with items."""
+
 CONVERSATION_PREFIX = "conv_"
 """What a conversation's id begins with on this wire."""
 
@@ -310,10 +323,13 @@ def decode_items(data: bytes, limits: Limits = LIMITS) -> tuple[Item, ...]:
 
 def decode_opening(
     data: bytes, limits: Limits = LIMITS
-) -> tuple[tuple[Item, ...], dict[str, JSON]]:
-    """The items and the metadata of a new conversation; neither need be given."""
+) -> tuple[tuple[Item, ...], dict[str, JSON], tuple[Loss, ...]]:
+    """The items and the metadata of a new conversation; neither need be given. What else was given
+    is lost."""
     fields = json.parse(data or b"{}")
-    return _items(fields, limits, needed=False), _metadata(fields)
+    found = _items(fields, limits, needed=False), _metadata(fields)
+    why = "a conversation has no such field"
+    return *found, tuple([Loss(name, "dropped", why) for name in fields.rest()])
 
 
 def decode_metadata(data: bytes, limits: Limits = LIMITS) -> dict[str, JSON]:
