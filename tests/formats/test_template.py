@@ -152,6 +152,11 @@ def test_text_is_scanned_once_for_any_number_of_control_tokens() -> None:
     assert many < 10 * few
 
 
+def test_text_that_ends_as_a_control_token_begins_does_not_make_one() -> None:
+    template = Template("{% for m in messages %}{{ m.content }}s>{% endfor %}", "hermes", ["<s>"])
+    assert template.render(request(Message("user", "a<"))).pieces == ("a<s>",)
+
+
 def test_private_characters_may_all_occur_in_a_conversation() -> None:
     """They are what control tokens are hidden with."""
     words = "".join(map(chr, range(0xE000, 0xF900)))

@@ -229,7 +229,8 @@ def seconds(wire: str, pieces: list[bytes]) -> float:
 def test_four_times_as_many_events_do_not_cost_sixteen_times_as_much(name) -> None:
     wire, event = FLOODS[name]
     few, many = ([event(n, count) for n in range(count)] for count in LENGTHS)
-    assert seconds(wire, many) < 9 * seconds(wire, few)
+    # A machine that does much else may slow down either; a square shows every time.
+    assert any(seconds(wire, many) < 9 * seconds(wire, few) for _ in range(5))
 
 
 @pytest.mark.parametrize("asked", ["1" + "0" * 20, "1e20", "inf", "Fri, 31 Dec 9999 23:59:59 GMT"])

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.core.fold import fold
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from dragoman.core.turn import Turn
 from dragoman.formats.markup.calls import DEEPEST, bare, calls, typed
+from dragoman.formats.markup.emitter import Emitter
+from dragoman.formats.markup.format import Markup
 from tests.cases import cases
 
 CASES = cases(__file__, "calls")
@@ -39,6 +45,10 @@ def test_anything_else_raises_nothing(text) -> None:
 def test_python_literal_becomes_its_json_value(said, value) -> None:
     found = calls(f"f(a={said})")
     assert json.loads(found[0][0][1]) == {"a": value}
+
+
+def test_keys_of_a_dict_are_strings_or_become_some() -> None:
+    assert calls('f(a={"k": 1, 2: 3})') == ([("f", '{"a": {"k": 1, "2": 3}}')], "")
 
 
 @pytest.mark.parametrize(
@@ -86,3 +96,19 @@ def test_bare_value_is_typed_to_the_same(value) -> None:
     kinds = ["integer", "array", "boolean", "null"]
     schema = {"properties": {"a": {"type": "string" if isinstance(value, str) else kinds}}}
     assert json.loads(typed(bare(value), "a", schema)) == value
+
+
+def test_a_call_without_a_name_is_text() -> None:
+    turn = Turn("1", 0, "m", think=None)
+    emitter = Emitter(turn, {})
+    emitter.open_call("")
+    emitter.add_arguments("{}")
+    emitter.close_call()
+    emitter.finish("stop")
+    assert fold(turn.take()).text == "{}"
+    assert emitter.warnings == ["a call without a name: {}"]
+
+
+def test_an_assistant_that_called_nothing_is_rendered() -> None:
+    items = (Message("user", "Hi"), Message("assistant", "Hello."), Message("user", "Bye"))
+    assert "Hello." in Markup("hermes").render(Request(model="m", items=items)).text

@@ -52,6 +52,14 @@ def test_r2_11_log_probabilities_stay_with_their_text() -> None:
     assert "".join(token.text for token in message.content[0].tokens) == "Hi you"
 
 
+def test_reasoning_in_the_text_is_reasoning() -> None:
+    turn = TextToolCallTurn("1", 0, "m", markup="hermes", request=asked())
+    turn.text("<think>a</think>Hi")
+    turn.finish("stop")
+    turn.end(complete=True)
+    assert [show(item) for item in fold(turn.take()).output] == [("thought", "a"), ("text", "Hi")]
+
+
 def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
     events = parse("llama", "Hi<|eot_id|>", 1).events
     assert isinstance(events[0], Started)

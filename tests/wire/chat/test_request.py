@@ -193,3 +193,8 @@ def test_null_among_the_fields_of_an_assistant_message_counts_as_absent() -> Non
     nulls = {"audio": None, "function_call": None, "reasoning": None, "refusal": None}
     said = {"role": "assistant", "content": "Hi."}
     assert decode(messages=[{**said, **nulls}]) == decode(messages=[said])
+
+
+def test_what_else_is_said_about_the_format_is_kept() -> None:
+    request = decode(response_format={"type": "json_object", "x_new": 1})
+    assert request.extra == {"chat": {"response_format": {"x_new": 1}}}

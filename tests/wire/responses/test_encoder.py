@@ -23,6 +23,7 @@ from dragoman.core.item import (
     Annotation,
     Audio,
     FunctionCall,
+    Image,
     Message,
     Reasoning,
     Text,
@@ -441,3 +442,34 @@ def test_deltas_of_another_choice_have_no_place() -> None:
     events += [Delta(index, 0, "text", data) for index, data in ((0, "a"), (1, "b"), (1, "c"))]
     deltas = [each["delta"] for each in told(events) if each["type"].endswith("text.delta")]
     assert deltas == ["b", "c"]
+
+
+def test_of_several_choices_the_first_is_the_answer() -> None:
+    response = Response(
+        id="1",
+        created_at=0,
+        model="m",
+        status="completed",
+        output=(Message("assistant", "One."), Message("assistant", "Two.")),
+        choices=(0, 1),
+        reasons=("stop", "stop"),
+    )
+    encoded = json.loads(RESPONSES.encode_response(response, Request(model="m"), STANDARD))
+    assert [item["content"][0]["text"] for item in encoded["output"]] == ["One."]
+
+
+def test_a_part_without_text_is_only_added_and_done() -> None:
+    response = Response(
+        id="1",
+        created_at=0,
+        model="m",
+        status="completed",
+        output=(Message("assistant", (Image(url="https://example.com/a.png"),)),),
+        reasons=("stop",),
+    )
+    encoder = RESPONSES.encoder(Request(model="m"), STANDARD)
+    names = [told["type"] for told in parse(encoder.feed(list(unfold(response))))[0]]
+    assert [name for name in names if "part" in name or "text" in name] == [
+        "response.content_part.added",
+        "response.content_part.done",
+    ]
