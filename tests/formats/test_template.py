@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import (
@@ -255,6 +256,19 @@ def test_a_prompt_has_a_greatest_length(monkeypatch) -> None:
     monkeypatch.setattr("dragoman.formats.template.MAX_CHARACTERS", 1000)
     text = "{% for i in range(1000) %}{{ i }} {% endfor %}"
     assert "longer than 1000 characters" in refusal(text).fault.message
+
+
+@pytest.mark.parametrize("status", ["in_progress", "incomplete"])
+def test_a_message_is_continued_where_the_template_shows_it(status) -> None:
+    opened = Message("assistant", "1, <|im_end|> ", status=status)
+    assert render(CHATML, USER, opened).endswith("assistant\n1, <|im_end|> ")
+    with pytest.raises(FaultError, match="items: this model's chat template cannot continue"):
+        render("{{ messages[0].content }}", USER, opened)
+    strict = replace(TOOLS[0], strict=True)
+    asked = request(USER, opened, tools=(strict,))
+    assert CHAT.grammar(asked) is None
+    with pytest.raises(FaultError, match="items: the answer has begun"):
+        CHAT.grammar(replace(asked, tool_choice="required"))
 
 
 def test_invalid_template_is_an_error_with_its_line() -> None:

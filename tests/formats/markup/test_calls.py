@@ -48,7 +48,7 @@ def test_python_literal_becomes_its_json_value(said, value) -> None:
 
 
 def test_keys_of_a_dict_are_strings_or_become_some() -> None:
-    assert calls('f(a={"k": 1, 2: 3})') == ([("f", '{"a":{"k":1,"2":3}}')], "")
+    assert calls('f(a={"k": 1, 2: 3})') == ([("f", '{"a": {"k": 1, "2": 3}}')], "")
 
 
 @pytest.mark.parametrize(

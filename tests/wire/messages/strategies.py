@@ -187,9 +187,12 @@ def requests(draw: st.DrawFn) -> Request:
     choices += [NamedTool(tool.name) for tool in tools if isinstance(tool, FunctionTool)]
     choice = draw(st.sampled_from(choices)) if tools else None
     parallel = draw(maybe(st.booleans())) if choice not in (None, "none") else None
+    *before, last = draw(histories())
+    if isinstance(last, Message) and last.role == "assistant":
+        last = replace(last, status="in_progress")
     return Request(
         model=draw(some),
-        items=draw(histories()),
+        items=(*before, last),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
