@@ -1,7 +1,8 @@
 """Any client that speaks an OpenAI protocol, in front of any model, with nothing lost in between.
 
-`connect` gives a client for an engine, `Agent` a model with tools, `serve` serves an engine over the
-protocols, `transport` does so in process. Requests and answers are exported here; import the rest from its module.
+`connect` gives a client for an engine, `Agent` a model with tools, `serve` serves an engine over
+the protocols, `transport` does so in process. Requests and answers are exported here; import the
+rest from its module.
 """
 
 import typing as _typing
@@ -27,9 +28,9 @@ from .core.request import CustomTool, FunctionTool, JSONSchema, Request
 from .core.response import Response, Usage
 
 if _typing.TYPE_CHECKING:
-    from .agent import Agent, Budget
+    from .agent import Agent, Budget, Price
     from .server.settings import Settings
-    from .tools.function import tool
+    from .tools import Context, ToolError, tool
 
 __version__ = _interfaces.VERSION
 
@@ -40,6 +41,7 @@ __all__ = [
     "Audio",
     "Budget",
     "Client",
+    "Context",
     "CustomTool",
     "CustomToolCall",
     "CustomToolCallOutput",
@@ -54,11 +56,13 @@ __all__ = [
     "Item",
     "JSONSchema",
     "Message",
+    "Price",
     "Reasoning",
     "Request",
     "Response",
     "Stream",
     "Text",
+    "ToolError",
     "Usage",
     "__version__",
     "arguments",
@@ -72,14 +76,14 @@ __all__ = [
 
 def __getattr__(name: str) -> _typing.Any:
     """Agents and tools are imported when they are first used: a server needs neither."""
-    if name in ("Agent", "Budget"):
+    if name in ("Agent", "Budget", "Price"):
         from . import agent
 
         return getattr(agent, name)
-    if name == "tool":
-        from .tools.function import tool
+    if name in ("Context", "ToolError", "tool"):
+        from . import tools
 
-        return tool
+        return getattr(tools, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -287,7 +287,7 @@ async def test_an_agent_is_a_tool_of_another() -> None:
     typed = Agent(Model('{"name": "Ada"}'), name="namer", output=Person)
     made = [call("geographer", task="France?"), call("namer", "c2", task="Who?")]
     chief = Agent(
-        Model(made, "Paris."), tools=[helper.tool("Knows capitals."), typed.tool("Points.")]
+        Model(made, "Paris."), tools=[helper.as_tool("Knows capitals."), typed.as_tool("Points.")]
     )
     run = await chief.run("What is the capital of France?")
     given = [item.output for item in run.output if isinstance(item, FunctionCallOutput)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,20 +20,30 @@ from dragoman.core.event import Event, Failed, ItemDone
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
     Call,
+    Compaction,
+    CustomToolCall,
     CustomToolCallOutput,
+    FunctionCall,
     FunctionCallOutput,
     Item,
     Message,
+    Refusal,
 )
 from dragoman.core.request import Request
-from dragoman.engines.compaction import ANSWER, Compacting, estimate, fit
+from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
-from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, failed
+from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
 
 from .loop import Approve, Budget, Decision, Loop, Meter, Price, unanswered
 
-_OUTPUTS = (FunctionCallOutput, CustomToolCallOutput)
-MOVED_ON = "The user did not say whether this call is allowed, and said something else."
+_CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
+MOVED_ON = "It was not run: the user said something else first."
+CUT_OFF = "It was cut off, and not run."
+INTERRUPTED = "It was interrupted; whether it took effect is not known."
+NO_ANSWER = "It was not answered."
+
+_inside: ContextVar[frozenset[int]] = ContextVar("inside", default=frozenset())
+"""The agents of whose tools one is running."""
 
 
 class Run(Answer, frozen=True, omit_defaults=True, kw_only=True):
@@ -69,7 +80,8 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """A model with tools, instructions and a conversation. One run at a time; others wait.
+    """A model with tools, instructions and a conversation. One run at a time; those of other tasks
+    wait.
 
     `target` is what `dragoman.connect` takes. Tools are functions, or tools. `output` is the type
     of the answer: `str`, or any type that msgspec or pydantic knows; where an answer does not fit,
@@ -120,7 +132,7 @@ class Agent:
         self.approve, self.state, self.settings = approve, state, dict(settings or {})
         self.context, self.corrections = context, corrections
         self.max_rounds, self.retries, self.continuations = max_rounds, retries, continuations
-        self._lock = asyncio.Lock()
+        self._turn = _Turn()
 
     # ---- running -------------------------------------------------------------------------
 
@@ -178,22 +190,27 @@ class Agent:
 
     @property
     def pending(self) -> tuple[Call, ...]:
-        """The calls that wait for consent, or were interrupted."""
-        return tuple(unanswered(self.history))
+        """The calls that wait for consent, or were not begun when a run was cancelled."""
+        return tuple(call for call in unanswered(self.history) if call.status != "incomplete")
 
     def branch(self) -> Self:
         """Another agent that goes on from the same conversation by itself. It spends from the same
         budget."""
         other = copy.copy(self)
-        other._lock = asyncio.Lock()
+        other._turn = _Turn()
         return other
 
-    def tool(self, description: str, *, name: str | None = None, **settings: Any) -> PythonTool:
-        """This agent as a tool of another: each call is a run on a branch of it."""
+    def as_tool(self, description: str, *, name: str | None = None, **settings: Any) -> PythonTool:
+        """This agent as a tool of another: each call is a run on a branch of it. A run that does
+        not come to an answer is an error for the other one."""
 
         async def ask(task: str, context: Context) -> Any:
             run = await self.branch().run(task, caller=context.caller)
-            return run.text if self.output is None or run.value is None else run.value
+            if run.pending:
+                raise ToolError("A person must consent to a call of this agent first.")
+            if run.status != "completed" or run.value is None:
+                raise ToolError(run.stopped or "This agent came to no answer.")
+            return run.value
 
         settings = {"seconds": 3600.0, **settings}
         return PythonTool(ask, name=name or self.name, description=description, **settings)
@@ -234,8 +251,35 @@ class Agent:
         await self.close()
 
 
+class _Turn:
+    """Lets one run of an agent at a time, on whatever event loop."""
+
+    def __init__(self) -> None:
+        self._lock: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None  # the one that reads the run
+
+    async def __aenter__(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._lock is not None and self._lock.locked():
+            if self._loop is not loop and self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("this agent is running on another event loop")
+            if self._loop is loop and self._task is task:
+                raise RuntimeError("a stream of this agent is still open here; close it first")
+        if self._lock is None or self._loop is not loop:
+            self._lock, self._loop = asyncio.Lock(), loop
+        await self._lock.acquire()
+        self._task = task
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task = None
+        if self._lock is not None:
+            self._lock.release()
+
+
 class RunStream(Stream):
-    """The events of a run; iterate it, or iterate its `text`. See `dragoman.client.Stream`."""
+    """The events of a run; iterate it, or iterate its `text`, with `async with`. See
+    `dragoman.client.Stream`."""
 
     def __init__(
         self,
@@ -246,7 +290,6 @@ class RunStream(Stream):
         settings: Mapping[str, Any],
     ) -> None:
         self._agent, self._allow, self._caller = agent, allow, caller
-        self._cost = agent.meter.cost
         given: Input = () if said is None else said
         asked = build_request(given, {**agent.settings, **settings}, stream=True)
         super().__init__(self._run(asked))
@@ -260,36 +303,45 @@ class RunStream(Stream):
     @property
     def answer(self) -> Run:
         """All that has come so far."""
-        agent = self._agent
-        run = Run(**asdict(super().answer), cost=agent.meter.cost - self._cost)
-        stopped = ((run.extra or {}).get("agent") or {}).get("stopped", "")
+        answer, typed = super().answer, self._agent.output
+        about = (answer.extra or {}).get("agent") or {}
+        run = Run(**asdict(answer), cost=about.get("cost", 0.0), stopped=about.get("stopped", ""))
         pending = tuple(unanswered(run.output)) if run.status == "completed" else ()
         value: Any = run.text
-        if agent.output is not None:
-            said = [item.text for item in run.output if isinstance(item, Message)]
+        if typed is not None:
             try:
-                value = agent.output.value(said[-1] if said else "")
+                value = typed.value(_last_text(run.output))
             except ToolError:
                 value = None
-        return replace(run, stopped=stopped, pending=pending, value=None if pending else value)
+        return replace(run, pending=pending, value=None if pending else value)
 
     async def _run(self, asked: Request) -> AsyncGenerator[Event, None]:
-        agent = self._agent
-        async with agent._lock:
-            pending, said = agent.pending, asked.items
-            if said and pending:
-                if self._allow is not None:
-                    raise TypeError("`allow` is for going on, without anything new being said")
-                agent.add([failed(call, MOVED_ON).output for call in pending])
+        agent, said = self._agent, asked.items
+        if id(agent) in _inside.get():
+            raise RuntimeError("a tool of this agent cannot run it; a branch of it can be run")
+        async with agent._turn:
+            answered = {item.call_id for item in said if isinstance(item, _OUTPUTS)}
+            left = [call for call in unanswered(agent.history) if call.call_id not in answered]
+            pending = {call.call_id for call in left if agent.tools.owns(call)}
+            if said and pending and self._allow is not None:
+                raise TypeError("`allow` is for going on, without anything new being said")
             if not said and not agent.history:
                 raise TypeError("nothing was said yet that could be answered")
-            typed = agent.output
+            for call in left:  # what will not be run has a result now
+                if call.status == "incomplete":
+                    agent.add([not_run(call, CUT_OFF).output])
+                elif said or call.call_id not in pending:
+                    words = MOVED_ON if call.call_id in pending else NO_ANSWER
+                    agent.add([not_run(call, words).output])
+            typed, meter = agent.output, agent.meter
             try:
                 model = asked.model or agent.model or await _first_model(agent.engine)
                 known = await agent.engine.capabilities(model)
             except FaultError as error:
                 yield Failed(error.fault)
                 return
+            if meter.budget.cost is not None and meter.price(model) is None:
+                raise ValueError(f"there is a budget for the cost, and no price for {model!r}")
             request = replace(
                 asked,
                 model=model,
@@ -299,67 +351,100 @@ class RunStream(Stream):
                 format=asked.format if typed is None or agent.tools.offered() else typed.format,
             )
             context = known.context if agent.context is None else agent.context
-            request = replace(request, items=agent.prompt(request, context))
-            loop = _AgentLoop(agent, {call.call_id for call in pending}, self._allow)
-            done: list[Item] = []
+            request = replace(request, items=agent.prompt(expanded(request), context))
+            loop = _AgentLoop(agent, pending, self._allow)
             try:
                 async with aclosing(loop.stream(request, self._caller)) as events:
                     async for event in events:
                         if isinstance(event, ItemDone):
-                            done.append(event.item)
+                            loop.done.append(event.item)
                         yield event
             finally:  # of what was cancelled or failed, what was done stays
-                if done:
-                    agent.add((*said, *done))
+                loop.settle()
+                summaries = [item for item in loop.done if isinstance(item, Compaction)]
+                rest = [item for item in loop.done if not isinstance(item, Compaction)]
+                if loop.done:  # a summary stands for what was before the last turn
+                    agent.add((*summaries, *said, *rest))
 
 
 class _AgentLoop(Loop):
-    """A loop with the hooks, the decisions and the type of an agent."""
+    """A loop with the hooks, the decisions and the type of an agent. `done` is what will be part of
+    the conversation."""
+
+    always = True
 
     def __init__(
         self, agent: Agent, pending: set[str], allow: Decision | Mapping[str, Decision] | None
     ) -> None:
         super().__init__(
-            Compacting(agent.engine),
+            agent.engine,
             agent.tools,
             max_rounds=agent.max_rounds,
             retries=agent.retries,
             continuations=agent.continuations,
             meter=agent.meter,
-            approve=self._ask,
+            approve=agent.approve,
             state=agent.state,
+            pinned=len(agent.pinned),
+            taken=[item.call_id for item in agent.history if isinstance(item, _CALLS)],
         )
+        self.done: list[Item] = []
         self._agent, self._pending, self._allow = agent, pending, allow
         self._left = agent.corrections if agent.output is not None else 0
-        self.always = True
+        self._begun: dict[str, Call] = {}
+        self._ended: dict[str, Result] = {}
 
     async def call(self, call: Call, context: Context) -> Result:
+        _inside.set(_inside.get() | {id(self._agent)})
         return await self._agent.call(call, context)
+
+    async def decide(self, call: Call) -> Decision | None:
+        if call.call_id in self._pending and self._allow is not None:
+            allow = self._allow
+            decision = allow.get(call.call_id) if isinstance(allow, Mapping) else allow
+            if decision is not None:
+                return decision
+        return await super().decide(call)
 
     def check(self, request: Request, output: Sequence[Item]) -> Request | None:
         """Ask again for an answer that does not fit the agent's type."""
         typed = self._agent.output
-        text = "".join(item.text for item in output if isinstance(item, Message))
-        if typed is None or not self._left:
+        parts = [part for item in output if isinstance(item, Message) for part in item.parts]
+        if typed is None or not self._left or any(isinstance(part, Refusal) for part in parts):
             return None
         try:
-            typed.value(text)
+            typed.value(_last_text(output))
         except ToolError as error:
             self._left -= 1
             items = (*request.items, Message("user", f"{error} Answer again, in JSON alone."))
             return replace(request, items=items, format=typed.format, tool_choice="none")
         return None
 
-    async def _ask(self, call: Call) -> Decision | None:
-        if self._allow is not None and call.call_id in self._pending:
-            allow = self._allow
-            decision = allow.get(call.call_id) if isinstance(allow, Mapping) else allow
-            if decision is not None:
-                return decision
-        if self._agent.approve is None:
-            return None
-        asked = self._agent.approve(call)
-        return await asked if isinstance(asked, Awaitable) else asked
+    def insert(self, item: Item) -> None:
+        self.done.append(item)
+
+    def begin(self, call: Call) -> None:
+        self._begun[call.call_id] = call
+
+    def end(self, call: Call, result: Result) -> None:
+        self._ended[call.call_id] = result
+
+    def settle(self) -> None:
+        """Give the results that did not come to be part of the answer, and say of calls that were
+        begun that they were interrupted: none of them is run twice."""
+        given = {item.call_id for item in self.done if isinstance(item, _OUTPUTS)}
+        for id, result in self._ended.items():
+            if id not in given:
+                self.done.append(result.output)
+        for id, call in self._begun.items():
+            tool = self.tools.tools.get(call.name)
+            if id not in self._ended and id not in given and not (tool and tool.repeatable):
+                self.done.append(not_run(call, INTERRUPTED).output)
+
+
+def _last_text(output: Sequence[Item]) -> str:
+    """The text of the last message."""
+    return next((item.text for item in reversed(output) if isinstance(item, Message)), "")
 
 
 async def _first_model(engine: Engine) -> str:

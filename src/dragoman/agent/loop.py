@@ -11,7 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -34,17 +34,26 @@ from dragoman.core.item import (
 )
 from dragoman.core.loss import Loss
 from dragoman.core.open_item import empty_item
-from dragoman.core.request import AllowedTools, NamedTool, Request, UnknownTool
+from dragoman.core.request import AllowedTools, NamedTool, Namespace, Request, UnknownTool
 from dragoman.core.response import Usage
 from dragoman.engines.base import ENDS, Driver, Prepared, Wrapper, new_id, now
-from dragoman.engines.compaction import compacted, encode_summary, summarise
+from dragoman.engines.compaction import (
+    compacted,
+    encode_summary,
+    estimate,
+    fit,
+    summarise,
+    weight,
+)
 from dragoman.engines.fan_out import add_usage
-from dragoman.tools.run import Context, Result, Runner, failed
+from dragoman.tools.run import PATIENCE, Context, Result, Runner, not_run
 
 AT_ONCE = 32
 """Calls of one round that run at the same time; the others wait for one to end."""
-PATIENCE = 1.0
-"""Seconds that a cancelled tool is waited for."""
+MOST_REPORTS = 100
+"""Reports of tools that wait to be read; more are left out."""
+HALVINGS = 4
+"""How often a summary is asked for of half as much."""
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
 NOT_ALLOWED = "The user did not allow this call."
 SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
@@ -80,8 +89,9 @@ class Budget(Struct, frozen=True):
     """What an agent may spend, in all its runs together: tokens, cost, calls of tools and of the
     model (`rounds`), and seconds of one run. None stands for no limit.
 
-    It is checked before each call of the model and of a tool. What has been reached may be used
-    up; nothing more is begun then. A model call that is under way is not cut off.
+    It is checked before each call of the model and of a tool; nothing is begun then that it leaves
+    no room for. What is under way is not cut off: agents that run side by side may exceed it by one
+    call each. Where a server reports no usage, tokens are estimated.
     """
 
     tokens: int | None = None
@@ -108,12 +118,17 @@ class Meter:
         """Whether anything is limited."""
         return self.budget != Budget()
 
-    def add(self, usage: Usage | None, model: str) -> None:
-        """Count an answer of a model."""
-        if usage is not None:
-            self.usage = add_usage([self.usage, usage]) or self.usage
-            price = self._prices.get(model) or self._prices.get("*")
-            self.cost += price.of(usage) if price else 0.0
+    def add(self, usage: Usage, model: str) -> float:
+        """Count an answer of a model, and give its cost."""
+        self.usage = add_usage([self.usage, usage]) or self.usage
+        price = self.price(model)
+        cost = price.of(usage) if price else 0.0
+        self.cost += cost
+        return cost
+
+    def price(self, model: str) -> Price | None:
+        """The price of a model."""
+        return self._prices.get(model) or self._prices.get("*")
 
     def spent(self, began: float, call: bool = False) -> str:
         """Which part of the budget leaves no room for the next call of a tool (`call`) or of the
@@ -151,16 +166,18 @@ class Loop(Wrapper):
     run first: so an answer that waited for consent, or was cut off, goes on. The results of a round
     have the order of its calls.
 
-    - After `max_rounds` rounds of calls, or `retries` rounds in a row with errors, the model may
-      call nothing more, and is asked for its answer.
+    - After `max_rounds` rounds of calls, or more than `retries` rounds in a row with errors, the
+      model may call nothing more, and is asked for its answer.
     - Where the budget of the `meter` leaves no room, the answer ends, `incomplete` for `budget`.
     - `approve` is asked about calls that need consent. Where it leaves one open, the answer ends
       for `tool_calls`, and that call has no result.
     - A conversation that is too long for the model is summarised up to its last turn, once.
     - An answer that a limit of tokens cut off is continued, `continuations` times.
     - `state` is what tools find in their context.
+    - `pinned` is the number of items at the beginning that no summary replaces.
 
-    Subclasses may override `call` and `check`, and be `always` at work.
+    Subclasses may override `call`, `decide` and `check`, are told of what happens by `insert`,
+    `begin` and `end`, and may be `always` at work. Raises ValueError for a negative limit.
     """
 
     always = False
@@ -176,10 +193,15 @@ class Loop(Wrapper):
         meter: Meter | None = None,
         approve: Approve | None = None,
         state: Any = None,
+        pinned: int = 0,
+        taken: Iterable[str] = (),
     ) -> None:
         super().__init__(engine)
+        if min(max_rounds or 0, retries, continuations) < 0:
+            raise ValueError("max_rounds, retries and continuations cannot be negative")
         self.tools = tools
         self.meter = meter or Meter()
+        self._pinned, self._taken = pinned, frozenset(taken)
         self._max_rounds, self._retries = max_rounds, retries
         self._continuations, self._approve, self._state = continuations, approve, state
 
@@ -195,28 +217,54 @@ class Loop(Wrapper):
         """Run one call."""
         return await self.tools.run(call, context)
 
+    async def decide(self, call: Call) -> Decision | None:
+        """Whether a call is allowed; None where a person has not said."""
+        if not await self.tools.needs_approval(call):
+            return True
+        if self._approve is None:
+            return None
+        decision = self._approve(call)
+        decision = await decision if isinstance(decision, Awaitable) else decision
+        return decision if decision is None or isinstance(decision, str) else bool(decision)
+
     def check(self, request: Request, output: Sequence[Item]) -> Request | None:
         """The next request, where a complete answer will not do; its items are those before, the
-        answer among them, and more."""
+        answer among them, and one more."""
         return None
+
+    def insert(self, item: Item) -> None:
+        """An item is part of the conversation from here on, and not of the answer."""
+
+    def begin(self, call: Call) -> None:
+        """A call is begun."""
+
+    def end(self, call: Call, result: Result) -> None:
+        """A call has a result, which may not be part of the answer yet."""
 
     async def _answer(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         began, meter = time.monotonic(), self.meter
-        theirs = {tool.name for tool in request.tools if not isinstance(tool, UnknownTool)}
-        offered = [spec for spec in self.tools.offered() if spec.name not in theirs]
+        theirs, hosted = _names(request)
+        offered = [spec for spec in self.tools.offered() if (None, spec.name) not in theirs]
         tools = (*request.tools, *offered)
         items, choice = list(request.items), request.tool_choice
-        calls: list[Call] = [call for call in unanswered(items) if self.tools.owns(call)]
-        ids = {item.call_id for item in items if isinstance(item, _CALLS)}
+        calls: list[Call] = [
+            call
+            for call in unanswered(items)
+            if self.tools.owns(call) and call.status != "incomplete"
+        ]
+        ids = {*self._taken, *(item.call_id for item in items if isinstance(item, _CALLS))}
         begun: Started | None = None
         end: Finished | Failed | None = None
         losses: list[Loss] = []  # of the rounds after the first
         used: list[Usage] = []
+        stopped, cost = "", 0.0
         shown = rounds = errors = continued = 0
         waits = summarised = False  # for results of the client's; for nothing more
         if calls or meter.spent(began):
             begun = Started(caller.response or new_id(), now(), request.model)
             yield begun
+        if self._max_rounds == 0:
+            choice = "none"
         while end is None:
             if calls:
                 results: list[Result] = []
@@ -231,11 +279,13 @@ class Loop(Wrapper):
                         yield ItemAdded(shown, empty_item(result.output))
                         yield ItemDone(shown, result.output)
                         shown += 1
+                stopped = meter.spent(began, call=True) if len(results) else ""
                 wrong = [result for result in results if result.error]
                 rounds, errors = rounds + 1, errors + 1 if wrong else 0
                 if (
                     rounds == self._max_rounds
                     or errors > self._retries
+                    or stopped
                     or not all(result.retry for result in wrong)
                 ):
                     choice = "none"
@@ -249,8 +299,8 @@ class Loop(Wrapper):
                     end = Finished("completed")
                 if end is not None:
                     break
-            if stopped := meter.spent(began):
-                end = Finished("incomplete", ("budget",), extra={"agent": {"stopped": stopped}})
+            if spent := meter.spent(began):
+                stopped, end = spent, Finished("incomplete", ("budget",))
                 break
             meter.rounds += 1
             asked = replace(
@@ -261,19 +311,18 @@ class Loop(Wrapper):
             )
             who = caller if begun is None else replace(caller, response=None)
             base, fold, end = shown, Fold(), Failed(CUT)
-            names: dict[str, str] = {}
+            names: dict[int, str] = {}
             async with aclosing(self.engine.stream(asked, who)) as events:
                 async for event in events:
                     if isinstance(event, ENDS):
                         end = event
                         break
                     if isinstance(event, ItemAdded | ItemDone) and isinstance(event.item, _CALLS):
-                        # Some servers count the calls of each answer from zero.
-                        id = event.item.call_id
-                        if isinstance(event, ItemAdded):
-                            names[id] = id if id not in ids else f"{id}_{len(ids)}"
-                            ids.add(names[id])
-                        call = replace(event.item, call_id=names.get(id, id))
+                        # Some servers count the calls of each answer from zero, or name none.
+                        if event.index not in names:
+                            names[event.index] = _free(event.item.call_id, ids)
+                            ids.add(names[event.index])
+                        call = replace(event.item, call_id=names[event.index])
                         event = replace(event, item=call)
                     fold.feed(event)
                     if isinstance(event, Started):
@@ -286,7 +335,12 @@ class Loop(Wrapper):
                         yield _moved(event, base)
             fold.feed(end)
             output = fold.response.output
-            meter.add(end.usage, request.model)
+            usage = end.usage
+            if usage is None and self.meter.limited and not isinstance(end, Failed):
+                written = sum(map(weight, output))
+                usage = Usage(input_tokens=estimate(asked), output_tokens=written)
+            if usage is not None:
+                cost += meter.add(usage, request.model)
             used += [end.usage] if end.usage is not None else ()
             items += output
             calls = []
@@ -299,36 +353,67 @@ class Loop(Wrapper):
                     blank = Compaction("", f"cmp_{begun.id}")
                     yield ItemAdded(shown, blank)
                     yield Progress(shown, "compacting")
-                    summary, cost = await summarise(self.engine, asked, who)
-                    meter.add(cost, request.model)
-                    used += [cost] if cost is not None else ()
+                    summary, took = await self._summary(asked, who)
+                    if took is not None:
+                        cost += meter.add(took, request.model)
+                        used.append(took)
                     yield ItemDone(shown, replace(blank, encrypted=encode_summary(summary)))
-                    shown, items = shown + 1, list(compacted(items, summary))
-                case Finished(reasons=("length",)) if continued < self._continuations and output:
+                    pinned = items[: self._pinned]
+                    items = [*pinned, *compacted(items[self._pinned :], summary)]
+                    shown += 1
+                case Finished(reasons=("length",)) if (
+                    continued < self._continuations
+                    and output
+                    and not any(isinstance(item, _CALLS) for item in output)
+                ):
                     continued, end = continued + 1, None
                     items.append(Message("user", CONTINUE))
+                    self.insert(items[-1])
                 case Finished(status="completed"):
                     made = [item for item in output if isinstance(item, _CALLS)]
                     calls = [
-                        call for call in made if self.tools.owns(call) or call.name not in theirs
+                        call
+                        for call in made
+                        if (call.namespace, call.name) not in theirs
+                        and (self.tools.owns(call) or not hosted)
                     ]
                     waits = len(calls) < len(made)
                     again = None if made else self.check(replace(asked, items=tuple(items)), output)
                     if again is not None:
                         request, items, choice = again, list(again.items), again.tool_choice
+                        self.insert(items[-1])
                     if calls or again is not None:
                         losses += end.losses
                         end = None
-        total = add_usage(used)
+        about = {"agent": {"cost": cost, **({"stopped": stopped} if stopped else {})}}
+        extra = {**(end.extra or {}), **about}
         if isinstance(end, Failed):
-            yield replace(end, usage=total)
+            yield replace(end, usage=add_usage(used), extra=extra)
         else:
             yield replace(
                 end,
-                usage=total,
+                usage=add_usage(used),
                 completed_at=now(),
                 losses=tuple(dict.fromkeys((*losses, *end.losses))),
+                extra=extra,
             )
+
+    async def _summary(self, asked: Request, caller: Caller) -> tuple[str, Usage | None]:
+        """A summary of a conversation that is too long: of as many of its latest turns as the model
+        takes. Raises FaultError."""
+        room = estimate(replace(asked, items=()))
+        context = (await self.engine.capabilities(asked.model)).context
+        budget = (context or estimate(asked)) // 2 - room
+        for _ in range(HALVINGS):
+            try:
+                shorter = replace(asked, items=fit(asked.items, max(budget, 1)))
+                return await summarise(self.engine, shorter, caller)
+            except FaultError as error:
+                if not too_long(error.fault):
+                    raise
+                budget //= 2
+                last = error
+        raise last
 
     async def _run(
         self,
@@ -340,37 +425,41 @@ class Loop(Wrapper):
     ) -> AsyncGenerator[Any, None]:
         """The results of calls in their order, and in between what tools report. Calls that wait
         for consent have none."""
+        loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int | None, Any]] = asyncio.Queue()
         places = asyncio.Semaphore(1 if request.parallel_tool_calls is False else AT_ONCE)
 
         async def run(number: int, call: Call, decision: Decision) -> None:
-            result: Result | Exception
+            result: Result | BaseException
             try:
-                if decision is not True:
-                    result = failed(call, decision or NOT_ALLOWED)
-                elif not allowed:
-                    result = failed(call, SWITCHED_OFF)
+                if not allowed:
+                    result = not_run(call, SWITCHED_OFF)
+                elif decision is not True:
+                    result = not_run(call, decision or NOT_ALLOWED)
                 else:
                     async with places:
-                        stopped = self.meter.spent(began, call=True)
-                        self.meter.calls += not stopped
-                        context = Context(call, caller, self._state, partial(report, call))
-                        result = (
-                            failed(call, f"It was not run. {stopped}", retry=False)
-                            if stopped
-                            else await self.call(call, context)
-                        )
-            except Exception as error:  # of what overrides `call`: its reader would wait for ever
+                        if stopped := self.meter.spent(began, call=True):
+                            result = not_run(call, f"It was not run. {stopped}")
+                        else:
+                            self.meter.calls += 1
+                            self.begin(call)
+                            about = Context(call, caller, self._state, partial(report, call))
+                            result = await self.call(call, about)
+                self.end(call, result)
+            except BaseException as error:  # of what overrides `call`; its reader must not wait
                 result = error
             queue.put_nowait((number, result))
 
-        def report(call: Call, what: Any) -> None:
-            queue.put_nowait((None, {"call_id": call.call_id, "report": what}))
+        def report(call: Call, what: Any) -> None:  # in the thread of the tool
+            if queue.qsize() < MOST_REPORTS:
+                entry = (None, {"call_id": call.call_id, "report": what})
+                with suppress(RuntimeError):  # the loop was closed
+                    loop.call_soon_threadsafe(queue.put_nowait, entry)
 
         tasks: list[asyncio.Task[None]] = []
         order: deque[int] = deque()
-        done: dict[int, Result | Exception] = {}
-        decisions = [await self._decide(call) if allowed else True for call in calls]
+        done: dict[int, Result | BaseException] = {}
+        decisions = [await self.decide(call) if allowed else True for call in calls]
         for number, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
             if decision is not None:
                 order.append(number)
@@ -386,20 +475,40 @@ class Loop(Wrapper):
                     ended = done.pop(order.popleft())
                     if isinstance(ended, Exception):
                         raise ended
+                    if isinstance(ended, BaseException):
+                        raise RuntimeError(f"{type(ended).__name__} while a call was run")
                     yield ended
         finally:
             for task in tasks:
                 task.cancel()
-            if tasks:  # a tool that does not let itself be cancelled is left behind
-                await asyncio.wait(tasks, timeout=PATIENCE)
+            if tasks:
+                await asyncio.wait(tasks, timeout=2 * PATIENCE)
 
-    async def _decide(self, call: Call) -> Decision | None:
-        if not await self.tools.needs_approval(call):
-            return True
-        if self._approve is None:
-            return None
-        decision = self._approve(call)
-        return await decision if isinstance(decision, Awaitable) else decision
+
+def _names(request: Request) -> tuple[set[tuple[str | None, str]], bool]:
+    """The names of a client's own tools, in their namespaces, and whether it has some of kinds that
+    are not known here, whose calls could have any name."""
+    names: set[tuple[str | None, str]] = set()
+    hosted = False
+    for tool in request.tools:
+        if isinstance(tool, Namespace):
+            names |= {(tool.name, each.name) for each in tool.tools if hasattr(each, "name")}
+        elif isinstance(tool, UnknownTool):
+            hosted = True
+        else:
+            names.add((None, tool.name))
+    return names, hosted
+
+
+def _free(id: str, taken: set[str]) -> str:
+    """An id that no other call has: this one, or one made of it."""
+    if not id:
+        return f"call_{new_id()}"
+    free, number = id, 0
+    while free in taken:
+        number += 1
+        free = f"{id}_{number}"
+    return free
 
 
 def _moved(event: Event, places: int) -> Event:

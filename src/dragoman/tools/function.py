@@ -9,11 +9,22 @@ import re
 import threading
 import typing
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, update_wrapper
-from typing import Annotated, Any, Literal, Optional, TypeVar, cast, get_args, get_origin, overload
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Optional,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import msgspec
 
@@ -53,12 +64,18 @@ class PythonTool:
         self.seconds, self.repeatable = seconds, repeatable
         self._function = function
         name = str(name or getattr(function, "__name__", ""))
+        if isinstance(approval, str) and approval not in ("always", "never"):
+            raise ValueError(
+                f"{name}: approval is {approval!r}, and must be always, never, or a rule"
+            )
+        if inspect.isasyncgenfunction(function):
+            raise TypeError(f"{name}: an asynchronous generator is no tool; return a list")
         if not _NAME.fullmatch(name):
             raise TypeError(f"{name!r} is no name for a tool: letters, digits, _ and -, at most 64")
         signature = _signature(function, name)
         words, described = _documentation(inspect.getdoc(function) or "")
         about = description if description is not None else words or None
-        self._context = next((n for n, (kind, _) in signature.items() if kind is Context), None)
+        self._context = next((n for n, (kind, _) in signature.items() if _is_context(kind)), None)
         fields = {n: each for n, each in signature.items() if n != self._context}
         self.spec: FunctionTool | CustomTool
         if custom or grammar is not None:
@@ -84,13 +101,15 @@ class PythonTool:
             values = _converted(text, self._arguments)
         if self._context is not None:
             values[self._context] = context
-        if inspect.iscoroutinefunction(inspect.unwrap(self._function)):
+        if inspect.iscoroutinefunction(self._function):
             result = await self._function(**values)
         else:
-            result = await _in_thread(partial(self._function, **values))
-            if isinstance(result, Awaitable):
-                result = await result
-        return _output(result)
+            result = await _in_thread(partial(_called, self._function, values))
+            if not isinstance(result, Awaitable):
+                return cast("Output", result)
+            result = await result
+        # What is large takes its time to be written as JSON.
+        return result if isinstance(result, str) else await _in_thread(partial(_output, result))
 
 
 @overload
@@ -152,9 +171,14 @@ def as_tool(given: Tool | Callable[..., Any]) -> Tool:
 
 def _signature(function: Callable[..., Any], name: str) -> dict[str, tuple[Any, Any]]:
     """The type and the default of each parameter."""
+    typed: Any = function
+    while isinstance(typed, partial):
+        typed = typed.func
+    if not inspect.isroutine(typed) and not inspect.isclass(typed):
+        typed = type(typed).__call__
     try:
         signature = inspect.signature(function)
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(typed, include_extras=True)
     except (NameError, TypeError, ValueError) as error:
         raise TypeError(f"{name}: its types cannot be looked up: {error}") from None
     found: dict[str, tuple[Any, Any]] = {}
@@ -168,6 +192,10 @@ def _signature(function: Callable[..., Any], name: str) -> dict[str, tuple[Any, 
         default = msgspec.NODEFAULT if parameter.default is parameter.empty else parameter.default
         found[parameter.name] = hints[parameter.name], default
     return found
+
+
+def _is_context(kind: Any) -> bool:
+    return kind is Context or Context in get_args(kind)
 
 
 _SECTION = re.compile(r"^(args|arguments|parameters|params)\s*:?\s*$", re.IGNORECASE)
@@ -197,11 +225,54 @@ def _documentation(text: str) -> tuple[str, dict[str, str]]:
         ):
             latest = found[1]
             described[latest] = found[2].strip()
+        elif section in ("args", "other") and line and not line.startswith(" "):
+            section, latest = "", ""
+            about.append(line)
         elif section in ("args", "fields") and latest and line.strip():
             described[latest] += " " + line.strip()
         elif not section:
             about.append(line)
     return "\n".join(about).strip(), described
+
+
+class _Adapted:
+    """The value of a parameter whose type is pydantic's to read; each such type has a subclass."""
+
+    adapter: ClassVar[Any]
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _readable(kind: Any, notes: Sequence[Any], name: str) -> Any:
+    """A type that msgspec can read: the same one, or one that lets pydantic read it."""
+    theirs = any(
+        type(note).__module__.startswith(("pydantic", "annotated_types")) for note in notes
+    )
+    if not theirs:
+        for note in notes:
+            if isinstance(note, msgspec.Meta):
+                kind = Annotated[kind, note]
+        try:
+            msgspec.json.schema_components([kind])
+            with suppress(msgspec.ValidationError):
+                msgspec.convert(_NOTHING, kind)
+        except TypeError:
+            pass
+        else:
+            return kind
+    try:
+        from pydantic import TypeAdapter
+
+        adapter = TypeAdapter(Annotated[(kind, *notes)] if notes else kind)
+        adapter.json_schema()
+    except Exception:
+        problem = f"{kind!r} is no type that msgspec or pydantic has a schema for"
+        raise TypeError(f"{name}: {problem}") from None
+    return type("Adapted", (_Adapted,), {"adapter": adapter})
+
+
+_NOTHING = object()
 
 
 def _struct(
@@ -211,28 +282,26 @@ def _struct(
     found: list[tuple[str, Any, Any]] = []
     for parameter, (kind, default) in fields.items():
         about = described.get(parameter)
+        notes: list[Any] = []
         if get_origin(kind) is Annotated:
-            kind, *notes = get_args(kind)
-            about = next((note for note in notes if isinstance(note, str)), about)
-            for note in notes:
-                if isinstance(note, msgspec.Meta):
-                    kind = Annotated[kind, note]
+            kind, *given_notes = get_args(kind)
+            about = next((note for note in given_notes if isinstance(note, str)), about)
+            notes = [note for note in given_notes if not isinstance(note, str)]
+        if type(default).__name__ == "FieldInfo":  # pydantic's
+            notes, default = [*notes, default], default.default
+            if repr(default) == "PydanticUndefined":
+                default = msgspec.NODEFAULT
         if default is None:
             kind = Optional[kind]  # noqa: UP045  # `|` does not take every type
+        kind = _readable(kind, notes, f"{name}: {parameter}")
         if about:
             kind = Annotated[kind, msgspec.Meta(description=about)]
         given = default
         if default is not msgspec.NODEFAULT:
             given = msgspec.field(default_factory=partial(_same, default))
         found.append((parameter, kind, given))
-    struct = msgspec.defstruct(name, found, kw_only=True, forbid_unknown_fields=True)
-    try:
-        msgspec.convert({}, struct, dec_hook=_decode)
-    except msgspec.ValidationError:
-        pass  # of what is required: the types themselves are known
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
-    return struct
+    # A name that no type of the user's has.
+    return msgspec.defstruct(f"{name} arguments", found, kw_only=True, forbid_unknown_fields=True)
 
 
 def _same(value: Any) -> Any:
@@ -241,15 +310,17 @@ def _same(value: Any) -> Any:
 
 def _schema(struct: type[msgspec.Struct]) -> dict[str, JSON]:
     """The schema of the parameters: without titles, with definitions used once in their place."""
-    try:
-        (_,), definitions = msgspec.json.schema_components([struct], schema_hook=_pydantic_schema)
-    except TypeError as error:
-        raise TypeError(f"{struct.__name__}: {error}") from None
-    root = definitions.pop(struct.__name__)
+    (top,), definitions = msgspec.json.schema_components([struct], schema_hook=_adapted_schema)
+    root = definitions.pop(top["$ref"].removeprefix("#/$defs/"))
     for field in msgspec.structs.fields(struct):
         if field.default_factory is not msgspec.NODEFAULT:
-            default = msgspec.to_builtins(field.default_factory(), enc_hook=_encode)
-            root["properties"][field.name]["default"] = default
+            root["properties"][field.name].pop("default", None)
+            with suppress(
+                TypeError, ValueError, RecursionError, AttributeError
+            ):  # it has no place in a schema
+                default = msgspec.to_builtins(field.default_factory(), enc_hook=_dumped)
+                json.dumps(default, allow_nan=False)
+                root["properties"][field.name]["default"] = default
     return plain_schema({**root, "$defs": definitions})
 
 
@@ -260,29 +331,39 @@ def plain_schema(schema: dict[str, JSON]) -> dict[str, JSON]:
     >>> plain_schema({"type": "object", "title": "T", "properties": {"title": {"type": "string"}}})
     {'type': 'object', 'properties': {'title': {'type': 'string'}}}
     """
+    raw: dict[str, JSON] = {}
     definitions: dict[str, JSON] = {}
     uses: Counter[str] = Counter()
 
-    def walk(value: JSON, names: bool = False) -> JSON:
+    def walk(value: JSON, scope: dict[str, str], names: bool = False) -> JSON:
         if isinstance(value, list):
-            return [walk(each) for each in value]
+            return [walk(each, scope) for each in value]
         if not isinstance(value, dict):
             return value
         if names:  # of properties, not keywords
-            return {name: walk(each) for name, each in value.items()}
-        for name, each in {**value.get("$defs", {}), **value.get("definitions", {})}.items():
-            if name not in definitions:
-                definitions[name] = True  # before what it holds, which may be itself
-                definitions[name] = walk(each)
+            return {name: walk(each, scope) for name, each in value.items()}
+        own = {**value.get("$defs", {}), **value.get("definitions", {})}
+        if own:
+            scope = dict(scope)
+            for name, each in own.items():  # two may have one name, in different places
+                unique = name
+                while raw.setdefault(unique, each) != each:
+                    unique += "_"
+                scope[name] = unique
+            for name, each in own.items():
+                if scope[name] not in definitions:
+                    definitions[scope[name]] = True  # before what it holds, which may be itself
+                    definitions[scope[name]] = walk(each, scope)
         found: dict[str, JSON] = {}
         for name, each in value.items():
             if name in ("$defs", "definitions") or (name == "title" and isinstance(each, str)):
                 continue
             if name == "$ref" and isinstance(each, str) and each.startswith("#/"):
-                each = f"#/$defs/{each.rpartition('/')[2]}"
-                uses[each.rpartition("/")[2]] += 1
+                local = each.rpartition("/")[2]
+                uses[scope.get(local, local)] += 1
+                each = f"#/$defs/{scope.get(local, local)}"
             elif name not in ("default", "enum", "const", "examples"):
-                each = walk(each, name in ("properties", "patternProperties"))
+                each = walk(each, scope, name in ("properties", "patternProperties"))
             found[name] = each
         return found
 
@@ -306,30 +387,33 @@ def plain_schema(schema: dict[str, JSON]) -> dict[str, JSON]:
 
     kept: set[str] = set()
     done: dict[str, JSON] = {}
-    root = inline(walk(schema))
+    root = inline(walk(schema, {}))
     while left := kept - done.keys():
         done.update({name: inline(definitions[name], frozenset((name,))) for name in sorted(left)})
     return {**root, "$defs": done} if done else root
 
 
-def _pydantic_schema(kind: type) -> dict[str, JSON]:
-    if not hasattr(kind, "model_json_schema"):
-        raise TypeError(f"{kind!r} is no type that msgspec or pydantic has a schema for")
-    schema: dict[str, JSON] = kind.model_json_schema()
+def _adapted_schema(kind: type) -> dict[str, JSON]:
+    schema: dict[str, JSON] = cast("type[_Adapted]", kind).adapter.json_schema()
     return schema
 
 
-def _decode(kind: type, value: Any) -> Any:
-    """A value of a type that msgspec does not know."""
-    if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
-    raise TypeError(f"there is no schema for {kind!r}")
+def _adapted(kind: type, value: Any) -> Any:
+    """A value that pydantic reads. Raises ValueError, in words without addresses."""
+    try:
+        return kind(cast("type[_Adapted]", kind).adapter.validate_python(value))
+    except Exception as error:  # of its own, and of the user's validators
+        if not hasattr(error, "errors"):
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        problems = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+        words = "; ".join(f"{place}: {words}" if place else words for place, words in problems)
+        raise ValueError(words) from None
 
 
 def _converted(text: str, struct: type[msgspec.Struct]) -> dict[str, Any]:
     """The arguments that a model wrote, in the types of the parameters. Numbers in quotes, and an
     object in quotes, count as what they stand for, as small models write such. Raises ToolError."""
-    name = struct.__name__
+    name = struct.__name__.removesuffix(" arguments")
     try:
         value = json.loads(text) if text.strip() else {}
         if isinstance(value, str):
@@ -339,10 +423,11 @@ def _converted(text: str, struct: type[msgspec.Struct]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ToolError(f"The arguments of {name!r} must be a JSON object.")
     try:
-        made = msgspec.convert(value, struct, strict=False, dec_hook=_decode)
+        made = msgspec.convert(value, struct, strict=False, dec_hook=_adapted)
     except (ValueError, RecursionError) as error:  # of msgspec, and of pydantic
         raise ToolError(f"The arguments of {name!r} do not fit its parameters: {error}") from None
-    return msgspec.structs.asdict(made)
+    values = msgspec.structs.asdict(made).items()
+    return {name: each.value if isinstance(each, _Adapted) else each for name, each in values}
 
 
 class OutputType:
@@ -358,33 +443,42 @@ class OutputType:
         inner = schema["properties"]["value"]
         if "$ref" in inner:
             inner = schema["$defs"][inner["$ref"].rpartition("/")[2]]
-        self._bare = "properties" in inner  # an object needs none around it
-        if self._bare:
+        if "properties" in inner:  # an object needs none around it
             schema = {**inner, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", getattr(kind, "__name__", "answer"))[:64] or "answer"
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", getattr(kind, "__name__", "answer"))[:64]
         self.format = JSONSchema(name, schema)
 
     def value(self, text: str) -> Any:
         """What an answer stands for. Raises ToolError, in words for the model."""
-        text = _FENCE.sub(r"\1", text.strip())
+        fenced = _FENCED.search(text)
         try:
-            value = json.loads(text)
+            value = json.loads(fenced[1] if fenced else text)
         except (ValueError, RecursionError) as error:
             raise ToolError(f"The answer is no JSON: {error}.") from None
-        try:
-            return msgspec.convert(
-                {"value": value} if self._bare else value,
-                self._wrapped,
-                strict=False,
-                dec_hook=_decode,
-            ).value  # type: ignore[attr-defined]  # of a struct made here
-        except (ValueError, RecursionError) as error:
-            raise ToolError(f"The answer does not fit its schema: {error}.") from None
+        problem: Exception = ValueError()
+        for given in ({"value": value}, value):  # with the object that we put around it, or without
+            try:
+                made: Any = msgspec.convert(given, self._wrapped, strict=False, dec_hook=_adapted)
+            except (ValueError, RecursionError) as error:
+                problem = error if given is not value else problem
+            else:
+                return made.value.value if isinstance(made.value, _Adapted) else made.value
+        raise ToolError(f"The answer does not fit its schema: {problem}.")
 
 
-_FENCE = re.compile(r"^```(?:json)?\s*\n(.*)\n```$", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n\s*```", re.DOTALL)
 
 # ---- what a function gives -------------------------------------------------------------------
+
+
+def _called(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """A function's result for the model, or what must be awaited for it."""
+    result = function(**values)
+    if inspect.isgenerator(result):
+        result = list(result)
+        if all(isinstance(each, str) for each in result):
+            return "".join(result)
+    return result if isinstance(result, Awaitable) else _output(result)
 
 
 def _output(value: Any) -> Output:
@@ -410,7 +504,11 @@ def _output(value: Any) -> Output:
 
 def _encode(value: Any) -> Any:
     """JSON for what msgspec cannot encode: a pydantic model, or its text."""
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+    return _dumped(value) if hasattr(value, "model_dump") else str(value)
+
+
+def _dumped(value: Any) -> Any:
+    return value.model_dump(mode="json")
 
 
 _T = TypeVar("_T")

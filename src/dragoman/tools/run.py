@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from dragoman.core.interfaces import ANYONE, Caller
@@ -39,6 +40,10 @@ so."""
 SECONDS = 120.0
 LONGEST = 200_000
 """Characters of a result, where the tool has no limit of its own."""
+MOST_DATA = 20 * 1024 * 1024
+"""Bytes of the images, sounds and files of a result."""
+PATIENCE = 1.0
+"""Seconds that a cancelled tool is waited for."""
 
 
 class ToolError(Exception):
@@ -121,7 +126,7 @@ class Runner:
         """Whether a person must consent first. A rule that fails is a yes."""
         tool = self.tools.get(call.name)
         if tool is None or isinstance(tool.approval, str):
-            return tool is not None and tool.approval == "always"
+            return tool is not None and tool.approval != "never"
         try:
             needed = tool.approval(call)
             return bool(await needed if isinstance(needed, Awaitable) else needed)
@@ -131,42 +136,74 @@ class Runner:
 
     async def run(self, call: Call, context: Context) -> Result:
         """Run one call. Raises nothing but CancelledError, when it is cancelled itself."""
-        tool = self.tools.get(call.name)
+        tool = self.tools[call.name] if self.owns(call) else None
         if tool is None:
             names = ", ".join(spec.name for spec in self.offered()) or "none"
             return failed(call, f"There is no tool {call.name!r}. The tools are: {names}.")
         seconds = self._seconds if tool.seconds is None else tool.seconds
-        text = call.input if isinstance(call, CustomToolCall) else call.arguments
-        limit = asyncio.timeout(seconds)
+        most = tool.auto_truncate or LONGEST
+        # In a task of its own: one that cancels itself, or will not be cancelled, harms no other.
+        task = asyncio.ensure_future(_call(tool, call, context))
         try:
-            async with limit:
-                output = await tool.call(text, context)
-            if isinstance(output, str):
-                output = truncated(output, tool.auto_truncate or LONGEST)
-            else:
-                output = tuple([_cut(part, tool.auto_truncate or LONGEST) for part in output])
-            return Result(_item(call, output), after=tool.after)
-        except ToolError as error:
-            return failed(call, truncated(str(error), LONGEST), retry=tool.auto_retry)
-        except TimeoutError as error:
-            problem = (
-                f"It did not end within {seconds:g} seconds." if limit.expired() else _said(error)
+            done, _ = await asyncio.wait((task,), timeout=seconds)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,), timeout=PATIENCE)
+            raise
+        if not done:
+            task.cancel()
+            output: Output | BaseException = _LateError(
+                f"It did not end within {seconds:g} seconds."
             )
-        except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            _log.warning("the tool %s failed", call.name, exc_info=error)
-            problem = _said(error)
-        problem = (
-            f"The tool {call.name!r} failed. {truncated(problem, tool.auto_truncate or LONGEST)}"
+        else:
+            output = task.result()
+        if isinstance(output, BaseException):
+            words = truncated(_clean(_said(output)), most)
+            if not isinstance(output, ToolError):
+                words = f"The tool {call.name!r} failed. {words}"
+            return failed(call, words, retry=tool.auto_retry)
+        if isinstance(output, str):
+            return Result(_item(call, truncated(_clean(output), most)), after=tool.after)
+        parts: list[Part] = []
+        room = MOST_DATA
+        for part in output:
+            if isinstance(part, Text):
+                text = truncated(_clean(part.text), most)
+                most -= len(text)
+                part = Text(text)
+            else:
+                room -= len(msgspec.json.encode(part))
+            parts.append(part)
+        if room < 0:
+            words = f"The tool {call.name!r} failed. Its result has more than {MOST_DATA} bytes."
+            return failed(call, words, retry=tool.auto_retry)
+        return Result(_item(call, tuple(parts)), after=tool.after)
+
+
+class _LateError(Exception):
+    """A tool did not end in time."""
+
+
+async def _call(tool: Tool, call: Call, context: Context) -> Output | BaseException:
+    """What a tool gives, or raises: a SystemExit would end the event loop."""
+    try:
+        return await tool.call(
+            call.input if isinstance(call, CustomToolCall) else call.arguments, context
         )
-        return failed(call, problem, retry=tool.auto_retry)
+    except BaseException as error:
+        if not isinstance(error, ToolError):
+            _log.warning("the tool %s failed", call.name, exc_info=error)
+        return error
 
 
 def failed(call: Call, problem: str, *, retry: bool = True) -> Result:
-    """The result of a call that went wrong, or was not made."""
+    """The result of a call that went wrong."""
     return Result(_item(call, problem), error=True, retry=retry)
+
+
+def not_run(call: Call, why: str) -> Result:
+    """The result of a call that was not made, which is no error of the model's."""
+    return Result(_item(call, why))
 
 
 def _item(call: Call, output: Output) -> CallOutput:
@@ -180,11 +217,18 @@ def _said(error: BaseException) -> str:
         words = str(error)
     except Exception:
         words = ""
+    if isinstance(error, ToolError | _LateError):
+        return words or "It did not say why."
     return f"{type(error).__name__}: {words}" if words else f"{type(error).__name__}."
 
 
-def _cut(part: Part, most: int) -> Part:
-    return Text(truncated(part.text, most)) if isinstance(part, Text) else part
+def _clean(text: str) -> str:
+    """The text without half surrogates, which no protocol can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
 
 
 _ENDS = (re.compile(r"\n\s*\n"), re.compile(r"\n"), re.compile(r"[.!?]\s"), re.compile(r"\s"))
