@@ -10,14 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.agent import Agent, Budget, Run
-from dragoman.agent.agent import MOVED_ON
+from dragoman.agent.agent import CUT_OFF, INTERRUPTED, MOVED_ON, NO_ANSWER
 from dragoman.agent.loop import Price
 from dragoman.client import AnswerError, connect
 from dragoman.core.error import Fault
-from dragoman.core.event import Delta, ItemDone
+from dragoman.core.event import Delta
 from dragoman.core.interfaces import Capabilities
-from dragoman.core.item import Compaction, FunctionCallOutput, Message
+from dragoman.core.item import Compaction, FunctionCallOutput, Message, Refusal
 from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.engines.compaction import estimate
 from dragoman.tools.function import tool
 from dragoman.tools.run import Context, Result, failed
 from tests.agent.stage import Model, call
@@ -186,20 +188,61 @@ async def test_a_run_that_never_began_leaves_no_trace() -> None:
         await agent.run()
 
 
-async def test_a_run_that_is_cancelled_keeps_the_calls_that_were_done() -> None:
-    async def wait() -> None:
-        await asyncio.Event().wait()
+@pytest.mark.parametrize("repeatable", [False, True])
+async def test_no_call_is_run_twice_after_a_run_was_cancelled(repeatable) -> None:
+    ran: list[str] = []
+    paid = asyncio.Event()
 
-    model = Model([call("add", a=1), call("wait", "c2")], "Fine.")
-    agent = Agent(model, tools=[add, wait])
-    async with agent.stream("Go.") as events:
-        async for event in events:
-            if isinstance(event, ItemDone) and isinstance(event.item, FunctionCallOutput):
-                break
+    @tool(repeatable=repeatable)
+    async def slow() -> str:
+        ran.append("slow")
+        if len(ran) < 3:
+            await asyncio.Event().wait()
+        return "at last"
+
+    async def pay() -> str:
+        ran.append("pay")
+        paid.set()
+        return "paid"
+
+    model = Model([call("slow"), call("pay", "c2")], "Fine.")
+    agent = Agent(model, tools=[slow, pay])
+    running = asyncio.ensure_future(agent.run("Go."))
+    await paid.wait()
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert not others()
-    assert [each.name for each in agent.pending] == ["wait"]
-    assert (await agent.run("What now?")).text == "Fine."
-    assert model.asked[1].items[-2].output == MOVED_ON
+    assert [each.name for each in agent.pending] == (["slow"] if repeatable else [])
+    assert (await agent.run()).text == "Fine."
+    assert ran == ["slow", "pay", *(["slow"] if repeatable else [])]
+    given = {item.call_id: item.output for item in agent.history if hasattr(item, "output")}
+    assert given == {"c1": "at last" if repeatable else INTERRUPTED, "c2": "paid"}
+
+
+async def test_calls_that_were_not_begun_wait_and_can_be_refused() -> None:
+    def add_one(a: int) -> int:
+        raise AssertionError("it was refused")
+
+    history = (Message("user", "Go."), call("add_one", a=1))
+    agent = Agent(Model("Fine."), tools=[add_one], history=history)
+    run = await agent.run(allow=False)
+    assert run.output[0].output == "The user did not allow this call."
+    history = (Message("user", "Go."), replace(call("add_one", a=1), status="incomplete"))
+    agent = Agent(Model("Fine."), tools=[add_one], history=history)
+    await agent.run()
+    assert agent.history[2].output == CUT_OFF
+
+
+async def test_calls_of_others_are_answered_by_who_asks_or_not_at_all() -> None:
+    history = (Message("user", "Go."), call("theirs"))
+    agent = Agent(Model("Fine."), history=history)
+    await agent.run(FunctionCallOutput("c1", "42"))
+    assert [item.output for item in agent.history if hasattr(item, "output")] == ["42"]
+    agent = Agent(Model("Fine."), history=history)
+    await agent.run()
+    assert [item.output for item in agent.history if hasattr(item, "output")] == [NO_ANSWER]
 
 
 async def test_a_budget_ends_a_run_and_says_so() -> None:
@@ -266,11 +309,11 @@ async def test_a_conversation_that_is_too_long_is_compacted_and_goes_on() -> Non
     model = Model(long, "She is Ada.", "Done.", "Again.")
     agent = Agent(model, history=turns, continuations=1)
     assert (await agent.run("Go.")).text == "Done."
-    assert isinstance(agent.history[3], Compaction)
+    assert isinstance(agent.history[2], Compaction)
     await agent.run("More.")
     shown = [item.text for item in model.asked[3].items]
     assert "She is Ada." in shown[0]
-    assert shown[1:] == ["Done.", "More."]
+    assert shown[1:] == ["Go.", "Done.", "More."]
 
 
 async def test_what_was_not_saved_by_an_agent_is_refused() -> None:
@@ -319,3 +362,125 @@ async def test_a_client_is_a_target_with_its_own_model() -> None:
     async with Agent(connect(model, model="mine")) as agent:
         await agent.run("Go.")
     assert model.asked[0].model == "mine"
+
+
+class Measuring(Model):
+    """Refuses what is longer than its context, as servers do, and says nothing of its size."""
+
+    def play(self, request: Request) -> Any:
+        if estimate(request) > 120:
+            self.asked.append(request)
+            fault = Fault("upstream_refused", "maximum context length is 120 tokens", "upstream")
+            return Response(id="1", created_at=0, model="m", status="failed", error=fault)
+        return super().play(request)
+
+
+async def test_a_model_that_measures_is_given_summaries_of_what_fits_and_the_pinned_items() -> None:
+    turns = [Message(role, "word " * 10) for _ in range(20) for role in ("user", "assistant")]
+    model = Measuring("A summary.", "Done.")
+    pinned = (Message("user", "I am Ada."),)
+    agent = Agent(model, history=turns, pinned=pinned)
+    assert (await agent.run("Go.")).text == "Done."
+    assert model.asked[-1].items[0] == pinned[0]
+    assert [item.text for item in model.asked[-1].items][-1] == "Go."
+    assert (await agent.run("More.")).text == "Done."
+    assert [item.text for item in model.asked[-1].items][-3:] == ["Go.", "Done.", "More."]
+    hopeless = Agent(Measuring("x"), instructions="word " * 200)
+    with pytest.raises(AnswerError, match="maximum context"):
+        await hopeless.run("Go.")
+
+
+# ---- one at a time ---------------------------------------------------------------------------
+
+
+def test_an_agent_may_be_used_on_several_loops_one_after_the_other() -> None:
+    agent = Agent(Model("Hi."))
+
+    async def twice() -> None:
+        await asyncio.gather(agent.run("a"), agent.run("b"))
+
+    asyncio.run(twice())
+    asyncio.run(twice())
+    assert agent.run_sync("c").text == "Hi."
+    assert len(agent.history) == 10
+
+
+async def test_a_run_on_another_loop_meanwhile_is_an_error() -> None:
+    agent = Agent(Model("Hi."))
+    async with agent.stream("a") as stream:
+        await anext(stream)
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await asyncio.to_thread(agent.run_sync, "b")
+        with pytest.raises(RuntimeError, match="still open here"):
+            await agent.run("b")
+    assert (await agent.run("b")).text == "Hi."
+
+
+async def test_a_tool_cannot_run_its_own_agent() -> None:
+    async def ask() -> str:
+        return (await agent.run("Inside?")).text
+
+    def ask_in_a_thread() -> str:
+        return agent.run_sync("Inside?").text
+
+    async def branch() -> str:
+        return (await agent.branch().run("Inside?")).text
+
+    made = [call("ask"), call("ask_in_a_thread", "c2")]
+    agent = Agent(Model(made, "Done."), tools=[ask, ask_in_a_thread, branch])
+    run = await agent.run("Go.")
+    given = [item.output for item in run.output if isinstance(item, FunctionCallOutput)]
+    assert all("a tool of this agent cannot run it" in each for each in given)
+    assert len(agent.history) == 6
+
+
+# ---- costs -----------------------------------------------------------------------------------
+
+
+async def test_costs_are_those_of_one_run() -> None:
+    prices = {"*": Price(output=200_000.0)}
+    agent = Agent(Model("Hi."), prices=prices, budget=Budget(cost=3.0))
+    branches = [agent.branch() for _ in range(3)]
+    runs = await asyncio.gather(*(each.run("Go.") for each in branches))
+    assert [run.cost for run in runs] == [1.0] * 3
+    assert (await agent.run("Go.")).stopped == "The budget is used up: cost, 3 of 3."
+    with pytest.raises(ValueError, match="no price for 'script'"):
+        await Agent(Model("Hi."), budget=Budget(cost=3.0)).run("Go.")
+
+
+async def test_tokens_that_are_not_reported_are_estimated() -> None:
+    answer = Response(
+        id="1",
+        created_at=0,
+        model="m",
+        status="completed",
+        output=(call("add", a=1),),
+        reasons=("tool_calls",),
+    )
+    agent = Agent(Model(answer), tools=[add], budget=Budget(tokens=30))
+    assert "tokens" in (await agent.run("Go.")).stopped
+
+
+async def test_a_refusal_is_an_end() -> None:
+    refused = Message("assistant", (Refusal("I cannot."),))
+    model = Model(refused)
+    run = await Agent(model, output=Point).run("Go.")
+    assert (run.end, run.value, len(model.asked)) == ("refused", None, 1)
+
+
+async def test_what_was_asked_again_is_part_of_the_conversation() -> None:
+    agent = Agent(Model("No.", '{"x": 1}'), output=Point)
+    await agent.run("Go.")
+    assert [item.role for item in agent.history] == ["user", "assistant", "user", "assistant"]
+
+
+async def test_a_sub_agent_without_an_answer_is_an_error_for_the_other() -> None:
+    waits = Agent(Model(call("delete")), tools=[delete], name="cleaner")
+    spent = Agent(Model("Hi."), name="miser", budget=Budget(rounds=0))
+    made = [call("cleaner", task="Go."), call("miser", "c2", task="Go.")]
+    chief = Agent(Model(made, "Sorry."), tools=[waits.as_tool("Cleans."), spent.as_tool("Saves.")])
+    run = await chief.run("Go.")
+    assert [item.output for item in run.output if isinstance(item, FunctionCallOutput)] == [
+        "A person must consent to a call of this agent first.",
+        "The budget is used up: calls of the model, 0 of 0.",
+    ]

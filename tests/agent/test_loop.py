@@ -1,8 +1,9 @@
 """The loop: rounds, results in order, errors, limits, consent; all as the events of one answer."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -30,7 +31,15 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Message,
 )
-from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Request, Sampling
+from dragoman.core.request import (
+    AllowedTools,
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    Request,
+    Sampling,
+    UnknownTool,
+)
 from dragoman.core.response import Response, Usage
 from dragoman.engines.compaction import Compacting
 from dragoman.engines.script import Script
@@ -467,3 +476,125 @@ async def test_words_of_a_tool_error_reach_the_model() -> None:
         raise ToolError("Only on Mondays.")
 
     assert outputs(await answer(loop(Model(call("refuse"), "Ok."), refuse))) == ["Only on Mondays."]
+
+
+# ---- calls that are not what they seem -------------------------------------------------------
+
+
+async def test_equal_ids_in_one_answer_and_missing_ones_are_told_apart() -> None:
+    made = [call("add", "c", a=1), call("add", "c", a=2), call("add", "", a=3)]
+    response = await answer(loop(Model(made, "Done.")))
+    ids = [item.call_id for item in response.output if isinstance(item, FunctionCall)]
+    assert ids[:2] == ["c", "c_1"]
+    assert ids[2].startswith("call_")
+    assert outputs(response) == ["2", "3", "4"]
+    engine = loop(Model(call("add", "c", a=1), "Done."), taken=["c", "c_1"])
+    assert (await answer(engine)).output[0].call_id == "c_2"
+
+
+async def test_a_call_in_a_namespace_or_of_a_hosted_tool_is_the_clients() -> None:
+    spaced = replace(call("add", a=1), namespace="crm")
+    asked = replace(ASKED, tools=(Namespace("crm", (FunctionTool("add"),)),))
+    response = await answer(loop(Model(spaced)), asked)
+    assert (response.reasons, outputs(response)) == (("tool_calls",), [])
+    hosted = replace(ASKED, tools=(UnknownTool("responses", "mcp", {"type": "mcp"}),))
+    response = await answer(loop(Model([call("search"), call("add", "c2", a=1)])), hosted)
+    assert (response.reasons, outputs(response)) == (("tool_calls",), ["2"])
+    response = await answer(loop(Model(spaced, "Done.")))
+    assert outputs(response) == ["There is no tool 'add'. The tools are: add."]
+
+
+class Stop(BaseException):
+    """Neither an exception nor a cancellation."""
+
+
+async def cancels() -> None:
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def stops() -> None:
+    raise Stop
+
+
+async def exits() -> None:
+    raise GeneratorExit
+
+
+async def stays() -> None:
+    for _ in range(3):
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("hostile", [cancels, stops, exits])
+async def test_a_tool_that_ends_in_no_usual_way_is_an_error(hostile) -> None:
+    response = await answer(loop(Model(call(hostile.__name__), "Done."), hostile))
+    assert f"The tool '{hostile.__name__}' failed." in outputs(response)[0]
+
+
+async def test_a_tool_that_will_not_be_cancelled_is_left_behind() -> None:
+    response = await answer(loop(Model(call("stays"), "Done."), PythonTool(stays, seconds=0.01)))
+    assert outputs(response) == ["The tool 'stays' failed. It did not end within 0.01 seconds."]
+
+
+async def test_reports_of_a_thread_arrive_while_it_works() -> None:
+    gate = threading.Event()
+
+    def work(context: Context) -> str:
+        for number in range(1_000):
+            context.report(number)
+        gate.wait(30)
+        return "done"
+
+    engine = loop(Model(call("work"), "Done."), work)
+    reports = 0
+    async with aclosing(engine.stream(ASKED)) as events:
+        async for event in events:
+            if isinstance(event, Progress):
+                reports += 1
+                gate.set()
+    assert 1 <= reports <= 1_000
+
+
+def test_limits_cannot_be_negative() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        loop(Model("x"), max_rounds=-1)
+
+
+async def test_without_rounds_nothing_is_called() -> None:
+    model = Model("Done.")
+    assert (await answer(loop(model, max_rounds=0))).text == "Done."
+    assert model.asked[0].tool_choice == "none"
+
+
+async def test_refusals_of_the_user_are_no_errors_of_the_model() -> None:
+    model = Model(call("delete"), call("delete", "c2"), call("delete", "c3"), "Fine.")
+    await answer(loop(model, delete, approve=lambda _: False))
+    assert [asked.tool_choice for asked in model.asked] == [None] * 4
+
+
+async def test_a_decision_is_words_or_a_yes_or_a_no() -> None:
+    model = Model(call("delete"), "Fine.")
+    assert outputs(await answer(loop(model, delete, approve=lambda _: 1))) == ["deleted /"]
+
+
+@pytest.mark.parametrize("place", range(12))
+async def test_law_6_closing_the_answer_at_any_event_leaves_nothing(place) -> None:
+    made = [call("add", a=1), call("add", "c2", a=2)]
+    engine = loop(Model(made, "Done."))
+    async with aclosing(engine.stream(ASKED)) as events:
+        for _ in range(place):
+            await anext(events, None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not others()
+
+
+async def test_a_hook_that_is_cancelled_or_stops_ends_the_answer() -> None:
+    class Odd(Loop):
+        async def call(self, call: FunctionCall, context: Context) -> Result:
+            raise Stop
+
+    events = await heard(Odd(Model(call("add", a=1)), Runner([PythonTool(add)])), ASKED)
+    assert events[-1].fault.code == "internal"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import functools
 import json
+import math
 import threading
 from contextvars import ContextVar
+from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -394,3 +397,169 @@ async def test_stop_iteration_is_an_error_like_others() -> None:
         next(iter(()))
 
     assert "StopIteration" in (await ran(f)).output.output
+
+
+# ---- types that pydantic reads ---------------------------------------------------------------
+
+
+class First(pydantic.BaseModel):
+    class Inner(pydantic.BaseModel):
+        a: int
+
+    inner: Inner
+    again: Inner | None = None
+
+
+class Second(pydantic.BaseModel):
+    class Inner(pydantic.BaseModel):
+        b: str
+
+    inner: Inner
+    again: Inner | None = None
+
+
+class Odd(pydantic.BaseModel):
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def fail(cls, _: Any) -> Any:
+        raise RuntimeError("odd")
+
+
+def test_definitions_of_one_name_stay_apart() -> None:
+    def f(first: First, second: Second) -> None: ...
+
+    parameters = as_tool(f).spec.parameters
+    names = [each["properties"]["inner"]["$ref"] for each in parameters["properties"].values()]
+    assert names == ["#/$defs/Inner", "#/$defs/Inner_"]
+    assert [list(each["properties"]) for each in parameters["$defs"].values()] == [["a"], ["b"]]
+
+
+async def test_fields_of_pydantic_bound_and_describe_parameters() -> None:
+    def f(
+        a: Annotated[int, pydantic.Field(gt=0, description="how many")],
+        b: int = pydantic.Field(5),
+        c: int = pydantic.Field(),
+    ) -> int:
+        return a + b + c
+
+    assert properties(f)["a"] == {
+        "description": "how many",
+        "exclusiveMinimum": 0,
+        "type": "integer",
+    }
+    assert as_tool(f).spec.parameters["required"] == ["a", "c"]
+    assert await output(f, {"a": 1, "c": 1}) == "7"
+    result = await ran(f, {"a": -1, "c": 1})
+    assert "Input should be greater than 0" in result.output.output
+    assert "http" not in result.output.output
+
+
+async def test_unions_that_only_pydantic_can_tell_apart_are_read() -> None:
+    def f(either: Person | Point | None, odd: Odd | None = None) -> str:
+        return type(either).__name__
+
+    assert await output(f, {"either": {"age": 1}}) == "Person"
+    assert await output(f, {"either": {"x": 1}}) == "Point"
+    assert "RuntimeError: odd" in (await ran(f, {"either": None, "odd": {}})).output.output
+
+
+def test_a_parameter_may_have_a_type_with_the_name_of_its_function() -> None:
+    @tool(name="Point")
+    def f(point: Point) -> None: ...
+
+    assert properties(f)["point"]["required"] == ["x"]
+
+    class answer(msgspec.Struct):
+        x: int
+
+    assert OutputType(answer).value('{"x": 1}') == answer(1)
+
+
+# ---- callables of all kinds ------------------------------------------------------------------
+
+
+class Adder:
+    def __call__(self, a: int) -> int:
+        return a + 1
+
+    def method(self, a: int) -> int:
+        return a + 2
+
+
+@pytest.mark.parametrize(
+    ("function", "result"),
+    [(partial(add, b=5), "6"), (Adder(), "2"), (Adder().method, "3")],
+)
+async def test_partials_methods_and_callable_objects_are_tools(function, result) -> None:
+    made = PythonTool(function, name="f")
+    assert await output(made, {"a": 1}) == result
+
+
+async def test_generators_are_collected_and_asynchronous_ones_refused() -> None:
+    def words() -> Any:
+        yield from ("one ", "two")
+
+    def numbers() -> Any:
+        yield from (1, 2)
+
+    async def later() -> Any:
+        yield 1
+
+    assert await output(words) == "one two"
+    assert await output(numbers) == "[1,2]"
+    with pytest.raises(TypeError, match="asynchronous generator"):
+        as_tool(later)
+
+
+async def test_a_wrapper_around_a_coroutine_function_is_awaited() -> None:
+    async def inner(a: int) -> int:
+        return a
+
+    @functools.wraps(inner)
+    def outer(a: int) -> Any:
+        return inner(a)
+
+    assert await output(outer, {"a": 1}) == "1"
+
+
+def test_defaults_that_have_no_place_in_a_schema_are_left_out() -> None:
+    def f(a: float = math.inf, b: Any = object(), c: Person = Person(age=1)) -> None: ...  # noqa: B008
+
+    assert [each.get("default") for each in properties(f).values()] == [
+        None,
+        None,
+        {"age": 1, "inner": None},
+    ]
+
+
+async def test_the_context_may_be_optional_or_annotated() -> None:
+    def f(context: Context | None = None) -> str:
+        return context.call.name
+
+    def g(context: Annotated[Context, "it"]) -> str:
+        return context.call.name
+
+    assert [await output(f), await output(g)] == ["f", "g"]
+
+
+def test_what_follows_the_arguments_belongs_to_the_description() -> None:
+    def f(a: int) -> None:
+        """Do it.
+
+        Args:
+            a: a number
+
+        It never fails.
+        """
+
+    assert as_tool(f).spec.description == "Do it.\n\nIt never fails."
+
+
+def test_a_misspelled_approval_is_refused() -> None:
+    with pytest.raises(ValueError, match="approval is 'ask'"):
+        tool(approval="ask")(add)
+
+
+@pytest.mark.parametrize("text", ["7", "Well:\n```json\n7\n```\nThere.", '{"value": "7"}'])
+def test_a_bare_answer_and_one_in_a_fence_are_read(text) -> None:
+    assert OutputType(int).value(text) == 7

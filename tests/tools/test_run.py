@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dragoman.core.interfaces import Secret
-from dragoman.core.item import CustomToolCall, FunctionCall, FunctionCallOutput, Text
+from dragoman.core.item import CustomToolCall, FunctionCall, FunctionCallOutput, Image, Text
 from dragoman.tools.function import PythonTool, tool
-from dragoman.tools.run import LONGEST, Context, Runner, ToolError, truncated
+from dragoman.tools.run import LONGEST, MOST_DATA, Context, Runner, ToolError, truncated
 from tests.samples import samples
 
 
@@ -219,3 +219,19 @@ async def test_a_deep_result_is_an_error() -> None:
     result = await ran(lambda: deep)
     assert result.error
     assert "RecursionError" in result.output.output
+
+
+async def test_half_surrogates_and_too_much_data_do_no_harm() -> None:
+    assert (await ran(lambda: "a\ud800")).output.output == "a?"
+    result = await ran(lambda: [Image("data:," + "x" * MOST_DATA)])
+    assert "more than 20971520 bytes" in result.output.output
+    two = (await ran(lambda: [Text("abcdefgh"), Text("ijklmnop")], auto_truncate=12)).output.output
+    assert [part.text for part in two] == ["abcdefgh", "i..."]
+
+
+async def test_a_tool_error_without_words_is_told() -> None:
+    class Odd(ToolError):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert (await ran(raising(Odd()))).output.output == "It did not say why."

@@ -391,6 +391,7 @@ class _AgentLoop(Loop):
         self.done: list[Item] = []
         self._agent, self._pending, self._allow = agent, pending, allow
         self._left = agent.corrections if agent.output is not None else 0
+        self._inserted: list[tuple[int, Item]] = []
         self._begun: dict[str, Call] = {}
         self._ended: dict[str, Result] = {}
 
@@ -420,8 +421,8 @@ class _AgentLoop(Loop):
             return replace(request, items=items, format=typed.format, tool_choice="none")
         return None
 
-    def insert(self, item: Item) -> None:
-        self.done.append(item)
+    def insert(self, item: Item, place: int) -> None:
+        self._inserted.append((place, item))
 
     def begin(self, call: Call) -> None:
         self._begun[call.call_id] = call
@@ -432,6 +433,9 @@ class _AgentLoop(Loop):
     def settle(self) -> None:
         """Give the results that did not come to be part of the answer, and say of calls that were
         begun that they were interrupted: none of them is run twice."""
+        for place, item in reversed(self._inserted):
+            if place <= len(self.done):
+                self.done.insert(place, item)
         given = {item.call_id for item in self.done if isinstance(item, _OUTPUTS)}
         for id, result in self._ended.items():
             if id not in given:

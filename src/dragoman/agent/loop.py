@@ -232,8 +232,8 @@ class Loop(Wrapper):
         answer among them, and one more."""
         return None
 
-    def insert(self, item: Item) -> None:
-        """An item is part of the conversation from here on, and not of the answer."""
+    def insert(self, item: Item, place: int) -> None:
+        """An item is part of the conversation after `place` items of the answer, but not of it."""
 
     def begin(self, call: Call) -> None:
         """A call is begun."""
@@ -368,7 +368,7 @@ class Loop(Wrapper):
                 ):
                     continued, end = continued + 1, None
                     items.append(Message("user", CONTINUE))
-                    self.insert(items[-1])
+                    self.insert(items[-1], shown)
                 case Finished(status="completed"):
                     made = [item for item in output if isinstance(item, _CALLS)]
                     calls = [
@@ -381,7 +381,7 @@ class Loop(Wrapper):
                     again = None if made else self.check(replace(asked, items=tuple(items)), output)
                     if again is not None:
                         request, items, choice = again, list(again.items), again.tool_choice
-                        self.insert(items[-1])
+                        self.insert(items[-1], shown)
                     if calls or again is not None:
                         losses += end.losses
                         end = None
