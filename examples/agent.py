@@ -32,10 +32,10 @@ agent = Agent(
     settings={"temperature": 0},
 )
 print(agent.run_sync("What is the weather in Paris?").text)
-print(agent.run_sync("What is the weather in Rome?").text)
+print(agent.run_sync("What is 7 plus 8?").text)
 print(len(agent.history), "items")
 
 # Run, it prints:
 #     The weather in Paris: sunny.
-#     The weather in Rome: sunny.
-#     8 items
+#     7 plus 8 is 15.
+#     6 items
