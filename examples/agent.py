@@ -1,4 +1,4 @@
-"""An agent: a model with Python functions, asked twice about one conversation.
+"""An agent: a model with Python functions.
 
 python examples/agent.py                                   # with the model in the package
 python examples/agent.py http://127.0.0.1:11434/v1         # with a server of yours
@@ -31,11 +31,10 @@ agent = Agent(
     tools=[get_weather, count_stock],
     settings={"temperature": 0},
 )
-print(agent.run_sync("What is the weather in Paris?").text)
-print(agent.run_sync("What is 7 plus 8?").text)
-print(len(agent.history), "items")
+for city in ("Paris", "Rome"):  # each in a conversation of its own
+    run = agent.branch().run_sync(f"What is the weather in {city}?")
+    print(f"{run.text} ({len(run.output)} items)")
 
 # Run, it prints:
-#     The weather in Paris: sunny.
-#     7 plus 8 is 15.
-#     6 items
+#     The weather in Paris: sunny. (3 items)
+#     The weather in Rome: sunny. (3 items)
