@@ -45,6 +45,7 @@ from .base import (
     TooMuchError,
     call_digests,
     index_key,
+    reading,
     slowness,
 )
 from .retention import SWEPT, Retention
@@ -107,6 +108,7 @@ _END = """DELETE FROM runs WHERE seq = (SELECT seq FROM responses WHERE id = $1)
     (SELECT tenant FROM responses r WHERE r.seq = runs.seq), conversation"""
 _FILLED = "SELECT count(*), coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
 _OURS = "EXISTS (SELECT 1 FROM conversations WHERE conversations.id = $1 AND tenant = $3)"
+_TALK = "FROM conversations WHERE id = $1 AND tenant = $2"
 _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
 
 
@@ -251,12 +253,14 @@ class Store(ABC):
 
     async def get(self, tenant: str, id: str, room: Room | None = None) -> Record | None:
         """A response."""
+        reading.set(tenant)
         found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant, room=room)
         return found[0] if found else None
 
     async def chain(self, tenant: str, id: str, room: Room | None = None) -> tuple[Record, ...]:
         """A response and all before it through `previous`, the earliest first; empty when one of
         them is not known. Raises TooMuchError where there is no room for them."""
+        reading.set(tenant)
         room = room or Room()
         statement = f"""
             WITH RECURSIVE chain (seq, previous, depth) AS (
@@ -289,6 +293,7 @@ class Store(ABC):
         self, tenant: str, items: Iterable[str], room: Room | None = None
     ) -> dict[str | None, Item]:
         """The items with these ids in the input or output of any response, the first of each."""
+        reading.set(tenant)
         wanted, room = dict.fromkeys(items), room or Room()
         sizes: dict[int, int] = {}
         for keys in chunks(_index_keys(wanted)):
@@ -316,6 +321,7 @@ class Store(ABC):
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
         """The responses with reasoning that made the calls with these digests, each once. Of
         several that made the same call, it is the latest."""
+        reading.set(tenant)
         found: dict[str, StoredAnswer] = {}
         statement = f"""SELECT r.id, r.record, coalesce(r.response, e.response)
             FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
@@ -373,6 +379,7 @@ class Store(ABC):
         self, tenant: str, wire: str | None, paging: Paging, room: Room | None = None
     ) -> Page[Record]:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
+        reading.set(tenant)
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
         where = "WHERE r.tenant = $1"
@@ -494,23 +501,31 @@ class Store(ABC):
 
         await self._transact((), steps)
 
-    async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
+    async def get_conversation(
+        self, tenant: str, id: str, room: Room | None = None
+    ) -> Conversation | None:
         """A conversation."""
-        statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
-        rows = await self._read(statement, id, tenant)
-        found = unpack(rows[0][0], Conversation) if rows else None
+        reading.set(tenant)
+        if room is not None:
+            for (size,) in await self._read(f"SELECT length(conversation) {_TALK}", id, tenant):
+                room.read(size)
+        rows = await self._read(f"SELECT conversation {_TALK}", id, tenant)
+        data = rows[0][0] if rows else b""
+        found = await self._apart(len(data), unpack, data, Conversation) if rows else None
         return found and replace(found, tenant=tenant)  # it may be known by an earlier name
 
     async def set_conversation_metadata(
         self, tenant: str, id: str, metadata: dict[str, JSON]
     ) -> bool:
         """Replace the metadata of a conversation."""
-        known = await self.get_conversation(tenant, id)
-        if known is None:
+        reading.set(tenant)
+        rows = await self._read(f"SELECT created_at {_TALK}", id, tenant)
+        if not rows:
             return False
         statement = """UPDATE conversations SET conversation = $3
             WHERE id = $1 AND tenant = $2 RETURNING id"""
-        data = pack(replace(known, metadata=metadata))
+        made = Conversation(id=id, tenant=tenant, created_at=rows[0][0], metadata=metadata)
+        data = pack(made)
         return bool(await self._write(statement, id, tenant, data))
 
     async def delete_conversation(self, tenant: str, id: str) -> bool:
@@ -552,7 +567,8 @@ class Store(ABC):
     ) -> Page[Item] | None:
         """A page of a conversation's items, or all of them in their order. Raises TooMuchError
         where there is no room for all of them."""
-        if await self.get_conversation(tenant, id) is None:
+        reading.set(tenant)
+        if not await self._read(f"SELECT 1 {_TALK}", id, tenant):
             return None
         where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
         sign, order = _direction(paging)
@@ -569,6 +585,7 @@ class Store(ABC):
         self, tenant: str, id: str, item: str, room: Room | None = None
     ) -> Item | None:
         """One item."""
+        reading.set(tenant)
         where = f"WHERE conversation = $1 AND id = $2 AND {_OURS}"
         rows = await self._items(where, (id, item, tenant), room)
         return unpack(rows[0][0], Item) if rows else None

@@ -63,11 +63,13 @@ def clean(text: str) -> str:
 
 # ---- a response ----------------------------------------------------------------------------
 
-SIZE = "length(r.record) + coalesce(length(r.response), length(e.response), 0)"
+SIZE = """length(r.record) + coalesce(length(r.response), length(e.response), 0)
+    + coalesce(length(r.metadata), 0)"""
 RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
     coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
 FITTING = f"""SELECT r.id, r.tenant, r.wire, r.created_at, r.previous,
-    CASE WHEN {SIZE} <= {AT_ONCE} THEN r.record END, r.metadata, r.parts,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN r.record END,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN r.metadata END, r.parts,
     CASE WHEN {SIZE} <= {AT_ONCE} THEN coalesce(r.response, e.response) END,
     u.owner, u.lease, u.cancelling, {SIZE}"""
 """The same without what is large, and the size of that."""
