@@ -23,7 +23,7 @@ from typing import ClassVar, TypeVar
 from msgspec.structs import replace
 
 from dragoman.core.fold import unfold
-from dragoman.core.item import JSON, Item, ItemReference, Reasoning
+from dragoman.core.item import JSON, Item, ItemReference
 from dragoman.core.response import Response
 
 from . import retention
@@ -44,7 +44,6 @@ from .base import (
     Subscribers,
     TooMuchError,
     call_digests,
-    index_key,
     reading,
     slowness,
 )
@@ -56,20 +55,22 @@ from .serialize import (
     model_of,
     pack,
     pack_events,
-    pack_record,
     unpack,
     unpack_items,
     unpack_records,
     unpack_segments,
 )
 from .statements import (
+    CALL,
     DATA,
     FITTING,
     HELD,
+    INDEX,
     LENGTH,
     LIVE,
     RECORD,
     RESPONSE_DATA,
+    RUN,
     SIZE,
     Insert,
     Row,
@@ -81,6 +82,8 @@ from .statements import (
     chunks,
     clean,
     extend,
+    index_keys,
+    inserts_of,
     places,
 )
 
@@ -89,18 +92,6 @@ SWEEPING = 12.0
 """How many times its patience a store has for what sweeps: nobody waits for that."""
 DIGESTS = 50
 """Digests of calls that one statement looks for."""
-
-_RESPONSE = """INSERT INTO responses
-    (id, tenant, wire, created_at, previous, parts, metadata, record, response)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
-_SEQ = "(SELECT seq FROM responses WHERE id = $1)"
-_ONCE = "ON CONFLICT DO NOTHING"
-_RUN = f"INSERT INTO runs (seq, owner, lease, conversation) VALUES ({_SEQ}, $2, $3, $4)"
-_PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
-_USE = f"INSERT INTO part_uses (seq, digest) VALUES ({_SEQ}, $2) {_ONCE}"
-_INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
-_CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
-    ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
 
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
@@ -179,16 +170,16 @@ class Store(ABC):
     def begin(self, record: Record) -> Awaitable[None]:
         """Store a run that is about to start."""
         self._added += 1
-        run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
+        run = (RUN, bound((record.id, record.owner, record.lease, record.conversation)))
         if record.size:
             return self._transact_large(record, [run], None)
-        return self._transact([*_inserts(record), run])
+        return self._transact([*inserts_of(record), run])
 
     async def _transact_large(
         self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
     ) -> None:
         """Insert a record that is packed in a thread."""
-        inserts = await asyncio.to_thread(_inserts, record)
+        inserts = await asyncio.to_thread(inserts_of, record)
         await self._transact(inserts + more, steps)
 
     def put(
@@ -207,7 +198,7 @@ class Store(ABC):
             steps = partial(add_to, record.tenant, record.conversation, items, messages)
         if record.size:
             return self._transact_large(record, [], steps)
-        return self._transact(_inserts(record), steps)
+        return self._transact(inserts_of(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
@@ -231,7 +222,7 @@ class Store(ABC):
         data = pack(response)
         events = b"" if segment is None else pack_events(segment.events)
         others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
-        keys, calls = _index_keys(others), call_digests(response)
+        keys, calls = index_keys(others), call_digests(response)
 
         def steps() -> Steps[bool]:
             if segment is not None and not (yield from append(id, segment, events)):
@@ -241,7 +232,7 @@ class Store(ABC):
                 return False
             ((seq, tenant, conversation),) = live
             yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
-            for statement, found in ((_INDEX, keys), (_CALL, calls)):
+            for statement, found in ((INDEX, keys), (CALL, calls)):
                 for key in found:
                     yield statement, (id, tenant, key)
             yield from add_to(tenant, conversation, items, messages)
@@ -296,7 +287,7 @@ class Store(ABC):
         reading.set(tenant)
         wanted, room = dict.fromkeys(items), room or Room()
         sizes: dict[int, int] = {}
-        for keys in chunks(_index_keys(wanted)):
+        for keys in chunks(index_keys(wanted)):
             listed = places(len(keys), 2)
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
@@ -670,47 +661,6 @@ class Store(ABC):
 
 
 # ---- rows ----------------------------------------------------------------------------------
-
-
-def _inserts(record: Record) -> list[Insert]:
-    """The rows of a record, with its response if it has ended; that of the response first."""
-    data, parts = pack_record(record)
-    row = bound(
-        (
-            record.id,
-            record.tenant,
-            record.wire,
-            record.created_at,
-            record.previous,
-            b"".join([digest for digest, _ in parts]) or None,
-            None if record.metadata is None else pack(record.metadata),
-            data,
-            None if record.response is None else pack(record.response),
-        )
-    )
-    id, tenant = row[:2]
-    inserts: list[Insert] = [(_RESPONSE, row)]
-    # Uses come before parts: from here on _LOCK_USES makes a deletion wait, so that it does not
-    # remove a part that is found to be there. In one order, because two servers that inserted the
-    # same parts in different orders would deadlock.
-    parts.sort()
-    inserts += [(_USE, (id, digest)) for digest, _ in parts]
-    inserts += [(_PART, part) for part in parts]
-    items = record.request.items
-    if (response := record.response) is not None:
-        items += response.output
-        if Reasoning in map(type, items):
-            inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
-    own = f"_{record.id}_"
-    if others := [item.id for item in items if item.id and own not in item.id]:
-        inserts += [(_INDEX, (id, tenant, key)) for key in _index_keys(others)]
-    return inserts
-
-
-def _index_keys(items: Iterable[str]) -> list[str]:
-    """The keys of items in the index. One whose id holds that of its response needs none: that
-    finds it anyway."""
-    return list(dict.fromkeys([clean(index_key(item)) for item in items]))
 
 
 def _direction(paging: Paging) -> tuple[str, str]:
