@@ -26,7 +26,7 @@ from dragoman.server.app import App
 from dragoman.server.host import bind, running
 from dragoman.server.settings import Settings
 from tests.cli.stage import upstream
-from tests.mock import Mock, completion, plain
+from tests.mock import Asked, Mock, Reply, completion, plain
 from tests.product import SOURCE
 
 RECORD = """#!/bin/sh
@@ -349,3 +349,19 @@ def test_signals_pass_and_a_suspended_program_suspends_us(install, up) -> None:
             assert process.wait(30) == 9
         finally:
             process.kill()
+
+
+def test_signal_before_there_is_a_program_ends_us_and_leaves_nothing(install) -> None:
+    folder = install("codex", RECORD)
+
+    def terminate(asked: Asked) -> Reply:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(200, LISTING)
+
+    with (
+        upstream(plain(500, {}), terminate) as up,
+        pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)),
+    ):
+        main(["run", "codex", "--at", up.base_url])
+    assert left(folder) == []
+    assert not (folder / "environ").exists()
