@@ -201,17 +201,17 @@ class Loop(Wrapper):
             raise ValueError("max_rounds, retries and continuations cannot be negative")
         self.tools = tools
         self.meter = meter or Meter()
-        self._pinned, self._taken = pinned, frozenset(taken)
-        self._max_rounds, self._retries = max_rounds, retries
-        self._continuations, self._approve, self._state = continuations, approve, state
+        self.pinned, self.taken = pinned, frozenset(taken)
+        self.max_rounds, self.retries = max_rounds, retries
+        self.continuations, self._approve, self.state = continuations, approve, state
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Take over where there is something to do."""
-        if not (self.tools.tools or self._continuations or self.meter.limited or self.always):
+        if not (self.tools.tools or self.continuations or self.meter.limited or self.always):
             return None
         if (request.sampling.n or 1) > 1:
             raise FaultError(unsupported("an answer with tools is one choice", "n"))
-        return Prepared(request, start=partial(Driver, self._answer(request, caller)))
+        return Prepared(request, start=partial(Driver, _Answer(self, request, caller).events()))
 
     async def call(self, call: Call, context: Context) -> Result:
         """Run one call."""
@@ -241,173 +241,208 @@ class Loop(Wrapper):
     def end(self, call: Call, result: Result) -> None:
         """A call has a result, which may not be part of the answer yet."""
 
-    async def _answer(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        began, meter = time.monotonic(), self.meter
-        theirs, hosted = _names(request)
-        offered = [spec for spec in self.tools.offered() if (None, spec.name) not in theirs]
-        tools = (*request.tools, *offered)
-        items, choice = list(request.items), request.tool_choice
-        calls: list[Call] = [
+
+class _Answer:
+    """One answer of a loop: all its rounds as one sequence of events."""
+
+    def __init__(self, loop: Loop, request: Request, caller: Caller) -> None:
+        self.loop, self.request, self.caller = loop, request, caller
+        self.tools, self.meter, self.began = loop.tools, loop.meter, time.monotonic()
+        self.theirs, self.hosted = _names(request)
+        offered = [spec for spec in loop.tools.offered() if (None, spec.name) not in self.theirs]
+        self.offered = (*request.tools, *offered)
+        self.items = list(request.items)
+        self.choice = "none" if loop.max_rounds == 0 else request.tool_choice
+        self.calls = [  # to be run before the model is asked
             call
-            for call in unanswered(items)
-            if self.tools.owns(call) and call.status != "incomplete"
+            for call in unanswered(self.items)
+            if loop.tools.owns(call) and call.status != "incomplete"
         ]
-        ids = {*self._taken, *(item.call_id for item in items if isinstance(item, _CALLS))}
-        begun: Started | None = None
-        end: Finished | Failed | None = None
-        losses: list[Loss] = []  # of the rounds after the first
-        used: list[Usage] = []
-        stopped, cost = "", 0.0
-        shown = rounds = errors = continued = 0
-        waits = summarised = False  # for results of the client's; for nothing more
-        if calls or meter.spent(began):
-            begun = Started(caller.response or new_id(), now(), request.model)
-            yield begun
-        if self._max_rounds == 0:
-            choice = "none"
-        while end is None:
-            if calls:
-                results: list[Result] = []
-                allowed = choice != "none"
-                async with aclosing(self._run(calls, request, caller, began, allowed)) as running:
-                    async for result in running:
-                        if not isinstance(result, Result):
-                            yield Progress(None, "in_progress", result)
-                            continue
-                        results.append(result)
-                        items.append(result.output)
-                        yield ItemAdded(shown, empty_item(result.output))
-                        yield ItemDone(shown, result.output)
-                        shown += 1
-                stopped = meter.spent(began, call=True) if len(results) else ""
-                wrong = [result for result in results if result.error]
-                rounds, errors = rounds + 1, errors + 1 if wrong else 0
-                if (
-                    rounds == self._max_rounds
-                    or errors > self._retries
-                    or stopped
-                    or not all(result.retry for result in wrong)
-                ):
-                    choice = "none"
-                elif choice == "required" or isinstance(choice, NamedTool):
-                    choice = None  # what had to be called was
-                elif isinstance(choice, AllowedTools):
-                    choice = replace(choice, mode="auto")
-                if waits or len(results) < len(calls):
-                    end = Finished("completed", ("tool_calls",))
-                elif not allowed or all(result.after == "user" for result in results):
-                    end = Finished("completed")
-                if end is not None:
+        self.ids = {item.call_id for item in self.items if isinstance(item, _CALLS)}
+        self.ids |= loop.taken
+        self.begun: Started | None = None
+        self.end: Finished | Failed | None = None
+        self.losses: list[Loss] = []  # of the rounds after the first
+        self.used: list[Usage] = []
+        self.cost, self.stopped = 0.0, ""
+        self.shown = self.rounds = self.errors = self.continued = 0
+        self.waits = self.summarised = False  # for results of the client's; for nothing more
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """The events: of calls and of the model by turns."""
+        if self.calls or self.meter.spent(self.began):
+            yield self._begin()
+        while self.end is None:
+            if self.calls:
+                async with aclosing(self._results()) as results:
+                    async for event in results:
+                        yield event
+            if self.end is None:
+                async with aclosing(self._model()) as events:
+                    async for event in events:
+                        yield event
+        about = {"cost": self.cost, **({"stopped": self.stopped} if self.stopped else {})}
+        extra = {**(self.end.extra or {}), "agent": about}
+        end = replace(self.end, usage=add_usage(self.used), extra=extra)
+        if isinstance(end, Finished):
+            losses = tuple(dict.fromkeys((*self.losses, *end.losses)))
+            end = replace(end, completed_at=now(), losses=losses)
+        yield end
+
+    def _begin(self) -> Started:
+        self.begun = Started(self.caller.response or new_id(), now(), self.request.model)
+        return self.begun
+
+    async def _results(self) -> AsyncGenerator[Event, None]:
+        """Run the calls of the last round, and see what follows."""
+        calls, results = self.calls, list[Result]()
+        allowed = self.choice != "none"
+        async with aclosing(self._run(calls, allowed)) as running:
+            async for result in running:
+                if not isinstance(result, Result):
+                    yield Progress(None, "in_progress", result)
+                    continue
+                results.append(result)
+                self.items.append(result.output)
+                yield ItemAdded(self.shown, empty_item(result.output))
+                yield ItemDone(self.shown, result.output)
+                self.shown += 1
+        self.stopped = self.meter.spent(self.began, call=True)
+        wrong = [result for result in results if result.error]
+        self.rounds, self.errors = self.rounds + 1, self.errors + 1 if wrong else 0
+        if (
+            self.rounds == self.loop.max_rounds
+            or self.errors > self.loop.retries
+            or self.stopped
+            or not all(result.retry for result in wrong)
+        ):
+            self.choice = "none"
+        elif self.choice == "required" or isinstance(self.choice, NamedTool):
+            self.choice = None  # what had to be called was
+        elif isinstance(self.choice, AllowedTools):
+            self.choice = replace(self.choice, mode="auto")
+        if self.waits or len(results) < len(calls):
+            self.end = Finished("completed", ("tool_calls",))
+        elif not allowed or all(result.after == "user" for result in results):
+            self.end = Finished("completed")
+
+    async def _model(self) -> AsyncGenerator[Event, None]:
+        """Ask the model, and see what follows."""
+        if stopped := self.meter.spent(self.began):
+            self.stopped, self.end = stopped, Finished("incomplete", ("budget",))
+            return
+        self.meter.rounds += 1
+        asked = replace(
+            self.request,
+            items=tuple(self.items),
+            tools=self.offered,
+            tool_choice=self.choice if self.offered else None,
+        )
+        who = self.caller if self.begun is None else replace(self.caller, response=None)
+        base, fold = self.shown, Fold()
+        end: Finished | Failed = Failed(CUT)
+        names: dict[int, str] = {}
+        async with aclosing(self.loop.engine.stream(asked, who)) as events:
+            async for event in events:
+                if isinstance(event, ENDS):
+                    end = event
                     break
-            if spent := meter.spent(began):
-                stopped, end = spent, Finished("incomplete", ("budget",))
-                break
-            meter.rounds += 1
-            asked = replace(
-                request,
-                items=tuple(items),
-                tools=tools,
-                tool_choice=choice if tools else None,
-            )
-            who = caller if begun is None else replace(caller, response=None)
-            base, fold, end = shown, Fold(), Failed(CUT)
-            names: dict[int, str] = {}
-            async with aclosing(self.engine.stream(asked, who)) as events:
-                async for event in events:
-                    if isinstance(event, ENDS):
-                        end = event
-                        break
-                    if isinstance(event, ItemAdded | ItemDone) and isinstance(event.item, _CALLS):
-                        # Some servers count the calls of each answer from zero, or name none.
-                        if event.index not in names:
-                            names[event.index] = _free(event.item.call_id, ids)
-                            ids.add(names[event.index])
-                        call = replace(event.item, call_id=names[event.index])
-                        event = replace(event, item=call)
-                    fold.feed(event)
-                    if isinstance(event, Started):
-                        losses += event.losses if begun is not None else ()
-                        if begun is None:
-                            begun = event
-                            yield event
+                if isinstance(event, ItemAdded | ItemDone) and isinstance(event.item, _CALLS):
+                    # Some servers count the calls of each answer from zero, or name none.
+                    if event.index not in names:
+                        names[event.index] = _free(event.item.call_id, self.ids)
+                        self.ids.add(names[event.index])
+                    call = replace(event.item, call_id=names[event.index])
+                    event = replace(event, item=call)
+                fold.feed(event)
+                if isinstance(event, Started):
+                    if self.begun is None:
+                        self.begun = event
+                        yield event
                     else:
-                        shown += isinstance(event, ItemAdded)
-                        yield _moved(event, base)
-            fold.feed(end)
-            output = fold.response.output
-            usage = end.usage
-            if usage is None and self.meter.limited and not isinstance(end, Failed):
-                written = sum(map(weight, output))
-                usage = Usage(input_tokens=estimate(asked), output_tokens=written)
-            if usage is not None:
-                cost += meter.add(usage, request.model)
-            used += [end.usage] if end.usage is not None else ()
-            items += output
-            calls = []
-            match end:
-                case Failed(fault=fault) if too_long(fault) and not output and not summarised:
-                    summarised, end = True, None
-                    if begun is None:
-                        begun = Started(caller.response or new_id(), now(), request.model)
-                        yield begun
-                    blank = Compaction("", f"cmp_{begun.id}")
-                    yield ItemAdded(shown, blank)
-                    yield Progress(shown, "compacting")
-                    summary, took = await self._summary(asked, who)
-                    if took is not None:
-                        cost += meter.add(took, request.model)
-                        used.append(took)
-                    yield ItemDone(shown, replace(blank, encrypted=encode_summary(summary)))
-                    pinned = items[: self._pinned]
-                    items = [*pinned, *compacted(items[self._pinned :], summary)]
-                    shown += 1
-                case Finished(reasons=("length",)) if (
-                    continued < self._continuations
-                    and output
-                    and not any(isinstance(item, _CALLS) for item in output)
-                ):
-                    continued, end = continued + 1, None
-                    items.append(Message("user", CONTINUE))
-                    self.insert(items[-1], shown)
-                case Finished(status="completed"):
-                    made = [item for item in output if isinstance(item, _CALLS)]
-                    calls = [
-                        call
-                        for call in made
-                        if (call.namespace, call.name) not in theirs
-                        and (self.tools.owns(call) or not hosted)
-                    ]
-                    waits = len(calls) < len(made)
-                    again = None if made else self.check(replace(asked, items=tuple(items)), output)
-                    if again is not None:
-                        request, items, choice = again, list(again.items), again.tool_choice
-                        self.insert(items[-1], shown)
-                    if calls or again is not None:
-                        losses += end.losses
-                        end = None
-        about = {"agent": {"cost": cost, **({"stopped": stopped} if stopped else {})}}
-        extra = {**(end.extra or {}), **about}
-        if isinstance(end, Failed):
-            yield replace(end, usage=add_usage(used), extra=extra)
+                        self.losses += event.losses
+                else:
+                    self.shown += isinstance(event, ItemAdded)
+                    yield _moved(event, base)
+        fold.feed(end)
+        output, usage = fold.response.output, end.usage
+        self.items += output
+        self.used += [usage] if usage is not None else ()
+        if usage is None and self.meter.limited and isinstance(end, Finished):
+            written = sum(map(weight, output))
+            usage = Usage(input_tokens=estimate(asked), output_tokens=written)
+        if usage is not None:
+            self.cost += self.meter.add(usage, self.request.model)
+        self.calls = []
+        match end:
+            case Failed(fault=fault) if too_long(fault) and not output and not self.summarised:
+                async with aclosing(self._summarise(asked, who)) as told:
+                    async for event in told:
+                        yield event
+            case Finished(reasons=("length",)) if (
+                self.continued < self.loop.continuations
+                and output
+                and not any(isinstance(item, _CALLS) for item in output)
+            ):
+                self.continued += 1
+                self._insert(Message("user", CONTINUE))
+            case Finished(status="completed"):
+                self._follow(end, asked, output)
+            case _:
+                self.end = end
+
+    def _follow(self, end: Finished, asked: Request, output: Sequence[Item]) -> None:
+        """After a complete answer: there are calls to run, it will not do, or it is the end."""
+        made = [item for item in output if isinstance(item, _CALLS)]
+        self.calls = [
+            call
+            for call in made
+            if (call.namespace, call.name) not in self.theirs
+            and (self.tools.owns(call) or not self.hosted)
+        ]
+        self.waits = len(self.calls) < len(made)
+        again = None
+        if not made:
+            again = self.loop.check(replace(asked, items=tuple(self.items)), output)
+        if again is not None:
+            self.request, self.choice = again, again.tool_choice
+            self._insert(again.items[-1])
+        if self.calls or again is not None:
+            self.losses += end.losses
         else:
-            yield replace(
-                end,
-                usage=add_usage(used),
-                completed_at=now(),
-                losses=tuple(dict.fromkeys((*losses, *end.losses))),
-                extra=extra,
-            )
+            self.end = end
+
+    def _insert(self, item: Item) -> None:
+        self.items.append(item)
+        self.loop.insert(item, self.shown)
+
+    async def _summarise(self, asked: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        """Put a summary in place of what came before the last turn."""
+        self.summarised = True
+        if self.begun is None:
+            yield self._begin()
+        blank = Compaction("", f"cmp_{new_id()}")
+        yield ItemAdded(self.shown, blank)
+        yield Progress(self.shown, "compacting")
+        summary, usage = await self._summary(asked, caller)
+        if usage is not None:
+            self.cost += self.meter.add(usage, asked.model)
+            self.used.append(usage)
+        yield ItemDone(self.shown, replace(blank, encrypted=encode_summary(summary)))
+        self.shown += 1
+        pinned, rest = self.items[: self.loop.pinned], self.items[self.loop.pinned :]
+        self.items = [*pinned, *compacted(rest, summary)]
 
     async def _summary(self, asked: Request, caller: Caller) -> tuple[str, Usage | None]:
         """A summary of a conversation that is too long: of as many of its latest turns as the model
         takes. Raises FaultError."""
         room = estimate(replace(asked, items=()))
-        context = (await self.engine.capabilities(asked.model)).context
+        context = (await self.loop.engine.capabilities(asked.model)).context
         budget = (context or estimate(asked)) // 2 - room
         for _ in range(HALVINGS):
             try:
                 shorter = replace(asked, items=fit(asked.items, max(budget, 1)))
-                return await summarise(self.engine, shorter, caller)
+                return await summarise(self.loop.engine, shorter, caller)
             except FaultError as error:
                 if not too_long(error.fault):
                     raise
@@ -415,19 +450,12 @@ class Loop(Wrapper):
                 last = error
         raise last
 
-    async def _run(
-        self,
-        calls: Sequence[Call],
-        request: Request,
-        caller: Caller,
-        began: float,
-        allowed: bool,
-    ) -> AsyncGenerator[Any, None]:
+    async def _run(self, calls: Sequence[Call], allowed: bool) -> AsyncGenerator[Any, None]:
         """The results of calls in their order, and in between what tools report. Calls that wait
         for consent have none."""
-        loop = asyncio.get_running_loop()
+        hooks, loop = self.loop, asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int | None, Any]] = asyncio.Queue()
-        places = asyncio.Semaphore(1 if request.parallel_tool_calls is False else AT_ONCE)
+        places = asyncio.Semaphore(1 if self.request.parallel_tool_calls is False else AT_ONCE)
 
         async def run(number: int, call: Call, decision: Decision) -> None:
             result: Result | BaseException
@@ -438,14 +466,14 @@ class Loop(Wrapper):
                     result = not_run(call, decision or NOT_ALLOWED)
                 else:
                     async with places:
-                        if stopped := self.meter.spent(began, call=True):
+                        if stopped := self.meter.spent(self.began, call=True):
                             result = not_run(call, f"It was not run. {stopped}")
                         else:
                             self.meter.calls += 1
-                            self.begin(call)
-                            about = Context(call, caller, self._state, partial(report, call))
-                            result = await self.call(call, about)
-                self.end(call, result)
+                            hooks.begin(call)
+                            about = Context(call, self.caller, hooks.state, partial(report, call))
+                            result = await hooks.call(call, about)
+                hooks.end(call, result)
             except BaseException as error:  # of what overrides `call`; its reader must not wait
                 result = error
             queue.put_nowait((number, result))
@@ -459,7 +487,7 @@ class Loop(Wrapper):
         tasks: list[asyncio.Task[None]] = []
         order: deque[int] = deque()
         done: dict[int, Result | BaseException] = {}
-        decisions = [await self.decide(call) if allowed else True for call in calls]
+        decisions = [await hooks.decide(call) if allowed else True for call in calls]
         for number, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
             if decision is not None:
                 order.append(number)
