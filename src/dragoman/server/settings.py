@@ -233,6 +233,14 @@ class Settings(Limits, frozen=True, kw_only=True):
     conversation_bytes: Annotated[
         int, about("Bytes that the items of a conversation may have together.", ge=1)
     ] = 64 * 1024 * 1024
+    history_items: Annotated[
+        int,
+        about(
+            "Items that a request may have with all that it goes on from: a chain of responses, or "
+            "a conversation.",
+            ge=1,
+        ),
+    ] = 20_000
     inherit_instructions: Annotated[
         bool,
         about(

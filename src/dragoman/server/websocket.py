@@ -34,7 +34,7 @@ from .limits import SMALL, Hold, too_large
 from .log import Entry
 from .responder import Responder, Service
 from .settings import DIALECTS
-from .state.resolve import NOT_STORED, bare, understand
+from .state.resolve import NOT_STORED, bare, room_of, understand
 from .state.run import Runs
 from .state.service import Plan
 
@@ -440,8 +440,8 @@ class Connection:
         larger, with all it goes on from, than a body may be."""
         id, tenant = new_id(), self.caller.tenant
         limit, recent = self.service.settings.body_limit, self._recent
-        store = self._runs.store
-        asked = await understand(request, store, tenant, most=limit, recent=recent, count=count)
+        room = room_of(self.service.settings, count)
+        asked = await understand(request, self._runs.store, tenant, room, recent=recent)
         size += asked.size
         if size > limit:
             raise FaultError(too_large(limit))

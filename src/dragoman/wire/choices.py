@@ -115,8 +115,10 @@ def decode_sampling(
     if None not in (penalty, other) and penalty != other:
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
-    if stop is not None and not isinstance(stop, str) and len(stop) > limits.max_stop:
-        raise json.too_many("stop", limits.max_stop, "max_stop")
+    if isinstance(stop, str):
+        stop = [stop]
+    if stop:
+        json.check_stop("stop", stop, limits)
     if bias is not None and len(bias) > limits.max_logit_bias:
         raise json.too_many("logit_bias", limits.max_logit_bias, "max_logit_bias")
     if body.n is not None and body.n > limits.max_choices:
@@ -124,7 +126,7 @@ def decode_sampling(
         raise FaultError(bad_request(problem, "n"))
     return Sampling(
         repetition_penalty=other if penalty is None else penalty,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
+        stop=tuple(stop) if stop else None,
         logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
         logprobs=logprobs,
         top_logprobs=top_logprobs,

@@ -94,6 +94,19 @@ def too_many(path: str, most: int, setting: str) -> FaultError:
     return FaultError(bad_request(f"has more than {most} members ({setting})", path))
 
 
+LONGEST_STOP = 4_096
+"""Characters of a stop string, which each part of an answer is compared with."""
+
+
+def check_stop(path: str, stop: Collection[str], limits: Limits) -> None:
+    """Raise FaultError for more stop strings, or longer ones, than there may be."""
+    if len(stop) > limits.max_stop:
+        raise too_many(path, limits.max_stop, "max_stop")
+    if max(map(len, stop)) > LONGEST_STOP:
+        problem = f"has a string of more than {LONGEST_STOP} characters, which is the limit"
+        raise FaultError(bad_request(problem, path))
+
+
 def marks(data: bytes) -> int:
     """How many values and names there are in JSON at the most: commas, colons and brackets, which
     texts may have too."""

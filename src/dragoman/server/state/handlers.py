@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -20,13 +21,13 @@ from dragoman.engines.base import new_id, now
 from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import (
-    APART,
     ConflictError,
     Conversation,
     Order,
     Paging,
     Record,
     Room,
+    input_id,
     named,
 )
 from dragoman.wire import json
@@ -48,7 +49,7 @@ from dragoman.wire.responses.response import (
     encode_list,
 )
 
-from .resolve import bare, no_conversation, understand
+from .resolve import Asked, bare, no_conversation, room_of, understand
 from .run import SEGMENTS, unstarted
 from .service import ENCODER_VERSION, Memory
 
@@ -104,16 +105,18 @@ def asked(exchange: Exchange) -> Query:
         raise json.invalid(error, "") from None
 
 
-def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list[T], bool]:
-    """The part of a list that is asked for, and whether more follows it; each entry has its id.
-    Raises FaultError where it is to follow what is not there."""
+def paged(
+    entries: Sequence[T], name: Callable[[T], str | None], paging: Paging
+) -> tuple[Sequence[T], bool]:
+    """The part of a list that is asked for, and whether more follows it; `name` gives an entry's
+    id. Raises FaultError where it is to follow what is not there."""
     ordered = entries if paging.order == "asc" else entries[::-1]
     if paging.after is not None:
-        places = [place for place, (id, _) in enumerate(ordered) if id == paging.after]
+        places = [place for place, entry in enumerate(ordered) if name(entry) == paging.after]
         if not places:
             raise FaultError(_nowhere(paging.after))
         ordered = ordered[places[0] + 1 :]
-    return [entry for _, entry in ordered[: paging.limit]], len(ordered) > paging.limit
+    return ordered[: paging.limit], len(ordered) > paging.limit
 
 
 class Handlers:
@@ -124,7 +127,6 @@ class Handlers:
         self._store = memory.store
         self._read = read
         self._replay = replay
-        self._making = asyncio.Lock()
 
     def routes(self) -> tuple[Route, ...]:
         """The routes to what is stored."""
@@ -155,19 +157,13 @@ class Handlers:
             record = replace(record, request=request)
         if rest == "input_items":
             request = replace(request, previous_response_id=record.previous)
-            most = 2 * self._memory.most  # it was answered: its own and what came before fitted
-            before = await understand(
-                request,
-                self._store,
-                record.tenant,
-                most=most,
-                id=record.id,
-                count=exchange.count,
-            )
-            items = [(item.id, item) for item in before.whole.items]
-            found, more = paged(items, query.paging())
-            make = partial(encode_list, shown(found, request.include), more)
-            exchange.reply(200, await self._apart(room.held + before.size, make))
+            fits = room_of(self._memory.settings, exchange.count)
+            fits.left = fits.most = 2 * fits.most  # its own and what came before fitted
+            whole = await understand(request, self._store, record.tenant, fits)
+            found, more = paged(_placed(whole, record.id), _name, query.paging())
+            items = [replace(place[0], id=_name(place)) for place in found]
+            make = partial(encode_list, shown(items, request.include), more)
+            exchange.reply(200, await self._store.apart(room.held + whole.size, make))
         elif not query.stream:
             await self._send(exchange, record, room)
         else:
@@ -207,13 +203,6 @@ class Handlers:
         else:
             exchange.reply(200, json.dump({**gone, "deleted": True}))
 
-    async def _apart(self, size: int, make: Callable[[], T]) -> T:
-        """What is made of so many bytes; in a thread where they are many, one at a time."""
-        if size <= APART:
-            return make()
-        async with self._making:
-            return await asyncio.to_thread(make)
-
     async def _send(self, exchange: Exchange, record: Record, room: Room) -> None:
         """Answer with a response as it is now."""
         response = record.response
@@ -232,7 +221,7 @@ class Handlers:
             body = RESPONSES.encode_response(response, record.request, dialect)
             return body, _reports(RESPONSES, record, response)
 
-        body, headers = await self._apart(room.held, make)
+        body, headers = await self._store.apart(room.held, make)
         exchange.reply(200, body, *headers)
 
     async def _find(
@@ -279,14 +268,14 @@ class Handlers:
                 if after and not await self._store.get_item(caller.tenant, bare(id), after, room):
                     raise FaultError(_nowhere(after))
                 make = partial(encode_list, shown(page.items, query.include), page.more)
-                exchange.reply(200, await self._apart(room.held, make))
+                exchange.reply(200, await self._store.apart(room.held, make))
             case ["items", name]:
                 room = Room(count=exchange.count)
                 item = await self._store.get_item(caller.tenant, bare(id), name, room)
                 if item is None:
                     raise FaultError(_no_item(id, name))
                 (one,) = shown((item,), asked(exchange).include)
-                body = await self._apart(room.held, lambda: json.dump(encode_item(one)))
+                body = await self._store.apart(room.held, lambda: json.dump(encode_item(one)))
                 exchange.reply(200, body)
             case _:
                 raise FaultError(nothing_at(exchange.path))
@@ -344,7 +333,7 @@ class Handlers:
             found = [_completion(record) for record in records[: query.limit]]
             return _listing(found, len(records) > query.limit)
 
-        exchange.reply(200, await self._apart(room.held, make))
+        exchange.reply(200, await self._store.apart(room.held, make))
 
     async def _matching(self, caller: Caller, query: Query, room: Room) -> AsyncIterator[Record]:
         """The completions that a list is to show, and one more where there are more."""
@@ -377,9 +366,9 @@ class Handlers:
                 {"id": f"{CHAT.id_prefix}{record.id}-{place}", **message}
                 for place, message in enumerate(json.load(said)["messages"])
             ]
-            return _listing(*paged([(each["id"], each) for each in messages], paging))
+            return _listing(*paged(messages, itemgetter("id"), paging))
 
-        body, response = await self._apart(room.held, make), record.response
+        body, response = await self._store.apart(room.held, make), record.response
         headers = () if rest or response is None else _reports(CHAT, record, response)
         exchange.reply(200, body, *headers)
 
@@ -391,7 +380,7 @@ class Handlers:
         record, _ = await self._find(CHAT, exchange, caller, room, "")
         await self._store.set_metadata(caller.tenant, record.id, metadata)
         changed = replace(record, metadata=metadata)
-        body = await self._apart(room.held, lambda: json.dump(_completion(changed)))
+        body = await self._store.apart(room.held, lambda: json.dump(_completion(changed)))
         exchange.reply(200, body)
 
 
@@ -401,12 +390,33 @@ def _place(exchange: Exchange) -> tuple[str, list[str]]:
     return id, rest
 
 
+_Place = tuple[Item, str, int]
+"""An item, the response that was asked with it, and its place there."""
+
+
+def _placed(asked: Asked, id: str) -> list[_Place]:
+    """The items of a response and what came before it, the earliest first."""
+    found, start, items = list[_Place](), 0, asked.whole.items
+    for owner, length in (*asked.before, (id, len(items))):
+        own = items[start : start + length]
+        found += zip(own, repeat(owner), range(len(own)))
+        start += length
+    return found
+
+
+def _name(entry: _Place) -> str | None:
+    """The id of an item, which it came with or has here."""
+    item, owner, place = entry
+    return item.id or (input_id(item, owner, place) if owner else None)
+
+
 def _unique(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Raises FaultError where two items have one id."""
-    ids = [item.id for item in items]
-    for place, id in enumerate(ids):
-        if id in ids[:place]:
-            raise FaultError(bad_request(f"{id!r} is given twice", f"items[{place}].id"))
+    ids = set[str | None]()
+    for place, item in enumerate(items):
+        if item.id in ids:
+            raise FaultError(bad_request(f"{item.id!r} is given twice", f"items[{place}].id"))
+        ids.add(item.id)
     return items
 
 
@@ -435,7 +445,7 @@ def _completion(record: Record) -> dict[str, Any]:
     return {**completion, "metadata": record.metadata or {}}
 
 
-def _listing(shown: list[dict[str, Any]], more: bool) -> bytes:
+def _listing(shown: Sequence[dict[str, Any]], more: bool) -> bytes:
     page = {
         "object": "list",
         "data": shown,

@@ -108,8 +108,8 @@ def _decode(data: bytes, limits: Limits) -> Request:
         body, unknown = _body.read_loosely(data)
     items = decode_messages(body.messages, body.system, limits)
     offered = decode_tools(body.tools, limits)
-    if body.stop_sequences is not None and len(body.stop_sequences) > limits.max_stop:
-        raise json.too_many("stop_sequences", limits.max_stop, "max_stop")
+    if body.stop_sequences:
+        json.check_stop("stop_sequences", body.stop_sequences, limits)
     if body.metadata is not None and len(body.metadata) > limits.max_metadata:
         raise json.too_many("metadata", limits.max_metadata, "max_metadata")
     json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
