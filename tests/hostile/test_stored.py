@@ -350,3 +350,23 @@ async def test_18_who_leaves_ends_what_is_looked_up_for_them() -> None:
         assert store.ended == place + 1, path
     assert store.reads == len(LOOKS)
     await app.close()
+
+
+async def test_17_lists_are_made_one_at_a_time_and_by_turns() -> None:
+    class Noting(Counting):
+        inside = most = 0
+
+        async def _read(self, statement: str, *values: object) -> Sequence[Any]:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            await asyncio.sleep(0)
+            self.inside -= 1
+            return await super()._read(statement, *values)
+
+    store = Noting()
+    app = App(Stub(), Settings(queue=8), Memory(store, upkeep=False))
+    path = f"{PATHS['chat']}?model=m"
+    answers = await asyncio.gather(*[called(app, "GET", path, None) for _ in range(20)])
+    assert sorted(answer.status for answer in answers) == [200] * 9 + [429] * 11
+    assert store.most == 1
+    await app.close()

@@ -502,7 +502,7 @@ class Store(ABC):
                 room.read(size)
         rows = await self._read(f"SELECT conversation {_TALK}", id, tenant)
         data = rows[0][0] if rows else b""
-        found = await self._apart(len(data), unpack, data, Conversation) if rows else None
+        found = await self.apart(len(data), unpack, data, Conversation) if rows else None
         return found and replace(found, tenant=tenant)  # it may be known by an earlier name
 
     async def set_conversation_metadata(

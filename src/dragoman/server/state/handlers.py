@@ -20,6 +20,7 @@ from dragoman.core.response import Response, default_guarantee
 from dragoman.engines.base import new_id, now
 from dragoman.server.cancellation import InFlight, Watch
 from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
+from dragoman.server.limits import Gate
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import (
     ConflictError,
@@ -129,9 +130,12 @@ def paged(
 class Handlers:
     """What a client can ask of that which is stored."""
 
-    def __init__(self, memory: Memory, roster: InFlight, read: Read, replay: Replay) -> None:
+    def __init__(
+        self, memory: Memory, roster: InFlight, lane: Gate, read: Read, replay: Replay
+    ) -> None:
         self._memory = memory
         self._roster = roster
+        self._lane = lane
         self._store = memory.store
         self._read = read
         self._replay = replay
@@ -312,7 +316,8 @@ class Handlers:
             if not known:
                 raise FaultError(no_conversation(id))
             size = exchange.hold.size if exchange.hold is not None else 0
-            exchange.reply(200, await self._store.apart(size, partial(encode_list, items, more=False)))
+            make = partial(encode_list, items, more=False)
+            exchange.reply(200, await self._store.apart(size, make))
         else:
             raise FaultError(nothing_at(exchange.path))
 
@@ -347,13 +352,14 @@ class Handlers:
         """The stored completions, the earliest first unless asked otherwise. Where few of many are
         wanted, a list may end before its limit: there is more, after its `last_id`."""
         query, room = asked(exchange), Room(count=exchange.count)
-        records, last = await self._matching(caller, query, room)
+        async with self._lane.place(caller.tenant):  # or all of them would be unpacked in one turn
+            records, last = await self._matching(caller, query, room)
 
-        def make() -> bytes:
-            found = [_completion(record) for record in records[: query.limit]]
-            return _listing(found, last is not None or len(records) > query.limit, last)
+            def make() -> bytes:
+                found = [_completion(record) for record in records[: query.limit]]
+                return _listing(found, last is not None or len(records) > query.limit, last)
 
-        return partial(exchange.reply, 200, await self._store.apart(room.held, make))
+            return partial(exchange.reply, 200, await self._store.apart(room.held, make))
 
     async def _matching(
         self, caller: Caller, query: Query, room: Room
