@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,21 @@ from dragoman.core.interfaces import ANYONE, Caller, Secret
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.cancellation import InFlight
-from dragoman.server.limits import Budget, Gate, is_heavy
+from dragoman.server.limits import Budget, Gate, weigh
 from dragoman.server.responder import Service
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores import sql
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.chat import response as chat_response
-from dragoman.wire.json import Limits, check_size, marks
+from dragoman.wire.json import VALUE, Limits, check_size, load, marks
 from dragoman.wire.registry import WIRES
 from tests.hostile.stage import cpu, gateway, watched
 from tests.mock import Asked, Reply, chunk, completion, mock, plain, stream
 from tests.product import Product, configured
 from tests.samples import samples
-from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, served
+from tests.server.stubs import post as posted
 
 PATHS = {**PATHS, "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
 HI = b'"messages":[{"role":"user","content":"hi"}]'
@@ -408,6 +410,10 @@ def service(**settings: Any) -> Service:
     )
 
 
+def no_count(more: int) -> None:
+    """Nothing is counted."""
+
+
 def thread_of(body: bytes, limits: Limits) -> int:
     return threading.get_ident()
 
@@ -416,17 +422,19 @@ def thread_of(body: bytes, limits: Limits) -> int:
     ("body", "heavy"),
     [
         (b"x" * 64 * 1024, False),
-        (b"[" * 60_000, False),
+        (b"[" * 10_000, False),
+        (b"[" * 60_000, True),
         (b"x" * 900_000, False),
         (b"x" * 1_100_000, True),
         (b"[1]" * 22_000, True),
     ],
-    ids=["small", "small and dense", "text", "much text", "dense"],
+    ids=["small", "small but dense", "small and dense", "text", "much text", "dense"],
 )
 async def test_2f_04_what_takes_long_is_decoded_in_a_thread(body: bytes, heavy: bool) -> None:
-    assert is_heavy(body) == heavy
-    found = await service().decoded(body, ANYONE, thread_of)
+    counted = list[int]()
+    found = await service().decoded(body, ANYONE, thread_of, counted.append)
     assert (found != threading.get_ident()) == heavy
+    assert counted == [VALUE * marks(body)]
 
 
 async def test_2f_04_one_large_body_is_decoded_at_a_time_the_tenants_in_turn() -> None:
@@ -444,17 +452,19 @@ async def test_2f_04_one_large_body_is_decoded_at_a_time_the_tenants_in_turn() -
 
     heavy = b"x" * 1_100_000
     asked = [Caller(tenant="a")] * 4 + [Caller(tenant="b")]
-    await asyncio.gather(*[made.decoded(heavy, each, decode(each.tenant)) for each in asked])
+    await asyncio.gather(
+        *[made.decoded(heavy, each, decode(each.tenant), no_count) for each in asked]
+    )
     assert order.index("b") <= 2
 
 
 async def test_a_decoder_whose_client_left_is_waited_for() -> None:
     made, go = service(), threading.Event()
     heavy = b"x" * 1_100_000
-    left = asyncio.ensure_future(made.decoded(heavy, ANYONE, lambda *_: go.wait(10)))
+    left = asyncio.ensure_future(made.decoded(heavy, ANYONE, lambda *_: go.wait(10), no_count))
     await asyncio.sleep(0.05)
     left.cancel()
-    after = asyncio.ensure_future(made.decoded(heavy, ANYONE, thread_of))
+    after = asyncio.ensure_future(made.decoded(heavy, ANYONE, thread_of, no_count))
     await asyncio.sleep(0.05)
     assert not after.done()
     go.set()
@@ -475,7 +485,8 @@ async def test_2d_14_a_refused_body_is_let_go_at_once() -> None:
         for _ in range(3):
             with pytest.raises(FaultError):
                 await made.decoded(
-                    Body(b'{"a":[1,2,"' + b"x" * 1_100_000 + b'"]}'), ANYONE, thread_of
+                    Body(b'{"a":[1,2,"' + b"x" * 1_100_000 + b'"]}'),
+                    *(ANYONE, thread_of, no_count),
                 )
         await asyncio.sleep(0)
         assert Body.gone >= 2  # the last is known to what was raised last
@@ -617,6 +628,69 @@ async def test_2d_13_one_key_leaves_room_for_another() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+CLOSING = ("content-type: application/json", "connection: close")
+
+
+def dense(size: int, value: str = "[]", **fields: Any) -> bytes:
+    """A question of about this size, nearly all of it such values in a field that is not known."""
+    values = "[" + ",".join([value] * (size // (len(value) + 1))) + "]"
+    return json.dumps(fields).encode()[:-1] + f',"x":{values}}}'.encode()
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", '"a"', '{"a":0}', '{"a":[]}', "1e9", "[[[[]]]]"])
+def test_4_10_values_take_no_more_than_they_weigh(value: str) -> None:
+    data = dense(10_000, value, model="m")
+    tracemalloc.start()
+    try:
+        decoded = load(data)
+        took = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert decoded
+    assert took < 1.2 * weigh(data)
+
+
+async def test_4_10_commas_in_a_large_text_weigh_nothing() -> None:
+    counted = list[int]()
+    body = json.dumps({"a": ["b,c:[{" * 200_000]}).encode()
+    await service().decoded(body, ANYONE, thread_of, counted.append)
+    assert counted == [VALUE * 3]
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("size", [18_000, 60_000, 100_000], ids=["light", "heavy", "large"])
+async def test_4_09_values_are_counted_while_a_request_lives(wire: str, size: int) -> None:
+    go, body = asyncio.Event(), dense(size, **asking(wire))
+    weight = weigh(body)
+    app = App(Stub(*OPENING, go, *closing("")), Settings(memory=3 * weight + 1))
+    async with served(app) as port:
+        asked = [
+            asyncio.ensure_future(exchange(port, posted(port, body, PATHS[wire], CLOSING)))
+            for _ in range(4)
+        ]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        while app.budget.held < 3 * weight:
+            await asyncio.sleep(0.001)
+        assert [one.done() for one in asked].count(True) == 1
+        go.set()
+        answers = sorted([answer[9:12] for answer in await asyncio.gather(*asked)])
+        assert answers == [b"200"] * 3 + [b"529" if wire == "messages" else b"503"]
+        assert app.budget.held == 0
+
+
+@pytest.mark.parametrize("words", ["Hi", "a, " * 200, "x" * 50_000, "a, " * 15_000])
+async def test_4_09_an_ordinary_question_is_not_counted(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, held = App(Stub(*OPENING, *closing("")), Settings()), list[int]()
+    monkeypatch.setattr(Budget, "take", lambda self, tenant, more: held.append(more))
+    body = asking(messages=[{**USER, "content": words}])
+    async with served(app) as port:
+        answer = await exchange(port, posted(port, body, headers=CLOSING))
+    assert answer[9:12] == b"200"
+    assert (sum(held), bool(held)) == (0, len(words) == 45_000)  # many commas are looked at
 
 
 async def test_2d_15_what_can_never_fit_is_too_large() -> None:

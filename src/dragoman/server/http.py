@@ -630,7 +630,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def _has_room(self) -> bool:
         """Hold what has come of messages. Where there is no room for it, look again later, but not
         for long: all may be waiting for each other."""
-        size = len(self.conn.reader.buffer)
+        size = len(self.conn.reader.buffer) + len(self.unparsed) - self._at
         if self.frames:
             size += len(self.frames[0]) + self._more
         try:
