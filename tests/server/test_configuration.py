@@ -41,6 +41,7 @@ max_logit_bias = 6
 max_choices = 7
 max_inputs = 8
 max_metadata = 9
+max_metadata_bytes = 10
 memory = 5_000
 answer_limit = 6_000
 header_limit = 2_000
