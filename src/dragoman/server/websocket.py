@@ -304,18 +304,19 @@ class Connection:
             self.open[tenant] -= 1
             if not self.open[tenant]:
                 del self.open[tenant]
-            waiting = [turn for lane in self._lanes.values() for turn in lane]
-            ours = (self._kept, self._unread, self._asked)
-            for hold in (*ours, None if room is None else room.hold):
-                if hold is not None:
-                    hold.close()
-            for turn in waiting:
+            for turn in [turn for lane in self._lanes.values() for turn in lane]:
                 self._log(turn)
             self._queue.clear()
-            self._recent.clear()
             for task in (*self._tasks, sender):
                 task.cancel()
-            await asyncio.gather(*self._tasks, sender, return_exceptions=True)
+            try:
+                await asyncio.gather(*self._tasks, sender, return_exceptions=True)
+            finally:  # turns that were cut off were remembered as they ended
+                self._recent.clear()
+                ours = (self._kept, self._unread, self._asked)
+                for hold in (*ours, None if room is None else room.hold):
+                    if hold is not None:
+                        hold.close()
 
     # ---- turns ---------------------------------------------------------------------------
 

@@ -142,3 +142,21 @@ def test_4_11_what_is_not_parsed_is_counted() -> None:
     protocol.hold, protocol.unparsed, protocol._at = budget.hold(""), b"x" * 104_096, 4_096
     assert protocol._has_room()
     assert budget.held == 101_000
+
+
+@pytest.mark.parametrize("size", [60_000, 3_000_000])
+async def test_4_11_turns_that_are_cut_off_hold_nothing(size: int) -> None:
+    engine = Stub(*OPENING, asyncio.Event())
+    client = Client(engine)
+    budget = client.connection.service.budget
+    for lane in range(3):
+        client.ask(input="x" * size, x=[[]] * 15_000, store=False, stream_id=f"lane{lane}")
+    async with asyncio.timeout(BOUND):
+        serving = asyncio.create_task(client.connection.serve())
+        while engine.running < 3:
+            await asyncio.sleep(0.001)
+        assert budget.held > 3 * size + 3 * 80 * 30_000
+        client.leave()
+        await serving
+    assert budget.held == 0
+    await client.memory.close()
