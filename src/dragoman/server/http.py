@@ -21,7 +21,16 @@ from dragoman.wire import error as wire_error
 
 from .asgi import ROOM
 from .cancellation import GONE, Peer
-from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
+from .exchange import (
+    ID_HEADERS,
+    JSON_TYPE,
+    MARKS,
+    Exchange,
+    Headers,
+    log_failure,
+    request_ids,
+    site,
+)
 from .limits import SMALL, Budget, Hold
 from .settings import Settings
 
@@ -160,6 +169,12 @@ FIRST_LOOK, LAST_LOOK = 0.01, 5.0
 """Seconds between two looks for a reset: the first and the longest."""
 TCP_CLOSE = 7
 """The state of a connection after a reset (Linux, `tcp_states.h`)."""
+AHEAD = 8
+"""Requests of a connection that are parsed ahead of their turn; the rest waits, and is not read."""
+WINDOW = 16 * 1024
+"""Bytes that are searched for so many requests."""
+_REQUEST = b" HTTP/1."
+"""What stands in the head of each."""
 LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
 
@@ -168,9 +183,11 @@ async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
     """Run what is left of a handler; whatever it does, the client is not left waiting."""
     try:
         await rest
-    except BaseException:
+    except BaseException as error:
         exchange.drop()
-        raise
+        if not isinstance(error, Exception):
+            raise
+        log_failure(error, exchange.id, exchange.entry.key if exchange.entry else None)
 
 
 class HTTPConfig(Config):
@@ -187,9 +204,10 @@ class HTTPProtocol(HttpToolsProtocol):
     # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
     # fmt: off
     __slots__ = (
-        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_hold",
-        "_in_head", "_limit", "_patience", "_pending", "_problem", "_rate", "_received", "_refused",
-        "_stall", "_timed", "_timer", "_timer_at", "_unread", "_upgrades", "defaults",
+        "_ahead", "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle",
+        "_hold", "_in_head", "_limit", "_patience", "_pending", "_problem", "_rate", "_received",
+        "_refused", "_stall", "_timed", "_timer", "_timer_at", "_unparsed", "_unread", "_upgrades",
+        "defaults",
     )
     # fmt: on
 
@@ -219,6 +237,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._fresh = True
         self._received = 0  # bytes of such
         self._data = b""  # what is being parsed
+        self._ahead = AHEAD  # so many requests are parsed at once; -1 while any waits
+        self._unparsed = b""
         self._upgrades = False  # what comes is no HTTP any more
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
@@ -241,6 +261,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.connections.discard(self)
         self._give_up()
         self._release()
+        self._unparsed = b""
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -307,6 +328,10 @@ class HTTPProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if data.count(_REQUEST) > self._ahead:
+            self._unparsed += data
+            self._parse()
+            return
         self._fresh = True
         self._data = data
         super().data_received(data)
@@ -321,6 +346,34 @@ class HTTPProtocol(HttpToolsProtocol):
             self._await(self._patience)
         if self._pending is not None:
             self._answer()
+
+    def _parse(self) -> None:
+        """Parse a few of the requests that have come together, and go on when those that wait are
+        answered, after others had their turn. Until then nothing is read."""
+        data, self._unparsed, at, before = self._unparsed, b"", 0, self.cycle
+        while at < len(data) and not self.pipeline:
+            piece = data[at : at + WINDOW]
+            parts = piece.split(_REQUEST, AHEAD)
+            if len(parts) > AHEAD:
+                piece = piece[: -len(parts[AHEAD]) or None]
+            at += len(piece)
+            self._ahead = AHEAD
+            self.data_received(piece)
+            if self._in_head or self.cycle is not before:
+                break  # and not a body, which may well quote requests
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return
+        if at < len(data) and not self._refused:
+            self._unparsed, self._ahead = data[at:], -1
+            self.transport.pause_reading()
+            self.flow.read_paused = False  # so that nobody resumes before we do
+            if not self.pipeline:
+                self.loop.call_soon(self._parse)
+            return
+        if not self.pipeline:
+            self._ahead = AHEAD
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def _answer(self) -> None:
         """Have the pending request answered. A client that does not read the answers before gets no
@@ -418,10 +471,15 @@ class HTTPProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.append(cast(Any, exchange))
+            self._ahead = -1
 
     def handle_websocket_upgrade(self) -> None:
         """The connection is another protocol's from now on."""
         self._awaited = None
+        scope, needed = cast(Any, self.scope), {b"sec-websocket-key", b"sec-websocket-version"}
+        if scope["method"] != "GET" or not needed <= {name for name, _ in scope["headers"]}:
+            self.send_400_response("A WebSocket handshake is a GET that has a version and a key.")
+            return
         super().handle_websocket_upgrade()
         protocol = cast(SocketProtocol, self.transport.get_protocol())
         if not protocol.handshake_initiated:  # it says nothing of a head that it cannot read
@@ -463,6 +521,8 @@ class HTTPProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._pending = self._answered = cast(Any, self.pipeline).pop(0)
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
+            if not self.pipeline:
+                self.loop.call_soon(self._parse)
         elif self._awaited is None and not self._in_head:
             self._awaited, self._allowed = self.loop.time(), self.timeout_keep_alive
             if self._timer is None or self._timer_at > self._awaited + self._allowed:

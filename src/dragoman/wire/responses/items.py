@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Annotation,
@@ -283,7 +283,7 @@ def _item(value: Any, rest: dict[str, JSON], path: str) -> Item:
         case _EasyMessage():
             role: Any = value.role
             if role not in _ROLES:
-                problem = f"is {role!r}, and must be one of {', '.join(_ROLES)}"
+                problem = f"is {quoted(role)}, and must be one of {', '.join(_ROLES)}"
                 raise _wrong(path, "role", problem)
             content = _content(value.content, path, "content")
             if content is None and role != "assistant":
