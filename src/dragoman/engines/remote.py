@@ -270,6 +270,10 @@ class UpstreamAnswer(Struct, eq=False):
         room.left -= len(data)
         if room.left < 0:
             raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
+        if self._silent > LARGE:
+            self._values += json.marks(data)
+            if self._values > MAX_VALUES:
+                raise TooLargeError(f"more than {MAX_VALUES} values in one")
         if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
             self._wait_for(self._decode_apart, self._state, data, over)
             return None
@@ -283,10 +287,6 @@ class UpstreamAnswer(Struct, eq=False):
             self._silent = self._values = 0
         elif not over:
             self._silent += len(data)
-            if self._silent > LARGE:
-                self._values += json.marks(data)
-                if self._values > MAX_VALUES:
-                    raise TooLargeError(f"more than {MAX_VALUES} values in one")
         small = not (self._content or self._divided or self._silent > LARGE)
         self._unseen = most if small and room.left >= most and not room.shared else -1
         return events, over
@@ -411,9 +411,10 @@ class UpstreamAnswer(Struct, eq=False):
             events = decoder.feed(data)
             return events + decoder.close() if over and connection.error is None else events
 
-        events = await asyncio.to_thread(decoded)
+        events = await self._remote.upstream.apart(decoded)
         self._state, self._ready, self._unseen = state, (events, over), -1
-        self._silent = self._values = 0
+        if events:
+            self._silent = self._values = 0
         self._task = None
         self._on_readable()
         if self._state == State.TAIL:
@@ -577,8 +578,9 @@ class Remote:
         headers = (*upstream.headers(caller), *upstream.own_headers(wire, caller))
         answer = asked and await question(client, "POST", url, headers, asked, patience=LISTING)
         match answer:
-            case Answer(status=200, value={"input_tokens": int(tokens)}):
-                return tokens
+            case Answer(status=200, value={"input_tokens": tokens}):
+                counted = json.whole(tokens)
+                return counted if counted is not None and counted >= 0 else None
         return None
 
     def _counted(self, wire: Wire, request: Request) -> bytes | None:
@@ -601,7 +603,10 @@ class Remote:
         try:
             async with exchange as response:
                 if response.status == 200:
-                    return embeddings.decode_response(await response.read())
+                    body = await response.read(count=caller.count)
+                    if len(body) <= LARGE:
+                        return embeddings.decode_response(body)
+                    return await upstream.apart(embeddings.decode_response, body)
                 fault = await upstream.refusal(response, caller)
         except NetError as error:
             fault = broken(error)
