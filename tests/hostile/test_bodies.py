@@ -487,13 +487,13 @@ async def test_2f_04_a_large_request_is_encoded_and_packed_in_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, packed = threading.get_ident(), list[bool]()
-    inserts = sql._inserts
+    inserts = sql.inserts_of
 
     def noted(record: Any) -> Any:
         packed.append(threading.get_ident() != here)
         return inserts(record)
 
-    monkeypatch.setattr(sql, "_inserts", noted)
+    monkeypatch.setattr(sql, "inserts_of", noted)
     store = Memory(MemoryStore())
     app = App(Stub(*OPENING, *closing("")), Settings(), store)
     for size in (10, 1_100_000):

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +20,11 @@ from dragoman.server.app import App
 from dragoman.server.limits import Gate
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
-from dragoman.stores.base import Paging
+from dragoman.stores import sqlite
+from dragoman.stores.base import Paging, StoreError, WaitedError, reading
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.sqlite import SqliteStore
+from dragoman.stores.statements import Row, Values
 from tests.samples import samples
 from tests.server.stubs import OPENING, Call, Stub, asking, closing
 
@@ -251,3 +256,96 @@ async def test_whatever_comes_and_goes_places_and_queues_add_up(seed) -> None:
     for tenant in inside:
         gate.leave(tenant)
     assert (gate._free, gate._room, gate._running, gate._queues) == (places, room, {}, {})
+
+
+# ---- those who read ----------------------------------------------------------------------------
+
+
+class Slow(SqliteStore):
+    """Reads when it is told to, and notes what."""
+
+    def __init__(self, path: Path, patience: float = 5.0) -> None:
+        super().__init__(path, patience=patience)
+        self.go, self.noted = threading.Event(), list[object]()
+
+    def _read_here(self, statement: str, values: Values, began: float) -> list[Row]:
+        assert self.go.wait(60)
+        self.noted.extend(values)
+        return super()._read_here(statement, values, began)
+
+    def look(self, tenant: str, number: int) -> list[asyncio.Task[Any]]:
+        """So many reads of a tenant."""
+
+        async def one(n: int) -> Any:
+            reading.set(tenant)
+            return await self._read("SELECT $1", f"{tenant}{n}")
+
+        return [asyncio.create_task(one(n)) for n in range(number)]
+
+
+@asynccontextmanager
+async def slow(path: Path, patience: float = 5.0) -> AsyncIterator[Slow]:
+    store = Slow(path / "store.db", patience)
+    try:
+        yield store
+    finally:
+        store.go.set()
+        await store.close()
+
+
+async def test_15_tenants_read_in_turns(tmp_path: Path) -> None:
+    async with slow(tmp_path) as store:
+        asked = store.look("a", 50)
+        await asyncio.sleep(0)
+        asked += store.look("b", 2)
+        left = store.look("a", 20)
+        await asyncio.sleep(0)
+        for each in left:
+            each.cancel()
+        store.go.set()
+        rows = await asyncio.gather(*asked)
+        assert [row for ((row,),) in rows][-2:] == ["b0", "b1"]
+        assert len(store.noted) == 52  # nothing for those who left
+        assert max(map(store.noted.index, ("b0", "b1"))) < 10
+
+
+async def test_15_many_reads_that_wait_say_nothing_about_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "LOOK", -4.9)
+    async with slow(tmp_path) as store:
+        answers = await asyncio.gather(*store.look("a", 9), return_exceptions=True)
+        assert set(map(type, answers)) == {WaitedError}
+        assert {error.fault.code for error in answers if isinstance(error, WaitedError)} == {
+            "rate_limited"
+        }
+        assert not store._reading.open
+        store.go.set()
+        monkeypatch.setattr(sqlite, "LOOK", 60)
+        assert await asyncio.gather(*store.look("b", 1)) == [[("b0",)]]
+
+
+async def test_15_reads_that_get_no_answer_are_the_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "LOOK", 0.1)
+    async with slow(tmp_path, patience=0.01) as store:
+        answers = await asyncio.gather(*store.look("a", 9), return_exceptions=True)
+        assert set(map(type, answers)) == {StoreError}
+        assert store._reading.open
+
+
+async def test_15_reads_of_one_tenant_that_wait_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "WAITING", 3)
+    async with slow(tmp_path) as store:
+        asked = store.look("a", 20)
+        await asyncio.sleep(0)
+        asked += store.look("b", 3)
+        await asyncio.sleep(0.01)
+        store.go.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [isinstance(answer, WaitedError) for answer in answers]
+        assert 15 <= sum(refused[:20]) < 20
+        assert not any(refused[20:])

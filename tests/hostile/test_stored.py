@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,6 +83,8 @@ async def filled() -> Noting:
     await store.append("live", LogSegment(0, (*OPENING, word(TEXT))))
     items = (Message("user", TEXT, id="msg_c"),)
     await store.create_conversation(Conversation(id="c", tenant="", created_at=1), items)
+    early = Conversation(id="early", tenant="", created_at=1, metadata={"before": TEXT})
+    await store.create_conversation(early)
     store.largest = 0
     return store
 
@@ -100,6 +103,7 @@ ASKS: dict[str, tuple[str, str, Any]] = {
     "its metadata": ("POST", f"{PATHS['chat']}/chat", {"metadata": {"a": "b"}}),
     "all completions": ("GET", PATHS["chat"], None),
     "a conversation's items": ("GET", "/v1/conversations/c/items", None),
+    "metadata of before there was a bound": ("GET", "/v1/conversations/early", None),
     "one of them": ("GET", "/v1/conversations/c/items/msg_c", None),
     "a chain": ("POST", RESPOND, asking("responses", previous_response_id="resp_said")),
     "a chain of large requests": (
@@ -232,3 +236,137 @@ async def test_2e_03_what_a_connection_remembers_counts_with_its_answers() -> No
     connection._forget("r1")
     await connection._remember(record("r3", said="ok"), (), ())
     assert 2 * SIZE < made.budget.held < 2.1 * SIZE
+
+
+@pytest.mark.parametrize("name", ["15", "16", "23"])
+async def test_looking_whether_a_conversation_is_there_reads_nothing_of_it(name: str) -> None:
+    store, path = await filled(), "/v1/conversations/early"
+    ways: dict[str, tuple[str, str, Any]] = {
+        "15": ("GET", f"{path}/items", None),
+        "16": ("POST", RESPOND, asking("responses", conversation="early")),
+        "23": ("POST", path, {"metadata": {"a": "b"}}),
+    }
+    app = App(Stub(*OPENING, *closing("")), Settings(), Memory(store, upkeep=False))
+    assert (await called(app, *ways[name])).status == 200
+    assert store.largest < 100_000
+    await app.close()
+
+
+MOST = 100
+LABELS = {"name": "a" * (MOST - len(json.dumps({"name": ""}, separators=(",", ":"))))}
+ROOMY: dict[str, tuple[str, Any]] = {
+    "a conversation": ("/v1/conversations", {}),
+    "a change of a conversation": ("/v1/conversations/c", {}),
+    "a completion": (PATHS["chat"], asking("chat")),
+    "a change of a completion": (f"{PATHS['chat']}/chat", {}),
+    "a response": (RESPOND, asking("responses")),
+    "a message": (PATHS["messages"], asking("messages")),
+}
+
+
+@pytest.mark.parametrize("name", ROOMY)
+async def test_15_metadata_has_a_size(name: str) -> None:
+    store, (path, body) = await filled(), ROOMY[name]
+    settings = Settings(max_metadata_bytes=MOST)
+    app = App(Stub(*OPENING, *closing("")), settings, Memory(store, upkeep=False))
+    for metadata, status in ((LABELS, 200), ({"name": LABELS["name"] + "a"}, 400)):
+        answered = await called(app, "POST", path, {**body, "metadata": metadata})
+        assert answered.status == status, answered.body[:300]
+    message = "metadata: is more than 100 bytes (max_metadata_bytes)"
+    assert answered.json["error"]["message"] == message
+    await app.close()
+
+
+async def test_17_few_of_many_are_found_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "PAGE", 10)
+    monkeypatch.setattr(handlers, "PAGES", 2)
+    store = Counting()
+    for n in range(45):
+        await store.put(replace(record(f"r{n}", "chat", said="ok"), metadata={"n": str(n)}))
+    app, store.reads = App(Stub(), Settings(), Memory(store, upkeep=False)), 0
+    path, after, found = (
+        f"{PATHS['chat']}?limit=1&metadata[n]=33",
+        "",
+        list[tuple[list[str], str]](),
+    )
+    more = True
+    while more:
+        page = (await called(app, "GET", path + after, None)).json
+        found.append(([each["id"] for each in page["data"]], page["last_id"]))
+        more, after = page["has_more"], f"&after={page['last_id']}"
+    assert found == [
+        ([], "chatcmpl-r19"),
+        (["chatcmpl-r33"], "chatcmpl-r39"),
+        ([], None),
+    ]
+    assert store.reads < 12  # each list two pages at the most, and what it is to follow
+    whole = (await called(app, "GET", f"{PATHS['chat']}?limit=100&model=m", None)).json
+    assert (len(whole["data"]), whole["has_more"]) == (45, False)
+    await app.close()
+
+
+async def test_17_large_completions_are_looked_at_by_few() -> None:
+    store = MemoryStore()
+    for n in range(6):
+        await store.put(record(f"r{n}", "chat"))
+    app = App(Stub(), Settings(memory=MEMORY), Memory(store, upkeep=False))
+    page = (await called(app, "GET", f"{PATHS['chat']}?limit=1&model=m", None)).json
+    assert ([each["id"] for each in page["data"]], page["has_more"]) == (["chatcmpl-r0"], True)
+    assert app.budget.held == 0
+    await app.close()
+
+
+class Counting(MemoryStore):
+    """Counts what is read; what is read while it is `shut` waits, and tells when it was ended."""
+
+    reads = ended = 0
+    shut = False
+
+    async def _read(self, statement: str, *values: object) -> Sequence[Any]:
+        self.reads += 1
+        if self.shut:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended += 1
+        return await super()._read(statement, *values)
+
+
+LOOKS = [path for method, path, _ in ASKS.values() if method == "GET"]
+
+
+async def test_18_who_leaves_ends_what_is_looked_up_for_them() -> None:
+    store = Counting()
+    app = App(Stub(), Settings(), Memory(store, upkeep=False))
+    store.shut = True
+    for place, path in enumerate(LOOKS):
+        protocol, _ = connected(app)
+        protocol.data_received(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        while store.reads == place:
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        while app.busy:
+            await asyncio.sleep(0)
+        assert store.ended == place + 1, path
+    assert store.reads == len(LOOKS)
+    await app.close()
+
+
+async def test_17_lists_are_made_one_at_a_time_and_by_turns() -> None:
+    class Noting(Counting):
+        inside = most = 0
+
+        async def _read(self, statement: str, *values: object) -> Sequence[Any]:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            await asyncio.sleep(0)
+            self.inside -= 1
+            return await super()._read(statement, *values)
+
+    store = Noting()
+    app = App(Stub(), Settings(queue=8), Memory(store, upkeep=False))
+    path = f"{PATHS['chat']}?model=m"
+    answers = await asyncio.gather(*[called(app, "GET", path, None) for _ in range(20)])
+    assert sorted(answer.status for answer in answers) == [200] * 9 + [429] * 11
+    assert store.most == 1
+    await app.close()

@@ -185,7 +185,9 @@ class Case:
 FAULTS = {
     "4b.08 locked": Case(locked, WRITING),
     "4b.02 4b.06 full": Case(full, WRITING[:1]),
-    "4b.11 garbage": Case(garbage, ("get", "replay", "chain", "items", "messages"), damage=True),
+    "4b.11 garbage": Case(
+        garbage, ("get", "replay", "chain", "get conversation", "messages"), damage=True
+    ),
     "4b.10 deleted": Case(deleted),
     "4c.03 4c.08 stopped": Case(lambda server: server.unreachable(), kind="PostgreSQL"),
     "4c.10 frozen": Case(lambda server: server.frozen(), kind="PostgreSQL"),

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from dragoman.server import host as room
-from dragoman.server.host import HostError, check, run_workers
+from dragoman.server.app import App
+from dragoman.server.host import HostError, Server, check, run_workers
 from dragoman.server.settings import Settings
+from tests.server.stubs import Stub
 
 MADE_BY_US = (101, 102)
 """The two ends of the lifeline: the workers' and ours."""
@@ -48,7 +50,7 @@ def nothing(number: int, lifeline: int) -> None:
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[dict[int, object]]:
     """The signal handlers of this process, which are put back in the end."""
-    before = {sig: signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM)}
+    before = {sig: signal.getsignal(sig) for sig in room.SIGNALS}
     yield dict(before)
     for sig, handler in before.items():
         signal.signal(sig, handler)
@@ -60,7 +62,8 @@ def test_worker_exits_with_its_status(ending, status, monkeypatch, capsys) -> No
 
     def work(number: int, lifeline: int) -> None:
         worked.append((number, lifeline))
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        for sig in room.SIGNALS[1:]:
+            assert signal.getsignal(sig) == signal.SIG_DFL
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(room.SIGNALS)
         if ending is not None:
             raise ending("why")
@@ -85,3 +88,16 @@ def test_workers_share_no_memory_so_no_store_in_it() -> None:
     check(Settings(workers=1, store="memory"))
     with pytest.raises(HostError, match="a memory of its own"):
         check(Settings(workers=2, store="memory"))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_l9_a_closed_terminal_is_as_sigterm_unless_that_is_ignored(ignored) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    server = Server(App(Stub(), Settings()), Settings())
+    with server.capture_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert server.should_exit is not ignored
+        assert server._captured_signals == ([] if ignored else [signal.SIGTERM])
+        server._captured_signals.clear()  # uvicorn would raise them again
+    after = signal.SIG_IGN if ignored else signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) == after

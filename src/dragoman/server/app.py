@@ -102,7 +102,8 @@ class App:
             handler = (answers if wire.conversation else prompts).over(wire)
             routes.append(Route("POST", BASE + wire.path, handler))
         if memory is not None:
-            routes += Handlers(memory, service.read, answers.replay).routes()
+            lists = Gate(1, settings.queue, settings.queue_time, share)
+            routes += Handlers(memory, self._roster, lists, service.read, answers.replay).routes()
         else:
             routes += [Route(each, path, _refuse_stored) for path in STORED for each in METHODS]
         self._router = Router(routes)

@@ -57,10 +57,16 @@ class Budget(Protocol):
         ...
 
 
+NO_MEMORY = Fault("overloaded", "The server has no memory left for a request of this size.")
+
+
 def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
     """The fault an exception is for the client; all but a FaultError is logged, without the key."""
     if isinstance(error, FaultError):
         return error.fault
+    if isinstance(error, MemoryError):
+        _log.error("%s: there was no memory for it", request_id, extra={"request": request_id})
+        return NO_MEMORY
     text = "".join(traceback.format_exception(error))
     if key is not None:
         text = text.replace(key.reveal(), str(key))

@@ -66,6 +66,17 @@ class ConflictError(StoreError):
     """What is to be stored contradicts what is: an id is taken, say."""
 
 
+class WaitedError(StoreError):
+    """The store works, and who asks has so many reads waiting that this one had no turn in time."""
+
+    def __init__(self) -> None:
+        problem = (
+            "Too much of what is stored is read for this key at once, and no turn came in time "
+            "(store_time). Ask for less at a time, or later."
+        )
+        FaultError.__init__(self, Fault("rate_limited", problem, retry_after=RETRY_AFTER))
+
+
 RETRY_AFTER = "5"
 """Seconds after which a client may try again that needs a store which fails."""
 PATIENCE = 5.0
@@ -80,6 +91,10 @@ REPEATED = 60.0
 
 slowness: ContextVar[float] = ContextVar("slowness", default=1.0)
 """How many times its patience a store has for what is done now: nobody waits for a sweep."""
+
+
+reading: ContextVar[str] = ContextVar("reading", default="")
+"""The tenant that is read for: each has its turn."""
 
 
 class Breaker:

@@ -23,7 +23,7 @@ from typing import ClassVar, TypeVar
 from msgspec.structs import replace
 
 from dragoman.core.fold import unfold
-from dragoman.core.item import JSON, Item, ItemReference, Reasoning
+from dragoman.core.item import JSON, Item, ItemReference
 from dragoman.core.response import Response
 
 from . import retention
@@ -44,7 +44,7 @@ from .base import (
     Subscribers,
     TooMuchError,
     call_digests,
-    index_key,
+    reading,
     slowness,
 )
 from .retention import SWEPT, Retention
@@ -55,20 +55,22 @@ from .serialize import (
     model_of,
     pack,
     pack_events,
-    pack_record,
     unpack,
     unpack_items,
     unpack_records,
     unpack_segments,
 )
 from .statements import (
+    CALL,
     DATA,
     FITTING,
     HELD,
+    INDEX,
     LENGTH,
     LIVE,
     RECORD,
     RESPONSE_DATA,
+    RUN,
     SIZE,
     Insert,
     Row,
@@ -80,6 +82,8 @@ from .statements import (
     chunks,
     clean,
     extend,
+    index_keys,
+    inserts_of,
     places,
 )
 
@@ -89,24 +93,13 @@ SWEEPING = 12.0
 DIGESTS = 50
 """Digests of calls that one statement looks for."""
 
-_RESPONSE = """INSERT INTO responses
-    (id, tenant, wire, created_at, previous, parts, metadata, record, response)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
-_SEQ = "(SELECT seq FROM responses WHERE id = $1)"
-_ONCE = "ON CONFLICT DO NOTHING"
-_RUN = f"INSERT INTO runs (seq, owner, lease, conversation) VALUES ({_SEQ}, $2, $3, $4)"
-_PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
-_USE = f"INSERT INTO part_uses (seq, digest) VALUES ({_SEQ}, $2) {_ONCE}"
-_INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
-_CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
-    ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
-
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
 _END = """DELETE FROM runs WHERE seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq,
     (SELECT tenant FROM responses r WHERE r.seq = runs.seq), conversation"""
 _FILLED = "SELECT count(*), coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
 _OURS = "EXISTS (SELECT 1 FROM conversations WHERE conversations.id = $1 AND tenant = $3)"
+_TALK = "FROM conversations WHERE id = $1 AND tenant = $2"
 _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
 
 
@@ -177,16 +170,16 @@ class Store(ABC):
     def begin(self, record: Record) -> Awaitable[None]:
         """Store a run that is about to start."""
         self._added += 1
-        run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
+        run = (RUN, bound((record.id, record.owner, record.lease, record.conversation)))
         if record.size:
             return self._transact_large(record, [run], None)
-        return self._transact([*_inserts(record), run])
+        return self._transact([*inserts_of(record), run])
 
     async def _transact_large(
         self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
     ) -> None:
         """Insert a record that is packed in a thread."""
-        inserts = await asyncio.to_thread(_inserts, record)
+        inserts = await asyncio.to_thread(inserts_of, record)
         await self._transact(inserts + more, steps)
 
     def put(
@@ -205,7 +198,7 @@ class Store(ABC):
             steps = partial(add_to, record.tenant, record.conversation, items, messages)
         if record.size:
             return self._transact_large(record, [], steps)
-        return self._transact(_inserts(record), steps)
+        return self._transact(inserts_of(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
@@ -229,7 +222,7 @@ class Store(ABC):
         data = pack(response)
         events = b"" if segment is None else pack_events(segment.events)
         others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
-        keys, calls = _index_keys(others), call_digests(response)
+        keys, calls = index_keys(others), call_digests(response)
 
         def steps() -> Steps[bool]:
             if segment is not None and not (yield from append(id, segment, events)):
@@ -239,7 +232,7 @@ class Store(ABC):
                 return False
             ((seq, tenant, conversation),) = live
             yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
-            for statement, found in ((_INDEX, keys), (_CALL, calls)):
+            for statement, found in ((INDEX, keys), (CALL, calls)):
                 for key in found:
                     yield statement, (id, tenant, key)
             yield from add_to(tenant, conversation, items, messages)
@@ -251,12 +244,14 @@ class Store(ABC):
 
     async def get(self, tenant: str, id: str, room: Room | None = None) -> Record | None:
         """A response."""
+        reading.set(tenant)
         found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant, room=room)
         return found[0] if found else None
 
     async def chain(self, tenant: str, id: str, room: Room | None = None) -> tuple[Record, ...]:
         """A response and all before it through `previous`, the earliest first; empty when one of
         them is not known. Raises TooMuchError where there is no room for them."""
+        reading.set(tenant)
         room = room or Room()
         statement = f"""
             WITH RECURSIVE chain (seq, previous, depth) AS (
@@ -289,9 +284,10 @@ class Store(ABC):
         self, tenant: str, items: Iterable[str], room: Room | None = None
     ) -> dict[str | None, Item]:
         """The items with these ids in the input or output of any response, the first of each."""
+        reading.set(tenant)
         wanted, room = dict.fromkeys(items), room or Room()
         sizes: dict[int, int] = {}
-        for keys in chunks(_index_keys(wanted)):
+        for keys in chunks(index_keys(wanted)):
             listed = places(len(keys), 2)
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
@@ -316,6 +312,7 @@ class Store(ABC):
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
         """The responses with reasoning that made the calls with these digests, each once. Of
         several that made the same call, it is the latest."""
+        reading.set(tenant)
         found: dict[str, StoredAnswer] = {}
         statement = f"""SELECT r.id, r.record, coalesce(r.response, e.response)
             FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
@@ -373,6 +370,7 @@ class Store(ABC):
         self, tenant: str, wire: str | None, paging: Paging, room: Room | None = None
     ) -> Page[Record]:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
+        reading.set(tenant)
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
         where = "WHERE r.tenant = $1"
@@ -494,23 +492,31 @@ class Store(ABC):
 
         await self._transact((), steps)
 
-    async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
+    async def get_conversation(
+        self, tenant: str, id: str, room: Room | None = None
+    ) -> Conversation | None:
         """A conversation."""
-        statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
-        rows = await self._read(statement, id, tenant)
-        found = unpack(rows[0][0], Conversation) if rows else None
+        reading.set(tenant)
+        if room is not None:
+            for (size,) in await self._read(f"SELECT length(conversation) {_TALK}", id, tenant):
+                room.read(size)
+        rows = await self._read(f"SELECT conversation {_TALK}", id, tenant)
+        data = rows[0][0] if rows else b""
+        found = await self._apart(len(data), unpack, data, Conversation) if rows else None
         return found and replace(found, tenant=tenant)  # it may be known by an earlier name
 
     async def set_conversation_metadata(
         self, tenant: str, id: str, metadata: dict[str, JSON]
     ) -> bool:
         """Replace the metadata of a conversation."""
-        known = await self.get_conversation(tenant, id)
-        if known is None:
+        reading.set(tenant)
+        rows = await self._read(f"SELECT created_at {_TALK}", id, tenant)
+        if not rows:
             return False
         statement = """UPDATE conversations SET conversation = $3
             WHERE id = $1 AND tenant = $2 RETURNING id"""
-        data = pack(replace(known, metadata=metadata))
+        made = Conversation(id=id, tenant=tenant, created_at=rows[0][0], metadata=metadata)
+        data = pack(made)
         return bool(await self._write(statement, id, tenant, data))
 
     async def delete_conversation(self, tenant: str, id: str) -> bool:
@@ -552,7 +558,8 @@ class Store(ABC):
     ) -> Page[Item] | None:
         """A page of a conversation's items, or all of them in their order. Raises TooMuchError
         where there is no room for all of them."""
-        if await self.get_conversation(tenant, id) is None:
+        reading.set(tenant)
+        if not await self._read(f"SELECT 1 {_TALK}", id, tenant):
             return None
         where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
         sign, order = _direction(paging)
@@ -569,6 +576,7 @@ class Store(ABC):
         self, tenant: str, id: str, item: str, room: Room | None = None
     ) -> Item | None:
         """One item."""
+        reading.set(tenant)
         where = f"WHERE conversation = $1 AND id = $2 AND {_OURS}"
         rows = await self._items(where, (id, item, tenant), room)
         return unpack(rows[0][0], Item) if rows else None
@@ -653,47 +661,6 @@ class Store(ABC):
 
 
 # ---- rows ----------------------------------------------------------------------------------
-
-
-def _inserts(record: Record) -> list[Insert]:
-    """The rows of a record, with its response if it has ended; that of the response first."""
-    data, parts = pack_record(record)
-    row = bound(
-        (
-            record.id,
-            record.tenant,
-            record.wire,
-            record.created_at,
-            record.previous,
-            b"".join([digest for digest, _ in parts]) or None,
-            None if record.metadata is None else pack(record.metadata),
-            data,
-            None if record.response is None else pack(record.response),
-        )
-    )
-    id, tenant = row[:2]
-    inserts: list[Insert] = [(_RESPONSE, row)]
-    # Uses come before parts: from here on _LOCK_USES makes a deletion wait, so that it does not
-    # remove a part that is found to be there. In one order, because two servers that inserted the
-    # same parts in different orders would deadlock.
-    parts.sort()
-    inserts += [(_USE, (id, digest)) for digest, _ in parts]
-    inserts += [(_PART, part) for part in parts]
-    items = record.request.items
-    if (response := record.response) is not None:
-        items += response.output
-        if Reasoning in map(type, items):
-            inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
-    own = f"_{record.id}_"
-    if others := [item.id for item in items if item.id and own not in item.id]:
-        inserts += [(_INDEX, (id, tenant, key)) for key in _index_keys(others)]
-    return inserts
-
-
-def _index_keys(items: Iterable[str]) -> list[str]:
-    """The keys of items in the index. One whose id holds that of its response needs none: that
-    finds it anyway."""
-    return list(dict.fromkeys([clean(index_key(item)) for item in items]))
 
 
 def _direction(paging: Paging) -> tuple[str, str]:

@@ -13,8 +13,9 @@ import re
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from .base import PATIENCE, Breaker, StoreError, Subscribers
+from .base import PATIENCE, Breaker, StoreError, Subscribers, WaitedError, reading
 from .retention import Retention
 from .schema import SQLITE
 from .sql import Store
@@ -33,6 +34,8 @@ from .statements import Insert, Row, Steps, Values, bound, read_secret
 T = TypeVar("T")
 
 READERS = 2
+WAITING = 4_096
+"""Reads of one tenant that may wait for their turn."""
 OPENING = 30.0
 """Seconds that opening waits for another process, which may be migrating the file."""
 GROUP = 512
@@ -194,6 +197,15 @@ class Write(Struct, eq=False):
     error: Exception | None = None
 
 
+class Read(Struct, eq=False):
+    """A statement to be read, and when that was begun; 0 while it waits for its turn."""
+
+    statement: str
+    values: Values
+    future: Future[list[Row]]
+    began: float = 0.0
+
+
 class SqliteStore(Store):
     """Stores everything in one file, which is made where it is missing, also while it is in use.
 
@@ -221,6 +233,9 @@ class SqliteStore(Store):
         self._breaker = Breaker(KIND, patience)  # of the writer: readers may go on without it
         self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
         self._own = threading.local()
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[Read]] = {}  # by tenant; whose turn comes first is first
+        self._busy: set[Read] = set()
         self._turns: dict[asyncio.AbstractEventLoop, list[Write]] = {}
         self._queue: SimpleQueue[list[Write] | None] = SimpleQueue()
         self._handed: list[list[Write]] = []  # what the writer writes now
@@ -298,15 +313,44 @@ class SqliteStore(Store):
             raise StoreError(CLOSED, KIND)
         if self._reading.open:
             self._reading.check()
-        loop = asyncio.get_running_loop()
+        tenant, read = reading.get(), Read(statement, values, Future())
+        with self._lock:
+            line = self._lines.setdefault(tenant, deque())
+            if len(line) >= WAITING:
+                raise WaitedError
+            line.append(read)
+        self._pool.submit(self._read_next)
         try:
             async with asyncio.timeout(self._patience + LOOK):
-                return await loop.run_in_executor(self._pool, self._read_here, statement, values)
+                return await asyncio.wrap_future(read.future)
         except TimeoutError:
-            raise self._reading.failed(self._stuck(), self._patience) from None
+            long = time.monotonic() - self._patience
+            if any(0 < each.began < long for each in tuple(self._busy)):
+                raise self._reading.failed(self._stuck(), self._patience) from None
+            raise WaitedError from None  # which says nothing about the store
 
-    def _read_here(self, statement: str, values: Values) -> list[Row]:
-        began = time.monotonic()
+    def _read_next(self) -> None:
+        """Read for the tenant whose turn it is; in a thread."""
+        with self._lock:
+            tenant, line = next(iter(self._lines.items()))
+            read = line.popleft()
+            del self._lines[tenant]
+            if line:
+                self._lines[tenant] = line  # behind the others
+        if not read.future.set_running_or_notify_cancel():
+            return
+        self._busy.add(read)
+        read.began = time.monotonic()
+        try:
+            rows = self._read_here(read.statement, read.values, read.began)
+        except BaseException as error:
+            read.future.set_exception(error)
+        else:
+            read.future.set_result(rows)
+        finally:
+            self._busy.discard(read)
+
+    def _read_here(self, statement: str, values: Values, began: float) -> list[Row]:
         try:
             if _identity(self._path) != self._file:
                 self._reopen()

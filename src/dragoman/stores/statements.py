@@ -9,10 +9,19 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.core.item import Item
+from dragoman.core.item import Item, Reasoning
 
-from .base import AT_ONCE, ConflictError, LogSegment, OutboxMessage, tenant_name
-from .serialize import pack
+from .base import (
+    AT_ONCE,
+    ConflictError,
+    LogSegment,
+    OutboxMessage,
+    Record,
+    call_digests,
+    index_key,
+    tenant_name,
+)
+from .serialize import pack, pack_record
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -63,15 +72,71 @@ def clean(text: str) -> str:
 
 # ---- a response ----------------------------------------------------------------------------
 
-SIZE = "length(r.record) + coalesce(length(r.response), length(e.response), 0)"
+_RESPONSE = """INSERT INTO responses
+    (id, tenant, wire, created_at, previous, parts, metadata, record, response)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
+_SEQ = "(SELECT seq FROM responses WHERE id = $1)"
+_ONCE = "ON CONFLICT DO NOTHING"
+RUN = f"INSERT INTO runs (seq, owner, lease, conversation) VALUES ({_SEQ}, $2, $3, $4)"
+_PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
+_USE = f"INSERT INTO part_uses (seq, digest) VALUES ({_SEQ}, $2) {_ONCE}"
+INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
+CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
+    ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
+
+SIZE = """length(r.record) + coalesce(length(r.response), length(e.response), 0)
+    + coalesce(length(r.metadata), 0)"""
 RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
     coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
 FITTING = f"""SELECT r.id, r.tenant, r.wire, r.created_at, r.previous,
-    CASE WHEN {SIZE} <= {AT_ONCE} THEN r.record END, r.metadata, r.parts,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN r.record END,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN r.metadata END, r.parts,
     CASE WHEN {SIZE} <= {AT_ONCE} THEN coalesce(r.response, e.response) END,
     u.owner, u.lease, u.cancelling, {SIZE}"""
 """The same without what is large, and the size of that."""
 DATA, RESPONSE_DATA = 5, 8  # the columns of what is large
+
+
+def inserts_of(record: Record) -> list[Insert]:
+    """The rows of a record, with its response if it has ended; that of the response first."""
+    data, parts = pack_record(record)
+    row = bound(
+        (
+            record.id,
+            record.tenant,
+            record.wire,
+            record.created_at,
+            record.previous,
+            b"".join([digest for digest, _ in parts]) or None,
+            None if record.metadata is None else pack(record.metadata),
+            data,
+            None if record.response is None else pack(record.response),
+        )
+    )
+    id, tenant = row[:2]
+    inserts: list[Insert] = [(_RESPONSE, row)]
+    # Uses come before parts: from here on _LOCK_USES makes a deletion wait, so that it does not
+    # remove a part that is found to be there. In one order, because two servers that inserted the
+    # same parts in different orders would deadlock.
+    parts.sort()
+    inserts += [(_USE, (id, digest)) for digest, _ in parts]
+    inserts += [(_PART, part) for part in parts]
+    items = record.request.items
+    if (response := record.response) is not None:
+        items += response.output
+        if Reasoning in map(type, items):
+            inserts += [(CALL, (id, tenant, digest)) for digest in call_digests(response)]
+    own = f"_{record.id}_"
+    if others := [item.id for item in items if item.id and own not in item.id]:
+        inserts += [(INDEX, (id, tenant, key)) for key in index_keys(others)]
+    return inserts
+
+
+def index_keys(items: Iterable[str]) -> list[str]:
+    """The keys of items in the index. One whose id holds that of its response needs none: that
+    finds it anyway."""
+    return list(dict.fromkeys([clean(index_key(item)) for item in items]))
+
 
 # ---- steps of several transactions ---------------------------------------------------------
 

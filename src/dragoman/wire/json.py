@@ -82,6 +82,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_metadata: Annotated[
         int, Meta(description="Maximum number of metadata entries of a request.", ge=1)
     ] = 64
+    max_metadata_bytes: Annotated[
+        int,
+        Meta(
+            description="Bytes that the metadata of a request, or of a conversation, may have as "
+            "JSON: OpenAI's limits for names and texts add up to 36 KiB.",
+            ge=1,
+        ),
+    ] = 64 * 1024
 
 
 LIMITS = Limits()
@@ -205,6 +213,15 @@ def check_depth(value: JSON) -> None:
     # The collector need not track an object that holds no container; the last level may be such.
     if any(isinstance(inner, dict | list) for inner in gc.get_referents(*level)):
         raise ValueError(_TOO_DEEP)
+
+
+def check_metadata(metadata: Mapping[str, JSON], limits: Limits) -> None:
+    """Raise FaultError where metadata has more entries, or bytes, than it may have."""
+    if len(metadata) > limits.max_metadata:
+        raise too_many("metadata", limits.max_metadata, "max_metadata")
+    if len(dump(metadata)) > (most := limits.max_metadata_bytes):
+        problem = f"is more than {most} bytes (max_metadata_bytes)"
+        raise FaultError(bad_request(problem, "metadata"))
 
 
 def value_of(raw: Raw) -> JSON:

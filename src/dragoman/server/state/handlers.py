@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -17,7 +17,9 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.core.response import Response, default_guarantee
 from dragoman.engines.base import new_id, now
+from dragoman.server.cancellation import InFlight, Watch
 from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
+from dragoman.server.limits import Gate
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import (
     APART,
@@ -56,6 +58,8 @@ Read = Callable[[Exchange, Caller, Callable[[bytes, Limits], Any]], Awaitable[An
 """Reads and decodes the body of a request."""
 Replay = Callable[[Record, int, Exchange, Caller], None]
 """Sends the events of a record from the frame with this number on."""
+Look = Callable[[Exchange, Caller], Awaitable[Callable[[], None]]]
+"""Finds what was asked for; gives what answers with it."""
 
 T = TypeVar("T")
 
@@ -65,6 +69,10 @@ COMPLETIONS_PATH = f"/v1{CHAT.path}"
 STORED = (RESPONSES_PATH, CONVERSATIONS_PATH, f"{CONVERSATIONS_PATH}/", f"{COMPLETIONS_PATH}/")
 """What a server without a store refuses, with each of METHODS."""
 METHODS = ("GET", "POST", "DELETE")
+PAGE = 100
+"""Completions that are looked at together for those of a model, or with metadata."""
+PAGES = 20
+"""How many times that is done for one list: then it ends where that was."""
 
 
 class Query(Struct):
@@ -119,8 +127,12 @@ def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list
 class Handlers:
     """What a client can ask of that which is stored."""
 
-    def __init__(self, memory: Memory, read: Read, replay: Replay) -> None:
+    def __init__(
+        self, memory: Memory, roster: InFlight, lane: Gate, read: Read, replay: Replay
+    ) -> None:
         self._memory = memory
+        self._roster = roster
+        self._lane = lane
         self._store = memory.store
         self._read = read
         self._replay = replay
@@ -129,22 +141,28 @@ class Handlers:
     def routes(self) -> tuple[Route, ...]:
         """The routes to what is stored."""
         return (
-            Route("GET", RESPONSES_PATH, self.get_response),
+            Route("GET", RESPONSES_PATH, partial(self._look, self.get_response)),
             Route("POST", RESPONSES_PATH, self.cancel),
             Route("DELETE", RESPONSES_PATH, partial(self.delete, RESPONSES)),
-            Route("GET", COMPLETIONS_PATH, self.list_completions),
-            Route("GET", f"{COMPLETIONS_PATH}/", self.get_completion),
+            Route("GET", COMPLETIONS_PATH, partial(self._look, self.list_completions)),
+            Route("GET", f"{COMPLETIONS_PATH}/", partial(self._look, self.get_completion)),
             Route("POST", f"{COMPLETIONS_PATH}/", self.change_completion),
             Route("DELETE", f"{COMPLETIONS_PATH}/", partial(self.delete, CHAT)),
             Route("POST", CONVERSATIONS_PATH, self.create_conversation),
-            Route("GET", f"{CONVERSATIONS_PATH}/", self.get_conversation),
+            Route("GET", f"{CONVERSATIONS_PATH}/", partial(self._look, self.get_conversation)),
             Route("POST", f"{CONVERSATIONS_PATH}/", self.change_conversation),
             Route("DELETE", f"{CONVERSATIONS_PATH}/", self.delete_conversation),
         )
 
+    async def _look(self, look: Look, exchange: Exchange, caller: Caller) -> None:
+        """Answer with what is stored; a client that disconnects meanwhile ends that."""
+        with Watch(self._roster, exchange):
+            answer = await look(exchange, caller)
+        answer()
+
     # ---- responses -----------------------------------------------------------------------
 
-    async def get_response(self, exchange: Exchange, caller: Caller) -> None:
+    async def get_response(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
         """A response, its replay, or the items it was asked with."""
         room = Room(count=exchange.count)
         record, rest = await self._find(RESPONSES, exchange, caller, room, "", "input_items")
@@ -167,15 +185,14 @@ class Handlers:
             items = [(item.id, item) for item in before.whole.items]
             found, more = paged(items, query.paging())
             make = partial(encode_list, shown(found, request.include), more)
-            exchange.reply(200, await self._apart(room.held + before.size, make))
-        elif not query.stream:
-            await self._send(exchange, record, room)
-        else:
-            await self._begin_replay(record, room, query.starting_after + 1, exchange, caller)
+            return partial(exchange.reply, 200, await self._apart(room.held + before.size, make))
+        if not query.stream:
+            return await self._shown(exchange, record, room)
+        return await self._replayed(record, room, query.starting_after + 1, exchange, caller)
 
-    async def _begin_replay(
+    async def _replayed(
         self, record: Record, room: Room, first: int, exchange: Exchange, caller: Caller
-    ) -> None:
+    ) -> Callable[[], None]:
         """Send the events of a response from a frame on, when there is room for those that are held
         at a time, and for what is made of them. Raises FaultError."""
         _, together = await self._store.log_size(record.id, SEGMENTS)
@@ -186,13 +203,13 @@ class Handlers:
         # have their turn when nobody else needs the room.
         room.hold(min(together + room.held, exchange.room))
         exchange.counted = not record.running
-        self._replay(replace(record, response=None), first, exchange, caller)
+        return partial(self._replay, replace(record, response=None), first, exchange, caller)
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Stop a run; one that has ended stays as it is."""
         room = Room(count=exchange.count)
         record, _ = await self._find(RESPONSES, exchange, caller, room, "cancel")
-        await self._send(exchange, await self._memory.runs.cancel(record), room)
+        (await self._shown(exchange, await self._memory.runs.cancel(record), room))()
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         """Forget a response, or a completion."""
@@ -214,7 +231,7 @@ class Handlers:
         async with self._making:
             return await asyncio.to_thread(make)
 
-    async def _send(self, exchange: Exchange, record: Record, room: Room) -> None:
+    async def _shown(self, exchange: Exchange, record: Record, room: Room) -> Callable[[], None]:
         """Answer with a response as it is now."""
         response = record.response
         if response is None:
@@ -233,7 +250,7 @@ class Handlers:
             return body, _reports(RESPONSES, record, response)
 
         body, headers = await self._apart(room.held, make)
-        exchange.reply(200, body, *headers)
+        return partial(exchange.reply, 200, body, *headers)
 
     async def _find(
         self, wire: Wire, exchange: Exchange, caller: Caller, room: Room, *rests: str
@@ -264,12 +281,12 @@ class Handlers:
         headers = report_headers(losses)
         exchange.reply(200, encode_conversation(id, moment, metadata), *headers)
 
-    async def get_conversation(self, exchange: Exchange, caller: Caller) -> None:
+    async def get_conversation(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
         """A conversation, its items, or one of them."""
         id, rest = _place(exchange)
         match rest:
             case []:
-                await self._show(exchange, caller, id)
+                return await self._conversation(exchange, caller, id)
             case ["items"]:
                 query, room = asked(exchange), Room(count=exchange.count)
                 page = await self._store.list_items(caller.tenant, bare(id), query.paging(), room)
@@ -279,7 +296,7 @@ class Handlers:
                 if after and not await self._store.get_item(caller.tenant, bare(id), after, room):
                     raise FaultError(_nowhere(after))
                 make = partial(encode_list, shown(page.items, query.include), page.more)
-                exchange.reply(200, await self._apart(room.held, make))
+                return partial(exchange.reply, 200, await self._apart(room.held, make))
             case ["items", name]:
                 room = Room(count=exchange.count)
                 item = await self._store.get_item(caller.tenant, bare(id), name, room)
@@ -287,7 +304,7 @@ class Handlers:
                     raise FaultError(_no_item(id, name))
                 (one,) = shown((item,), asked(exchange).include)
                 body = await self._apart(room.held, lambda: json.dump(encode_item(one)))
-                exchange.reply(200, body)
+                return partial(exchange.reply, 200, body)
             case _:
                 raise FaultError(nothing_at(exchange.path))
 
@@ -298,7 +315,7 @@ class Handlers:
             metadata = await self._read(exchange, caller, decode_metadata)
             if not await self._store.set_conversation_metadata(caller.tenant, bare(id), metadata):
                 raise FaultError(no_conversation(id))
-            await self._show(exchange, caller, id)
+            (await self._conversation(exchange, caller, id))()
         elif rest == ["items"]:
             items = _unique(named(await self._read(exchange, caller, decode_items), new_id()))
             try:
@@ -308,7 +325,8 @@ class Handlers:
                 raise FaultError(bad_request(problem, "items")) from None
             if not known:
                 raise FaultError(no_conversation(id))
-            exchange.reply(200, encode_list(items, more=False))
+            size = exchange.hold.size if exchange.hold is not None else 0
+            exchange.reply(200, await self._apart(size, partial(encode_list, items, more=False)))
         else:
             raise FaultError(nothing_at(exchange.path))
 
@@ -323,48 +341,68 @@ class Handlers:
             case ["items", name]:
                 if not await self._store.remove_item(caller.tenant, bare(id), name):
                     raise FaultError(_no_item(id, name))
-                await self._show(exchange, caller, id)
+                (await self._conversation(exchange, caller, id))()
             case _:
                 raise FaultError(nothing_at(exchange.path))
 
-    async def _show(self, exchange: Exchange, caller: Caller, id: str) -> None:
-        found = await self._store.get_conversation(caller.tenant, bare(id))
+    async def _conversation(
+        self, exchange: Exchange, caller: Caller, id: str
+    ) -> Callable[[], None]:
+        room = Room(count=exchange.count)
+        found = await self._store.get_conversation(caller.tenant, bare(id), room)
         if found is None:
             raise FaultError(no_conversation(id))
-        exchange.reply(200, encode_conversation(found.id, found.created_at, found.metadata))
+        make = partial(encode_conversation, found.id, found.created_at, found.metadata)
+        return partial(exchange.reply, 200, await self._apart(room.held, make))
 
     # ---- completions ---------------------------------------------------------------------
 
-    async def list_completions(self, exchange: Exchange, caller: Caller) -> None:
-        """The stored completions, the earliest first unless asked otherwise."""
+    async def list_completions(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
+        """The stored completions, the earliest first unless asked otherwise. Where few of many are
+        wanted, a list may end before its limit: there is more, after its `last_id`."""
         query, room = asked(exchange), Room(count=exchange.count)
-        records = [record async for record in self._matching(caller, query, room)]
+        async with self._lane.place(caller.tenant):  # or all of them would be unpacked in one turn
+            records, last = await self._matching(caller, query, room)
 
-        def make() -> bytes:
-            found = [_completion(record) for record in records[: query.limit]]
-            return _listing(found, len(records) > query.limit)
+            def make() -> bytes:
+                found = [_completion(record) for record in records[: query.limit]]
+                return _listing(found, last is not None or len(records) > query.limit, last)
 
-        exchange.reply(200, await self._apart(room.held, make))
+            return partial(exchange.reply, 200, await self._apart(room.held, make))
 
-    async def _matching(self, caller: Caller, query: Query, room: Room) -> AsyncIterator[Record]:
-        """The completions that a list is to show, and one more where there are more."""
-        left, more, after = query.limit + 1, True, query.after and bare(query.after)
+    async def _matching(
+        self, caller: Caller, query: Query, room: Room
+    ) -> tuple[list[Record], str | None]:
+        """The completions that a list is to show, and one more where there are more; and the id of
+        the last that was looked at, where it ends before that."""
+        after = query.after and bare(query.after)
         if after is not None:
             known = await self._store.get(caller.tenant, after, room)
             if known is None or known.wire != CHAT.name:
                 raise FaultError(_nowhere(str(query.after)))
-        while more and left > 0:
-            paging = replace(query.paging("asc"), after=after, limit=query.limit + 1)
-            page = await self._store.list_responses(caller.tenant, CHAT.name, paging, room)
-            for record in page.items:
-                of_model = query.model in (None, record.request.model)
-                labelled = query.metadata.items() <= (record.metadata or {}).items()
-                if left and record.response is not None and of_model and labelled:
-                    left -= 1
-                    yield record
-            more, after = page.more, page.items[-1].id if page.items else None
+        few = limit = query.limit + 1
+        if query.model is not None or query.metadata:
+            limit = max(few, PAGE)
+        found: list[Record] = []
+        for _ in range(PAGES):
+            paging, held = replace(query.paging("asc"), after=after, limit=limit), room.held
+            try:
+                page = await self._store.list_responses(caller.tenant, CHAT.name, paging, room)
+            except FaultError:
+                if limit == few:
+                    raise
+                limit = few  # so many have no room
+                continue
+            wanted = [each for each in page.items if _is_wanted(each, query)]
+            found += wanted
+            if not wanted:
+                room.hold(held - room.held)
+            if len(found) >= few or not page.more:
+                return found[:few], None
+            after = page.items[-1].id
+        return found, after
 
-    async def get_completion(self, exchange: Exchange, caller: Caller) -> None:
+    async def get_completion(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
         """A completion, or the messages it was asked with."""
         room, paging = Room(count=exchange.count), asked(exchange).paging("asc")
         record, rest = await self._find(CHAT, exchange, caller, room, "", "messages")
@@ -381,7 +419,7 @@ class Handlers:
 
         body, response = await self._apart(room.held, make), record.response
         headers = () if rest or response is None else _reports(CHAT, record, response)
-        exchange.reply(200, body, *headers)
+        return partial(exchange.reply, 200, body, *headers)
 
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
@@ -435,12 +473,19 @@ def _completion(record: Record) -> dict[str, Any]:
     return {**completion, "metadata": record.metadata or {}}
 
 
-def _listing(shown: list[dict[str, Any]], more: bool) -> bytes:
+def _is_wanted(record: Record, query: Query) -> bool:
+    """Whether a completion belongs to a list."""
+    of_model = query.model in (None, record.request.model)
+    labelled = query.metadata.items() <= (record.metadata or {}).items()
+    return record.response is not None and of_model and labelled
+
+
+def _listing(shown: list[dict[str, Any]], more: bool, last: str | None = None) -> bytes:
     page = {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
+        "last_id": CHAT.id_prefix + last if last else shown[-1]["id"] if shown else None,
         "has_more": more,
     }
     return json.dump(page)

@@ -131,14 +131,14 @@ def _decode(data: bytes, limits: Limits) -> Request:
             raise
     items = decode_messages(body.messages, limits)
     offered = () if body.tools is ABSENT else TOOLS.decode_all(body.tools, limits)
-    if body.metadata is not None and len(body.metadata) > limits.max_metadata:
-        raise json.too_many("metadata", limits.max_metadata, "max_metadata")
     reasoning = ReasoningOptions(body.reasoning_effort) if body.reasoning_effort else None
     nested = _nested(body)
     functions: tuple[FunctionTool, ...] = ()
     choice: ToolChoice | None = None
     if nested.count(None) < len(nested):
         json.check_depth(nested)
+        if body.metadata is not None:
+            json.check_metadata(body.metadata, limits)
         given = Fields({"functions": body.functions}).objects("functions")
         functions = tuple([TOOLS.function(each) for each in given])
         if len(functions) > limits.max_tools:

@@ -110,9 +110,9 @@ def _decode(data: bytes, limits: Limits) -> Request:
     offered = decode_tools(body.tools, limits)
     if body.stop_sequences is not None and len(body.stop_sequences) > limits.max_stop:
         raise json.too_many("stop_sequences", limits.max_stop, "max_stop")
-    if body.metadata is not None and len(body.metadata) > limits.max_metadata:
-        raise json.too_many("metadata", limits.max_metadata, "max_metadata")
     json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
+    if body.metadata is not None:
+        json.check_metadata(body.metadata, limits)
     choice, parallel = decode_choice(body.tool_choice, offered)
     if beside := {k: v for k, v in (body.tool_choice or {}).items() if k not in _OF_A_CHOICE}:
         unknown["tool_choice"] = beside

@@ -209,13 +209,13 @@ def decode(data: bytes, limits: Limits = LIMITS) -> Request:
 
 def _decode(data: bytes, limits: Limits) -> Request:
     body, rest = _body.read(data)
-    if body.metadata is not None and len(body.metadata) > limits.max_metadata:
-        raise json.too_many("metadata", limits.max_metadata, "max_metadata")
     plain: dict[str, Any] = dict(zip(_PLAIN, _plain(body), strict=True))
     instructions, choice = body.instructions, body.tool_choice
     loose = [instructions, choice, *plain.values()]
     if not {dict, list}.isdisjoint(map(type, loose)):
         json.check_depth(loose)
+    if body.metadata is not None:
+        json.check_metadata(body.metadata, limits)
     match body.conversation:
         case None | str() | {"id": str()}:
             pass

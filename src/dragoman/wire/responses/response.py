@@ -327,7 +327,7 @@ def decode_opening(
     """The items and the metadata of a new conversation; neither need be given. What else was given
     is lost."""
     fields = json.parse(data or b"{}")
-    found = _items(fields, limits, needed=False), _metadata(fields)
+    found = _items(fields, limits, needed=False), _metadata(fields, limits)
     why = "a conversation has no such field"
     return *found, tuple([Loss(name, "dropped", why) for name in fields.rest()])
 
@@ -337,7 +337,7 @@ def decode_metadata(data: bytes, limits: Limits = LIMITS) -> dict[str, JSON]:
     fields = json.parse(data)
     if "metadata" not in fields:
         raise FaultError(bad_request("is missing", "metadata"))
-    return _metadata(fields)
+    return _metadata(fields, limits)
 
 
 def encode_conversation(id: str, created_at: int, metadata: dict[str, JSON] | None) -> bytes:
@@ -369,8 +369,9 @@ def _items(fields: Fields, limits: Limits, *, needed: bool) -> tuple[Item, ...]:
             raise fields.wrong("items", "must be an array")
 
 
-def _metadata(fields: Fields) -> dict[str, Any]:
+def _metadata(fields: Fields, limits: Limits) -> dict[str, Any]:
     metadata = fields.mapping("metadata") or {}
     if len(metadata) > KEYS:
         raise fields.wrong("metadata", f"has {len(metadata)} entries; {KEYS} are allowed")
+    json.check_metadata(metadata, limits)
     return metadata
