@@ -287,7 +287,8 @@ class Response:
     ) -> bytes:
         """The rest of the body, whole, of at most `limit` bytes when decoded.
 
-        `count` is told of the bytes as they come, and may raise what ends it. Raises TooLargeError beyond that; by default the client's Limits.body_bytes counts.
+        `count` is told of the bytes as they come, and may raise what ends it. Raises TooLargeError
+        beyond the limit; by default the client's Limits.body_bytes counts.
         """
         limit = self._limit if limit is None else limit
         chunks: list[bytes] = []
