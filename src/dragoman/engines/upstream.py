@@ -10,7 +10,7 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from math import ceil, inf
 from time import time
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urljoin
 
 import msgspec
@@ -42,7 +42,7 @@ from dragoman.wire.registry import WIRES
 from .profiles import ALONE, BY_NAME, GENERIC, Profile, by_answers, by_url
 
 _log = logging.getLogger("dragoman")
-P, T = ParamSpec("P"), TypeVar("T")
+_T = TypeVar("_T")
 
 PATIENCE = 2.0
 """Seconds a refusal has to say why."""
@@ -506,7 +506,7 @@ class Upstream:
             return replace(fault, code=code, blame="client")
         return fault
 
-    async def apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    async def apart(self, work: Callable[..., _T], *given: object) -> _T:
         """What a thread makes of something large. That is done for one answer at a time, and with
         pauses as long as it took: others hardly get to run beside it."""
         loop = asyncio.get_running_loop()
@@ -514,7 +514,7 @@ class Upstream:
             await asyncio.sleep(self._next - loop.time())
             begun = loop.time()
             try:
-                return await asyncio.to_thread(work, *given, **named)
+                return await asyncio.to_thread(work, *given)
             finally:
                 self._next = 2 * loop.time() - begun
 
