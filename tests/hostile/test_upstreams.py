@@ -344,6 +344,22 @@ async def test_values_of_an_answer_in_many_lines_are_counted(monkeypatch) -> Non
         await app.close()
 
 
+async def test_l3_what_is_large_after_the_end_is_not_waited_for() -> None:
+    """Each piece of it was decoded in a thread, after which the wait for late usage began anew."""
+    beside = b": " + b"x" * remote.LARGE + b"\n\n"
+    sent: list[int] = []
+    more = (sent.append(n) or beside for n in range(100))
+    pieces = itertools.chain([head(200), WORD + END + beside], more)
+    async with mock(Reply(pieces, pause=0.02)) as up:
+        app = App(Remote(up.base_url, wire="chat"), Settings())
+        call = await Call(app, body=asking())()
+        assert call.status == 200
+        assert b"word" in call.body
+        await app.close()
+        await up.asked[0].gone
+    assert len(sent) < 50
+
+
 # ---- questions beside the answers ----------------------------------------------------------
 
 

@@ -270,12 +270,13 @@ class UpstreamAnswer(Struct, eq=False):
         room.left -= len(data)
         if room.left < 0:
             raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
-        if self._silent > LARGE:
-            self._values += json.marks(data)
-            if self._values > MAX_VALUES:
-                raise TooLargeError(f"more than {MAX_VALUES} values in one")
+        if self._silent > LARGE and self._state == State.TAIL:
+            return [], True  # it is no usage
+        self._values = self._values + json.marks(data) if self._silent > LARGE else 0
+        if self._values > MAX_VALUES:
+            raise TooLargeError(f"more than {MAX_VALUES} values in one")
         if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
-            self._wait_for(self._decode_apart, self._state, data, over)
+            self._wait_for(self._decode_apart, data, over)
             return None
         events = decoder.feed(data) if data else []
         if (kept := len(data) - FRAMING * len(events)) > 0:  # and of what was not seen, alike
@@ -284,7 +285,7 @@ class UpstreamAnswer(Struct, eq=False):
                 self._request.caller.count(self._kept)
                 self._kept = 0
         if events:
-            self._silent = self._values = 0
+            self._silent = 0
         elif not over:
             self._silent += len(data)
         small = not (self._content or self._divided or self._silent > LARGE)
@@ -401,7 +402,7 @@ class UpstreamAnswer(Struct, eq=False):
             self._task = None
             self._fail(error)
 
-    async def _decode_apart(self, state: State, data: bytes, over: bool) -> None:
+    async def _decode_apart(self, data: bytes, over: bool) -> None:
         """Decode in a thread what others would have to wait for. Nothing is read meanwhile."""
         connection, decoder = self._exchange.connection, self._request.decoder
         connection.pause()
@@ -412,13 +413,9 @@ class UpstreamAnswer(Struct, eq=False):
             return events + decoder.close() if over and connection.error is None else events
 
         events = await self._remote.upstream.apart(decoded)
-        self._state, self._ready, self._unseen = state, (events, over), -1
-        if events:
-            self._silent = self._values = 0
+        self._state, self._ready, self._unseen = State.BODY, (events, over), -1
         self._task = None
         self._on_readable()
-        if self._state == State.TAIL:
-            self._wait_for_late_usage()
         if self._state != State.OVER and not self._paused:
             connection.resume()
             asyncio.get_running_loop().call_soon(self._read_on)
@@ -578,9 +575,8 @@ class Remote:
         headers = (*upstream.headers(caller), *upstream.own_headers(wire, caller))
         answer = asked and await question(client, "POST", url, headers, asked, patience=LISTING)
         match answer:
-            case Answer(status=200, value={"input_tokens": tokens}):
-                counted = json.whole(tokens)
-                return counted if counted is not None and counted >= 0 else None
+            case Answer(status=200, value={"input_tokens": given}):
+                return max(json.whole(given) or 0, 0) or None
         return None
 
     def _counted(self, wire: Wire, request: Request) -> bytes | None:
