@@ -85,6 +85,12 @@ _STATUS_OF_TYPE = {"overloaded_error": 529}
 """The status an error type stands for, where a stream that began with 200 ends in it."""
 
 
+MAX_GARBLED = 1_000
+"""How many events, or lines of them, that are no JSON object an answer may have."""
+LONGEST = 256 * 1024
+"""How many bytes of what a server says in place of an answer are read."""
+
+
 def is_corrupt(data: bytes) -> bool:
     """Whether an event that is not JSON was to be an object: a piece of the answer."""
     return data.lstrip().startswith(b"{")

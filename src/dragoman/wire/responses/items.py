@@ -416,7 +416,7 @@ def _token(value: dict[str, JSON]) -> Token:
     rest = dict(value)
     text, logprob, raw = rest.pop("token", ""), rest.pop("logprob", None), rest.pop("bytes", None)
     top = decode_tokens(rest.pop("top_logprobs", None))
-    if not isinstance(logprob, int | float):
+    if type(logprob) not in (int, float):
         logprob = None
     try:
         octets = bytes(raw) if isinstance(raw, list) else None
