@@ -47,6 +47,21 @@ def patience(tmp_path_factory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def capsys(capsys) -> pytest.CaptureFixture[str]:
+    """Pytest's. The log is written by a thread, which has finished when it is read."""
+    from dragoman.server.log import LINES
+
+    read = capsys.readouterr
+
+    def readouterr() -> object:
+        LINES.wait(60)
+        return read()
+
+    capsys.readouterr = readouterr
+    return capsys
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[object]:
     """A PostgreSQL server, started when a test first needs it. A machine that does much else may

@@ -227,3 +227,12 @@ def test_missing_local_extra_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
     assert shown(status=1) == []
     assert "pip install '.[local]'" in capsys.readouterr().err
+
+
+def test_l7_a_request_of_brackets_is_one_line(tmp_path, capsys) -> None:
+    file = tmp_path / "deep"
+    file.write_text('{"messages":' + "[" * 5_000 + "]" * 5_000 + "}")
+    shown("--request", str(file), status=1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the request is no JSON object" in line
+    shown("Hi", "--completion", str(file), status=0)

@@ -4,6 +4,7 @@ pass for a line of its own, command a terminal, or show a key."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import logging
@@ -11,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -24,12 +26,14 @@ from dragoman.engines.function import Function
 from dragoman.engines.remote import Remote, UpstreamRequest
 from dragoman.engines.router import Route, Router
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
+from dragoman.server import log
 from dragoman.server.app import App
 from dragoman.server.auth import tenant_of
-from dragoman.server.log import ErrorFormat
+from dragoman.server.log import ErrorFormat, Lines, log_errors
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
+from dragoman.wire.registry import WIRES
 from tests.engines.token.plain import TOY, Plain
 from tests.mock import completion, mock, plain
 from tests.product import SOURCE
@@ -372,3 +376,66 @@ def test_errors_of_a_running_server_have_their_time(format, tmp_path) -> None:
     (line,) = [line for line in said.splitlines() if "was deleted or replaced" in line]
     moment = json.loads(line)["time"] if format == "json" else line.split()[0]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", moment)
+
+
+def test_e1_lines_that_nobody_reads_hold_nobody_up_and_are_counted(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(log, "WAITING", 50)
+    reading, writing = os.pipe()
+    lines, given = Lines(), [f"{number:03d} {'x' * 2_000}\n" for number in range(200)]
+    with os.fdopen(writing, "w") as stuck, os.fdopen(reading) as pipe:
+        monkeypatch.setattr(sys, "stderr", stuck)
+        for line in given:
+            lines.write(line)
+        lines.wait(0)
+        found: list[str] = []
+        reader = threading.Thread(target=lambda: found.extend(pipe))
+        reader.start()
+        lines.wait(60)
+        lines.write("last\n")
+        lines.wait(60)
+        stuck.close()
+        reader.join(60)
+    assert found[-1] == "last\n"
+    assert found[:-1] == sorted(found[:-1])
+    assert 50 < len(found) <= 150
+    assert set(found[:-1]) < set(given)
+    counts = [record.args[0] for record in caplog.records]
+    assert sum(counts) == len(given) - (len(found) - 1)
+
+
+async def test_e1_a_request_does_not_wait_for_the_readers_of_the_log(monkeypatch, caplog) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as full, os.fdopen(reading, "rb") as pipe:
+        os.set_blocking(writing, False)  # a write that would wait is an error
+        os.set_blocking(reading, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(65_536))
+        monkeypatch.setattr(sys, "stderr", full)
+        call = Call(App(Stub(*OPENING, word("Hi"), *closing("Hi")), LOUD), body=asking())
+        await call()
+        assert call.status == 200
+        log.LINES.wait(60)
+        pipe.read()
+        log.LINES.write("again\n")
+        log.LINES.wait(60)
+        assert pipe.read() == b"again\n"
+    (record,) = caplog.records
+    assert record.getMessage() == "lines of the log left out, as stderr took no more: 1"
+
+
+def test_e1_errors_are_written_by_the_same_thread(monkeypatch) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    log_errors(as_json=True)
+    (handler,) = root.handlers
+    assert handler.stream is log.LINES
+
+
+async def test_l11_a_request_that_memory_has_no_room_for_is_overload(capsys, monkeypatch) -> None:
+    def read(self: Any, *arguments: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(type(WIRES["chat"]), "decode_request", read)
+    (line,) = await logged(capsys, App(Stub(), LOUD), body=asking())
+    assert (line["status"], line["fault"]) == (503, "overloaded")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.engines import find_format
 from dragoman.engines.child import Limits
+from dragoman.engines.pocket import FOLDER
+from dragoman.engines.token.vocabulary import from_folder
 from tests.hostile.stage import memory, upstream, watched
 from tests.mock import plain
 from tests.product import dragoman
@@ -163,3 +166,49 @@ def test_a_folder_whose_control_tokens_take_long_to_look_for_is_refused(tmp_path
     folder = folder_of(tmp_path, "{{ messages[0].content }}")
     with pytest.raises(ValueError, match="control tokens are too long or too many"):
         find_format.format_of(folder, ["a" * size for size in range(2, 3_000)])
+
+
+ADDED: dict[str, Any] = {
+    "no id": [{"content": "<|a|>"}],
+    "no text": [{"content": 5, "id": 1}],
+    "no list": 5,
+    "empty": [{"content": "", "id": 1}],
+    "negative": [{"content": "<|a|>", "id": -5}],
+    "huge": [{"content": "<|a|>", "id": 1 << 31}],
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_l5_odd_added_tokens_are_refused(tmp_path, kind) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": ADDED[kind]}))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer: .*added_tokens"):
+        from_folder(tmp_path)
+
+
+TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+REGEX = {"type": "Replace", "pattern": {"Regex": "a*"}, "content": "a" * 200}
+
+
+@pytest.mark.parametrize("parts", [[TEN] * 9, [{"normalizers": [TEN] * 3}], [REGEX]])
+def test_l6_a_normalizer_that_makes_texts_long_is_refused(tmp_path, parts) -> None:
+    described = {"normalizer": {"type": "Sequence", "normalizers": parts}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="more than 100 times as long"):
+        from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["a device", "a pipe", "nested"])
+def test_l4_a_vocabulary_that_is_no_file_is_refused(tmp_path, kind, name) -> None:
+    make, words = UNREADABLE[kind]
+    shutil.copy(FOLDER / "tokenizer.json", tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{tmp_path}.*{words}"):
+        from_folder(tmp_path)
+
+
+def test_ends_that_are_no_ids_are_left_out(tmp_path) -> None:
+    shutil.copy(FOLDER / "tokenizer.json", tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [[1], "2", 3]}')
+    assert from_folder(tmp_path).ends == {3}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from dragoman.core.request import FunctionTool, Request, UnknownTool
 from dragoman.core.response import Response
 from dragoman.engines.completions import remote
 from dragoman.engines.find_format import HARMONY, NAMES, by_name
-from dragoman.engines.token import TokenEngine, from_next_token
+from dragoman.engines.token import TokenEngine, from_next_token, from_stream, next_token
 from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.prompt import ByteTokenizer
 from tests.engines.stage import answered
+from tests.engines.token.asking import asked as asking
+from tests.engines.token.asking import serving
+from tests.engines.token.models import Table
 from tests.mock import Reply, chunk, mock, plain, stream
 
 WEATHER = FunctionTool("get_weather", parameters={"properties": {"city": {"type": "string"}}})
@@ -126,3 +131,69 @@ async def test_f14_llamacpp_says_what_it_ignores_and_when_a_prompt_is_too_long()
         else:
             assert response.error.upstream_code == "context_length_exceeded"
             assert response.error.upstream_type == "exceed_context_size_error"
+
+
+async def cancelled(ids: Any, sampling: Any) -> AsyncGenerator[int, None]:
+    yield 65
+    raise asyncio.CancelledError
+
+
+async def exited(ids: Any, sampling: Any) -> AsyncGenerator[int, None]:
+    yield 65
+    raise GeneratorExit
+
+
+async def empty(ids: Any, sampling: Any) -> AsyncGenerator[list[int], None]:
+    while True:
+        yield []
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [(cancelled, "CancelledError"), (exited, "GeneratorExit"), (empty, "nothing 20 times")],
+    ids=["T1 cancelled", "T1 exited", "L8"],
+)
+async def test_a_stream_that_does_not_end_well_ends_the_answer(stream, words, monkeypatch) -> None:
+    monkeypatch.setattr(next_token, "MAX_EMPTY", 20)
+    async with serving(from_stream(stream)) as engine:
+        response = await asyncio.wait_for(answered(engine, asking()), 20)
+    assert response.status == "failed"
+    assert words in response.error.message
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-310, 1e308])
+async def test_t3_penalties_that_leave_no_token_are_refused(penalty) -> None:
+    async with serving(Table()) as engine:
+        response = await answered(engine, asking(repetition_penalty=penalty))
+        extreme = [
+            await answered(engine, asking(repetition_penalty=bound, seed=1, max_tokens=3))
+            for bound in (0.01, 100.0)
+        ]
+    assert (response.error.code, response.error.param) == ("invalid_request", "repetition_penalty")
+    assert {each.status for each in extreme} == {"incomplete"}
+
+
+PROPERTIES: list[tuple[Any, str]] = [
+    ({"properties": "regex"}, "properties"),
+    ({"properties": [1]}, "properties"),
+    ({"properties": None}, "properties"),
+    ({"properties": {"a": 5}}, "properties.a"),
+    ({"properties": {"a": {"items": {"properties": 1}}}}, "properties.a.items.properties"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), PROPERTIES)
+@pytest.mark.parametrize("name", ["harmony", "hermes"])
+async def test_t2_properties_that_are_no_schemas_are_refused(name, schema, place) -> None:
+    """Whatever the format; templates would fail at them."""
+    format = by_name(name)
+    tokenizer = ByteTokenizer(sorted(format.controls))
+    model = from_next_token(lambda ids, sampling: None)
+    engine = TokenEngine(format, model, tokenizer)
+    tools = (WEATHER, FunctionTool("f", parameters=schema))
+    response = await answered(
+        engine, Request(model="m", items=(Message("user", "Hi"),), tools=tools)
+    )
+    await engine.close()
+    assert response.error.code == "invalid_request"
+    assert response.error.param == f"tools[1].parameters.{place}"

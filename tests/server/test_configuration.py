@@ -158,6 +158,7 @@ def test_dialects_are_those_that_can_be_set() -> None:
 OTHER = "[[upstreams]]\nname = 'b'\nurl = 'http://x'"
 UP = "[[upstreams]]\nname = 'a'\nurl = 'http://x'"
 FORMATS = ", ".join(sorted(NAMES))
+HOOK = "[[webhooks]]\nurl = 'http://me:pw@a/b'\nsecret_env = 'S'"
 MISTAKES = {
     "[server]\n\nport = 'x'": "3: server.port: is a string, and must be an integer",
     "[server]\nport = 65536": "2: server.port: is 65536, and must be between 0 and 65535",
@@ -219,6 +220,9 @@ MISTAKES = {
     ),
     f"{UP}\nmodels = ['m']\n{OTHER}\naliases = {{ m = 'n' }}": (
         "8: upstreams[1].aliases: has 'm', which a has too and would answer alone"
+    ),
+    f"{HOOK}\nevents = ['response.failed']\n{HOOK}": (
+        "6: webhooks[1].url: is 'http://a/b', as that of another: name all events in one table"
     ),
     "[upstreams]\nname = 'a'": (
         "1: upstreams: is one table, and must be a list of them: [[upstreams]]"

@@ -1,15 +1,19 @@
 """Those who look after workers: who is started, replaced, told to stop. No process is forked here;
 `test_host` does that, and sees the whole of it from outside."""
 
+import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from dragoman.server import host as room
-from dragoman.server.host import HostError, check, run_workers
+from dragoman.server.app import App
+from dragoman.server.host import HostError, Server, check, run_workers
 from dragoman.server.settings import Settings
+from tests.server.stubs import Stub
 
 MADE_BY_US = (101, 102)
 """The two ends of the lifeline: the workers' and ours."""
@@ -48,7 +52,7 @@ def nothing(number: int, lifeline: int) -> None:
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[dict[int, object]]:
     """The signal handlers of this process, which are put back in the end."""
-    before = {sig: signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM)}
+    before = {sig: signal.getsignal(sig) for sig in room.SIGNALS}
     yield dict(before)
     for sig, handler in before.items():
         signal.signal(sig, handler)
@@ -60,7 +64,8 @@ def test_worker_exits_with_its_status(ending, status, monkeypatch, capsys) -> No
 
     def work(number: int, lifeline: int) -> None:
         worked.append((number, lifeline))
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        for sig in room.SIGNALS[1:]:
+            assert signal.getsignal(sig) == signal.SIG_DFL
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(room.SIGNALS)
         if ending is not None:
             raise ending("why")
@@ -85,3 +90,33 @@ def test_workers_share_no_memory_so_no_store_in_it() -> None:
     check(Settings(workers=1, store="memory"))
     with pytest.raises(HostError, match="a memory of its own"):
         check(Settings(workers=2, store="memory"))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_l9_a_closed_terminal_is_as_sigterm_unless_that_is_ignored(ignored) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    server = Server(App(Stub(), Settings()), Settings())
+    with server.capture_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert server.should_exit is not ignored
+        assert server._captured_signals == ([] if ignored else [signal.SIGTERM])
+        server._captured_signals.clear()  # uvicorn would raise them again
+    after = signal.SIG_IGN if ignored else signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) == after
+
+
+def test_e1_the_death_of_a_worker_is_not_told_to_a_pipe_that_is_full(monkeypatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb") as end:
+        os.set_blocking(writing, False)  # a write that would wait is an error
+        os.set_blocking(reading, False)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        room._tell_of_death(0, 9, 0.0)
+        pipe.flush()
+        assert end.read() == b"Worker 0 ended by signal 9; it is started again now.\n"
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(65_536))
+        room._tell_of_death(0, 9, 0.0)
+        pipe.flush()
+        assert not end.read().strip(b"\0")

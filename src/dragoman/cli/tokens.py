@@ -208,13 +208,13 @@ def inspect_input(
     else:
         try:
             fields = msgspec.json.decode(request, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise FaultError(bad_request(f"the request is no JSON object: {error}")) from error
         wire = CHAT if "messages" in fields else RESPONSES
         asked = wire.decode_request(msgspec.json.encode({"model": "m", **fields}))
     parsed: str | Sequence[int] | None = completion
     if completion is not None:
-        with suppress(msgspec.DecodeError):  # else it is text
+        with suppress(msgspec.DecodeError, RecursionError):  # else it is text
             parsed = msgspec.json.decode(completion, type=list[int])
     tokenizer: Tokenizer
     if folder is not None:

@@ -177,6 +177,11 @@ def read(text: str, name: str = FILE) -> Configuration:
         if shared := clash(upstreams):
             number, field, problem = shared
             raise FaultError(bad_request(problem, f"upstreams[{number}].{field}"))
+        urls = [webhook.url for webhook in webhooks]
+        for number, url in enumerate(urls):
+            if url in urls[:number]:  # what waits for a receiver is found by its address
+                problem = f"is {place_of(url)!r}, as that of another: name all events in one table"
+                raise FaultError(bad_request(problem, f"webhooks[{number}].url"))
     except FaultError as error:
         line = _line_of(error.fault.param or "", text)
         raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None

@@ -7,13 +7,15 @@ import ctypes
 import errno
 import gc
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -22,16 +24,23 @@ import uvicorn
 
 from .app import App
 from .auth import SHORTEST, is_loopback, key_names, origin_of
-from .http import HTTPConfig, HTTPProtocol, SocketProtocol
-from .log import log_errors
+from .frames import SocketProtocol
+from .http import HTTPConfig, HTTPProtocol
+from .log import LINES, log_errors
 from .settings import Settings
 
 HEALTHY = 1.0
 """Seconds a worker lives that has started well."""
 LONGEST_PAUSE = 60.0
 """Seconds before a worker is started again that keeps dying, at the most."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP = () if sys.platform == "win32" else (signal.SIGHUP,)
+"""What says that the terminal was closed. `nohup` ignores it, and some programs handle it."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *HANGUP)
 """What asks us to stop."""
+
+
+def _is_ours(sig: int) -> bool:
+    return sig not in HANGUP or signal.getsignal(sig) == signal.SIG_DFL
 
 
 class HostError(Exception):
@@ -39,7 +48,7 @@ class HostError(Exception):
 
 
 def run_workers(work: Callable[[int, int], None], count: int) -> None:
-    """Run `work` in `count` processes until SIGINT or SIGTERM; a second signal ends them at once.
+    """Run `work` in `count` processes until a signal of `SIGNALS`; a second one ends them at once.
 
     `work` gets its number, and a file descriptor at whose other end is this process: it closes
     when we die. A process that ends is replaced; one that died young, after a pause that doubles
@@ -76,7 +85,7 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if signals == 1 else signal.SIGINT)
 
-    before = {sig: signal.signal(sig, stop) for sig in SIGNALS}
+    before = {sig: signal.signal(sig, stop) for sig in filter(_is_ours, SIGNALS)}
     try:
         for number in range(count):
             start(number)
@@ -110,13 +119,17 @@ def _tell_of_death(number: int, status: int, pause: float) -> None:
     code = os.waitstatus_to_exitcode(status)
     why = f"by signal {-code}" if code < 0 else f"with status {code}"
     again = f"in {pause:g} s" if pause else "now"
-    sys.stderr.write(f"Worker {number} ended {why}; it is started again {again}.\n")
+    with suppress(OSError, ValueError):  # not where nobody reads: the others wait for us
+        if select.select((), (sys.stderr,), (), 0)[1]:
+            sys.stderr.write(f"Worker {number} ended {why}; it is started again {again}.\n")
 
 
 def _be_a_worker(work: Callable[[], None], pause: float) -> NoReturn:
     """Runs in the new process, and never returns."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for sig in SIGNALS[1:]:
+        if callable(signal.getsignal(sig)):
+            signal.signal(sig, signal.SIG_DFL)
     status = 1
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -128,6 +141,7 @@ def _be_a_worker(work: Callable[[], None], pause: float) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        LINES.wait()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -270,6 +284,21 @@ class Server(uvicorn.Server):
         self._ready = ready
         self._lifeline = lifeline
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn's signals, and the others of ours, which are as SIGTERM."""
+        more: list[signal.Signals] = []
+        if threading.current_thread() is threading.main_thread():
+            more += filter(_is_ours, HANGUP)
+        for sig in more:
+            signal.signal(sig, lambda _, frame: self.handle_exit(signal.SIGTERM, frame))
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            for sig in more:
+                signal.signal(sig, signal.SIG_DFL)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
@@ -287,9 +316,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if going := _going(self._app.busy, self._app.background):
             wait = f"Waiting up to {self._patience:g} s for {going} to end"
-            sys.stderr.write(f"\n{wait}; Ctrl-C again ends them now.\n")
+            LINES.write(f"\n{wait}; Ctrl-C again ends them now.\n")
         await self._app.drain(self._patience)
         await super().shutdown(sockets)
+        LINES.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and self._lifeline is None:

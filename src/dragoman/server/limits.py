@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dragoman.core.error import Code, Fault, FaultError
+from dragoman.core.error import Code, Fault, FaultError, quoted
 from dragoman.wire.json import LARGE, VALUE, marks
 
 from .cancellation import InFlight, Watch
@@ -265,14 +265,14 @@ def check_head(exchange: Exchange, limit: int) -> int:
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
     if media_type != _JSON:
         # A page on any site may make a browser send text/plain to this machine; JSON it may not.
-        what = f"is {media_type!r}" if media_type else "is missing"
+        what = f"is {quoted(media_type)}" if media_type else "is missing"
         problem = f"The content-type {what}, and must be application/json."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     coding = ""
     if b"content-encoding" in headers:
         coding = exchange.header(b"content-encoding").strip().lower()
     if coding not in ("", "identity"):
-        problem = f"The body is encoded with {coding!r}; send it as it is."
+        problem = f"The body is encoded with {quoted(coding)}; send it as it is."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     length = headers.get(b"content-length", b"")
     if not length.isdigit():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
 
 from msgspec import Struct, field
 
@@ -17,10 +22,89 @@ from dragoman.wire import json
 
 LONGEST = 200
 """Characters of a path or of a model's name that are shown."""
+MOST = 16 * 1024
+"""Characters of an error in the log."""
 DISCONNECTED = 499
 """The status of a request whose client disconnected before there was one."""
 SHORTEST_SECRET = 8
 """Characters below which a key may well be a word of a path."""
+WAITING = 10_000
+"""Lines that wait to be written; what comes then is left out, and counted."""
+
+_log = logging.getLogger("dragoman.server")
+
+
+class Lines:
+    """Writes lines to stderr, in their order, on a thread of its own: whoever should read them may
+    have stopped (a pipe to a collector of logs), and then lines are lost and nothing else."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        """With nothing to write yet; in a process that was forked, too, which has no threads."""
+        self._waiting: SimpleQueue[str | Event] = SimpleQueue()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._left_out = 0
+
+    def write(self, text: str) -> None:
+        """Have a line, or several, written soon."""
+        with self._lock:
+            if self._waiting.qsize() >= WAITING:
+                self._left_out += 1
+                return
+            self._waiting.put(text)
+            if self._thread is None:
+                thread = Thread(target=self._run, name="dragoman-log", daemon=True)
+                with suppress(RuntimeError):  # no thread can be had now: the next line tries again
+                    thread.start()
+                    self._thread = thread
+
+    def wait(self, seconds: float = 1.0) -> None:
+        """Wait until what was given so far is written, or this long."""
+        if self._thread is not None:
+            self._waiting.put(written := Event())
+            written.wait(seconds)
+
+    def _run(self) -> None:
+        while True:
+            text = self._waiting.get()
+            if isinstance(text, Event):
+                text.set()
+                continue
+            lost = 0
+            try:
+                _put_out(text)
+            except (OSError, ValueError):  # nobody reads it any more, its disk is full, or closed
+                lost = 1
+            with self._lock:
+                self._left_out += lost
+                left_out = 0 if lost else self._left_out
+                self._left_out -= left_out
+            if left_out:
+                _log.warning("lines of the log left out, as stderr took no more: %d", left_out)
+
+
+def _put_out(text: str) -> None:
+    """Write a text to stderr, past its buffer: who waits there holds no lock of the interpreter,
+    which could not end then."""
+    stream = sys.stderr
+    try:
+        file = stream.fileno()
+    except (AttributeError, OSError, ValueError):  # replaced by something else
+        stream.write(text)
+        return
+    data = text.encode(stream.encoding, "backslashreplace")
+    while data:
+        data = data[os.write(file, data) :]
+
+
+LINES = Lines()
+"""The lines of the log of this process."""
+atexit.register(LINES.wait)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LINES._begin)
 
 
 class RequestLog(Struct, frozen=True):
@@ -68,7 +152,7 @@ class Entry(Struct):
         }
         if log.as_json:
             known = {name: value for name, value in fields.items() if value not in ("", None)}
-            sys.stderr.write(json.dump(known).decode() + "\n")
+            LINES.write(json.dump(known).decode() + "\n")
             return
         counts = [fields.pop(name) for name in ("input_tokens", "output_tokens")]
         fields["ms"] = f"{fields['ms']} ms"
@@ -76,7 +160,7 @@ class Entry(Struct):
         fields["model"] = f"{fields['model']} {tokens} tokens" if usage else fields["model"]
         for name in ("key", "upstream"):
             fields[name] = fields[name] and f"{name}={fields[name]}"
-        sys.stderr.write(" ".join(str(value) for value in fields.values() if value) + "\n")
+        LINES.write(" ".join(str(value) for value in fields.values() if value) + "\n")
 
     def _shown(self, text: str) -> str:
         """Some text of a client's on one line, without the key."""
@@ -95,7 +179,7 @@ class ErrorFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line or lines of a record."""
-        moment, text = stamp(record.created), super().format(record)
+        moment, text = stamp(record.created), within(super().format(record))
         if self._as_json:
             request = getattr(record, "request", "")
             message = text.encode(errors="replace").decode()  # JSON has no lone surrogates
@@ -110,10 +194,20 @@ def log_errors(*, as_json: bool) -> None:
     said where logs go."""
     root = logging.getLogger()
     if not root.handlers:
-        handler = logging.StreamHandler()
+        handler = logging.StreamHandler(LINES)
         handler.setLevel(logging.WARNING)
         handler.setFormatter(ErrorFormat(as_json=as_json))
         root.addHandler(handler)
+
+
+def within(text: str) -> str:
+    """The text, or the beginning and the end of one that is long: it may quote what a client sent.
+
+    >>> len(within("a" * 10**6)), within("short")
+    (16387, 'short')
+    """
+    half = MOST // 2
+    return text if len(text) <= MOST else f"{text[:half]}\n…\n{text[-half:]}"
 
 
 def stamp(moment: float) -> str:

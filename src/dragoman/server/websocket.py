@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.json import Decoder
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
@@ -88,7 +88,7 @@ def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Requ
         lane = fields.string("stream_id")
         frame = Frame(lane, fields.string("type"), fields.boolean("generate"))
     if frame.type != CREATE:
-        found = "is missing" if frame.type is None else f"is {frame.type[:100]!r}"
+        found = "is missing" if frame.type is None else f"is {quoted(frame.type)}"
         raise FaultError(bad_request(f"{found}, and must be {CREATE!r}", "type"))
     if frame.stream_id is not None and len(frame.stream_id) > LONGEST_LANE:
         raise FaultError(bad_request(f"has more than {LONGEST_LANE} characters", "stream_id"))

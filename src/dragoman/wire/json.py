@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import fields as struct_fields
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import JSON
 
 MAX_DEPTH = 256
@@ -637,7 +637,9 @@ class Fields:
         """One of these words."""
         value = self.string(name)
         if value is not None and value not in options:
-            raise self.wrong(name, f"is {value!r}, and must be one of {', '.join(sorted(options))}")
+            raise self.wrong(
+                name, f"is {quoted(value)}, and must be one of {', '.join(sorted(options))}"
+            )
         return value
 
     def object(self, name: str) -> Fields | None:

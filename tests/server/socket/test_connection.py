@@ -12,7 +12,7 @@ from dragoman.core.interfaces import ANYONE
 from dragoman.server import websocket
 from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange
-from dragoman.server.http import SocketProtocol
+from dragoman.server.frames import SocketProtocol
 from dragoman.server.limits import Budget, Gate
 from dragoman.server.responder import Service
 from dragoman.server.settings import Settings

@@ -27,7 +27,7 @@ from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
 from dragoman.engines.find_format import dated
 from dragoman.formats.format import Format, Parser, Setting
-from dragoman.formats.grammar.demand import unenforced
+from dragoman.formats.grammar.demand import check_tools, unenforced
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
@@ -468,6 +468,7 @@ class TokenEngine:
         lowered = lower(request, self.format.limits)
         setting = self._setting() if callable(self._setting) else self._setting
         try:
+            check_tools(lowered.request)
             prompt = self.format.render(lowered.request, setting)
         except FaultError as error:
             raise FaultError(lowered.client_fault(error.fault)) from error

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.request import Sampling
 
 from .source import Job, NewTokens, TokenCounter, model_fault
@@ -26,6 +27,8 @@ Step = Callable[[list[list[int]], list[Sampling]], Sequence[NextToken]]
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default."""
+MAX_EMPTY = 10_000
+"""How often in a row a stream may yield nothing."""
 
 
 def from_next_token(
@@ -190,7 +193,7 @@ class StreamModel:
 
     async def _put(self, queue: asyncio.Queue[tuple[int, NewTokens]], index: int, job: Job) -> None:
         """Put the new tokens of a sequence, until its end or the stream's."""
-        counter = TokenCounter(job)
+        counter, empty = TokenCounter(job), 0
         try:
             async with AsyncExitStack() as stack:
                 stream = self._stream(list(job.prompt), job.sampling)
@@ -201,13 +204,19 @@ class StreamModel:
                     for id in piece if isinstance(piece, Sequence) else (piece,):
                         if counter.end is None:
                             ids.append(counter.add(id))
+                    empty = 0 if ids else empty + 1
+                    if empty > MAX_EMPTY:
+                        problem = f"The model yielded nothing {MAX_EMPTY} times in a row."
+                        raise FaultError(Fault("internal", problem))
                     await queue.put((index, NewTokens(ids, [], counter.end)))
                     if counter.end is not None:
                         return
                     await asyncio.sleep(0)  # let others run beside a stream that never waits
-        except Exception as error:
+        except (Exception, asyncio.CancelledError, GeneratorExit) as error:
             task = asyncio.current_task()
             cancelled = task is not None and task.cancelling()
+            if cancelled and not isinstance(error, Exception):
+                raise
             if counter.end is None and not cancelled:  # else an error of the stream's own clean-up
                 await queue.put((index, NewTokens([], [], model_fault(error))))
         else:

@@ -29,6 +29,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
 }
 MAX_TOP = 128
 """The most alternatives of a token."""
@@ -47,9 +48,6 @@ def check(sampling: Sampling, size: int) -> NDArray[Any] | None:
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:
             raise FaultError(bad_request(f"{value} is not between {low:g} and {high:g}", name))
-    penalty = sampling.repetition_penalty
-    if penalty is not None and not 0 < penalty < float("inf"):
-        raise FaultError(bad_request(f"{penalty} is not above 0", "repetition_penalty"))
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP:
         problem = f"{sampling.top_logprobs} is not between 0 and {MAX_TOP}"
         raise FaultError(bad_request(problem, "top_logprobs"))

@@ -134,7 +134,7 @@ class TokenCounter:
         return id
 
 
-def model_fault(error: Exception, request: str | None = None) -> Fault:
+def model_fault(error: BaseException, request: str | None = None) -> Fault:
     """The fault of a model that raised, which is logged with the id of the request. Neither has the
     exception's text, which may quote a prompt."""
     if isinstance(error, FaultError):

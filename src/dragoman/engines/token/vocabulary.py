@@ -6,14 +6,16 @@ Needs llguidance, of the `local` extra, whose tokenizer encodes.
 
 from __future__ import annotations
 
+import math
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 try:
     from llguidance import LLTokenizer
@@ -30,6 +32,11 @@ PART = 16_384
 MAX_RUN = 65_536
 """The most characters of a prompt without a place to divide them, such as a space before a letter:
 repeated signs and white space, mostly."""
+
+MAX_SIZE = 16_777_216
+"""Ids that a folder may give to added tokens are below this."""
+MAX_GROWTH = 100
+"""How many times as long as a text the replacements of a folder may make it."""
 
 _BOUNDARIES = (
     (r"(?<=[A-Za-z])(?= [A-Za-z])", rb"[A-Za-z] "),
@@ -85,7 +92,8 @@ class Vocabulary:
         self.size = max([size, *(id + 1 for id in named.values())])
         self._texts = {id: text.encode() for text, id in named.items()}
         # Without the control tokens, llguidance numbers the other added ones anew.
-        self._moved = {plain.tokenize_str(text)[0]: id for text, id in added.items()}
+        first = {text: plain.tokenize_str(text)[:1] for text in added}
+        self._moved = {id: added[text] for text, ids in first.items() for id in ids}
         self.ends = ends
         self.piece = lru_cache(maxsize=None)(self._piece)
 
@@ -145,6 +153,29 @@ class Vocabulary:
         return b"" if piece == b"<[%d]>" % id else piece  # a number that no token has
 
 
+class _Added(Struct):
+    """A token that a folder adds to its vocabulary."""
+
+    content: Annotated[str, Meta(min_length=1)]
+    id: Annotated[int, Meta(ge=0, lt=MAX_SIZE)]
+
+
+class _Described(Struct):
+    added_tokens: list[_Added] | None = None
+
+
+def _growth(normalizer: Any) -> float:
+    """How many times as long replacements may make a text, at the most."""
+    match normalizer:
+        case {"normalizers": list(parts)}:
+            return math.prod(map(_growth, parts))
+        case {"type": "Replace", "content": str(content), "pattern": {"String": str(replaced)}}:
+            return max(1, len(content) / max(len(replaced), 1))
+        case {"type": "Replace", "content": str(content)}:  # an expression may match nothing, too
+            return 1 + len(content)
+    return 1
+
+
 def from_folder(folder: str | Path) -> Vocabulary:
     """The vocabulary of a model folder, from its `tokenizer.json`; its ends from
     `generation_config.json` and `tokenizer_config.json`, where there are any.
@@ -153,15 +184,22 @@ def from_folder(folder: str | Path) -> Vocabulary:
     """
     folder = Path(folder)
     described = _object(folder / "tokenizer.json")
-    added = described.get("added_tokens") or ()
-    controls = {token["content"]: token["id"] for token in added if token["content"].strip()}
-    spaces = [token for token in added if not token["content"].strip()]  # runs of white space
+    try:
+        added = msgspec.convert(described, _Described).added_tokens or []
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
+    if _growth(described.get("normalizer")) > MAX_GROWTH:
+        problem = f"its normalizer may make a text more than {MAX_GROWTH} times as long"
+        raise ValueError(f"{folder / 'tokenizer.json'} cannot be used: {problem}")
+    controls = {token.content: token.id for token in added if token.content.strip()}
+    white = {token.content: token.id for token in added if not token.content.strip()}
+    every = described.get("added_tokens") or []
+    spaces = [token for token in every if token["content"] in white]  # runs of white space
     plain = {**described, "added_tokens": spaces, "post_processor": None}
     try:
         tokenizer = LLTokenizer(msgspec.json.encode(plain).decode())
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
-    white = {token["content"]: token["id"] for token in spaces}
     size = tokenizer.vocab_size
     return Vocabulary(tokenizer, size, controls, _ends(folder, controls), white)
 
@@ -239,7 +277,7 @@ def _ends(folder: Path, controls: Mapping[str, int]) -> frozenset[int]:
     generation, config = folder / "generation_config.json", folder / "tokenizer_config.json"
     if generation.exists():
         eos = _object(generation).get("eos_token_id")
-        ends.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        ends.update(id for id in (eos if isinstance(eos, list) else [eos]) if isinstance(id, int))
     if config.exists():
         named = _object(config).get("eos_token")
         text = named.get("content") if isinstance(named, dict) else named
@@ -249,7 +287,9 @@ def _ends(folder: Path, controls: Mapping[str, int]) -> frozenset[int]:
 
 
 def _object(file: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():  # a pipe or a device has no end
+        raise ValueError(f"{file} is no file")
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{file} is no JSON object: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 
@@ -21,12 +21,13 @@ from dragoman.core.request import (
     JSONSchema,
     NamedTool,
     Request,
+    Tool,
     UnknownTool,
 )
 from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.tools import ToolFilter, flat
 
-from .schema import enforceable, fitting, valid
+from .schema import check_properties, enforceable, fitting, valid
 
 
 class JSONBody(Struct, frozen=True):
@@ -355,11 +356,27 @@ def _allowed_tools(request: Request) -> Iterator[AllowedTool]:
         choice = AllowedTools("required", (choice,))
     if isinstance(choice, AllowedTools):
         tools = ToolFilter(choice, request.tools).tools
+    for field, group, member in _flat(tools):
+        if not isinstance(member, UnknownTool):
+            yield _allowed(member, group, field)
+
+
+def _flat(
+    tools: Iterable[tuple[int, Tool]],
+) -> Iterator[tuple[str, str | None, FunctionTool | CustomTool | UnknownTool]]:
+    """The tools, those in namespaces too, each with its place and its namespace."""
     for number, tool in tools:
         for place, (group, member) in enumerate(flat((tool,))):
-            field = f"tools[{number}]" if group is None else f"tools[{number}].tools[{place}]"
-            if not isinstance(member, UnknownTool):
-                yield _allowed(member, group, field)
+            inside = "" if group is None else f".tools[{place}]"
+            yield f"tools[{number}]{inside}", group, member
+
+
+def check_tools(request: Request) -> None:
+    """Raise FaultError for a function whose properties are no schemas: prompts list them one by
+    one."""
+    for field, _, tool in _flat(enumerate(request.tools)):
+        if isinstance(tool, FunctionTool):
+            check_properties(tool.parameters, f"{field}.parameters")
 
 
 def _allowed(tool: FunctionTool | CustomTool, group: str | None, field: str) -> AllowedTool:

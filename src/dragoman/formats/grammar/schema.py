@@ -416,6 +416,27 @@ def _joins(schema: JSON) -> bool:
     )
 
 
+def check_properties(schema: JSON, param: str) -> None:
+    """Raise FaultError where properties, of the schema or of what is in it, are no schemas.
+
+    >>> check_properties({"properties": {"a": {"items": {"properties": {"b": True}}}}}, "schema")
+    """
+    waiting = [(schema, param)]
+    while waiting:
+        value, place = waiting.pop()
+        if not isinstance(value, dict):
+            continue
+        if "items" in value:
+            waiting.append((value["items"], f"{place}.items"))
+        properties, where = value.get("properties", {}), f"{place}.properties"
+        if not isinstance(properties, dict):
+            raise FaultError(bad_request("must be an object of schemas", where[:300]))
+        for name, each in properties.items():
+            if not isinstance(each, dict | bool):
+                raise FaultError(bad_request("is no schema", f"{where}.{name}"[:300]))
+            waiting.append((each, f"{where}.{name}"))
+
+
 def objects(schema: JSON) -> Iterator[dict[str, JSON]]:
     """Every JSON object in a schema, however deep."""
     waiting = [schema]

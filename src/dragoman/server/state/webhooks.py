@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from dragoman.net.connection import Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import NetError
 from dragoman.net.url import parse_url
+from dragoman.server.log import LINES
 from dragoman.stores.base import OutboxMessage, Record, StoreError
 from dragoman.stores.sql import Store
 from dragoman.wire import json
@@ -138,7 +138,7 @@ class Sender:
             await self._store.settle(message.id, due)
         if problem and due is None:
             problem = f"A webhook was given up after {message.attempts} attempts: {problem}."
-            sys.stderr.write(f"{problem}\n")
+            LINES.write(f"{problem}\n")
 
     async def _attempt(self, message: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
         """What went wrong, and whether it is worth to try again; empty if nothing."""
