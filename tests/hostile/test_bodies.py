@@ -635,13 +635,6 @@ async def test_2d_13_one_key_leaves_room_for_another() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_2d_15_what_can_never_fit_is_too_large() -> None:
-    app = App(Stub(), Settings(memory=1_000, body_limit=900_000))
-    call = await Call(app, PATHS["chat"], asking(), headers={"content-length": "600000"})()
-    assert call.status == 413
-    assert "memory" in call.json["error"]["message"]
-
-
 async def test_2d_13_what_runs_in_the_background_holds_what_it_was_asked() -> None:
     go = asyncio.Event()
     memory = Memory(MemoryStore())

@@ -13,7 +13,7 @@ from dragoman.server.app import App
 from dragoman.server.limits import Budget, weigh
 from dragoman.server.settings import Settings
 from dragoman.wire.json import load
-from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, exchange, post, served
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, post, served
 
 CLOSING = ("content-type: application/json", "connection: close")
 
@@ -69,3 +69,10 @@ async def test_4_09_an_ordinary_question_is_not_counted(
         answer = await exchange(port, post(port, body, headers=CLOSING))
     assert answer[9:12] == b"200"
     assert (sum(held), bool(held)) == (0, len(words) == 45_000)  # many commas are looked at
+
+
+async def test_2d_15_what_can_never_fit_is_too_large() -> None:
+    app = App(Stub(), Settings(memory=1_000, body_limit=900_000))
+    call = await Call(app, PATHS["chat"], asking(), headers={"content-length": "600000"})()
+    assert call.status == 413
+    assert "memory" in call.json["error"]["message"]
