@@ -77,7 +77,8 @@ class Endpoints:
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             async with service.gate.place(caller.tenant):
-                answer = await embed(service.engine, request, caller)
+                asking = replace(caller, count=exchange.count)
+                answer = await embed(service.engine, request, asking)
         exchange.reply(200, json.dump(answer))
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:

@@ -24,7 +24,8 @@ import uvicorn
 
 from .app import App
 from .auth import SHORTEST, is_loopback, key_names, origin_of
-from .http import HTTPConfig, HTTPProtocol, SocketProtocol
+from .frames import SocketProtocol
+from .http import HTTPConfig, HTTPProtocol
 from .log import LINES, log_errors
 from .settings import Settings
 

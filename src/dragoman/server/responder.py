@@ -27,7 +27,7 @@ from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
-from dragoman.wire.json import Limits, check_size
+from dragoman.wire.json import UNMARKED, VALUE, Limits, check_size
 from dragoman.wire.losses import header, judge
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.registry import BASE, WIRES
@@ -35,7 +35,7 @@ from dragoman.wire.responses import RESPONSES
 
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
 from .exchange import JSON_TYPE, Exchange, Handler, Headers, Held, fault_of, report_headers
-from .limits import SMALL, Budget, Gate, check_head, is_heavy, read_body
+from .limits import HEAVY, LIGHT, SMALL, Budget, Gate, check_head, read_body, weigh
 from .log import Entry, RequestLog
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
@@ -84,23 +84,36 @@ class Service(Struct, frozen=True):
         hold = self.budget.hold(caller.tenant)
         body = await read_body(exchange, self.settings, self.roster, hold)
         with Watch(self.roster, exchange):
-            return await self.decoded(body, caller, decode)
+            return await self.decoded(body, caller, decode, hold.add)
 
-    async def decoded(self, body: bytes, caller: Caller, decode: Callable[[bytes, Limits], T]) -> T:
-        """What a body asks for. A heavy one is checked and decoded in a thread, one at a time: they
-        would only take it from each other."""
-        if not is_heavy(body):
-            return decode(body, self.settings)
-        tenant = caller.tenant
-        await self.lane.enter(tenant)
-        work = asyncio.get_running_loop().run_in_executor(
-            None, _decoded, body, self.settings, decode
-        )
-        work.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
+    async def decoded(
+        self,
+        body: bytes,
+        caller: Caller,
+        decode: Callable[[bytes, Limits], T],
+        count: Callable[[int], None],
+    ) -> T:
+        """What a body asks for; what it weighs beside its bytes is counted before it is made.
+        Raises FaultError."""
         try:
-            return await asyncio.shield(work)
+            if (weight := weigh(body)) <= HEAVY:
+                count(weight - len(body))
+                return decode(body, self.settings)
+            count(VALUE * await self._apart(check_size, body, caller.tenant))
+            return await self._apart(decode, body, caller.tenant)
         finally:
-            del work, body  # an error in it knows this frame, and would be known by it
+            del body  # an error knows this frame
+
+    async def _apart(self, work: Callable[[bytes, Limits], T], body: bytes, tenant: str) -> T:
+        """Work on a heavy body in a thread, one at a time: they would only take it from each
+        other."""
+        await self.lane.enter(tenant)
+        done = asyncio.get_running_loop().run_in_executor(None, work, body, self.settings)
+        done.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
+        try:
+            return await asyncio.shield(done)
+        finally:
+            del done, body  # an error in it knows this frame, and would be known by it
 
     async def admit(
         self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
@@ -114,11 +127,6 @@ class Service(Struct, frozen=True):
             if not plan.background:
                 await self.gate.enter(caller.tenant)
         return plan
-
-
-def _decoded(body: bytes, limits: Limits, decode: Callable[[bytes, Limits], T]) -> T:
-    check_size(body, limits)
-    return decode(body, limits)
 
 
 class Responder(ABC):
@@ -566,6 +574,7 @@ class Answers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._light = min(LIGHT, service.settings.body_limit)
         self._small = min(SMALL, service.settings.body_limit)
         if service.memory is not None:
             service.memory.runs.launch = self._launch
@@ -584,9 +593,12 @@ class Answers:
         responder.start(handle=self._service.memory.runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
-        request = await self._service.read(exchange, caller, wire.decode_request)
-        if exchange.hold is not None and exchange.hold.size > SMALL:
-            caller = replace(caller, size=exchange.hold.size)
+        def decode(body: bytes, limits: Limits) -> tuple[Request, int]:
+            return wire.decode_request(body, limits), len(body)
+
+        request, size = await self._service.read(exchange, caller, decode)
+        if size > SMALL:
+            caller = replace(caller, size=size)
         rest = self._answer(wire, exchange, caller, request)
         if rest is not None:
             await rest
@@ -600,7 +612,10 @@ class Answers:
             headers, settings, body = exchange.headers, self._service.settings, exchange.whole
             if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
                 check_head(exchange, settings.body_limit)  # most heads need no closer look
-            if body is None or len(body) > self._small:
+            if body is None or (
+                len(body) > self._light
+                and len(body) + VALUE * len(body.translate(None, UNMARKED)) > self._small
+            ):
                 return self._when_read(wire, exchange, caller)
             exchange.whole = None
             request = wire.decode_request(body, settings)

@@ -69,7 +69,8 @@ class Settings(Limits, frozen=True, kw_only=True):
         int,
         about(
             "Bytes of requests and answers in flight, per worker, beyond which new ones are "
-            "refused; where there are several keys, one of them may hold `share` of it.",
+            "refused; each value in a body counts for 80 more. Where there are several keys, one "
+            "of them may hold `share` of it.",
             ge=1,
         ),
     ] = 256 * 1024 * 1024

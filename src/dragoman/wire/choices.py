@@ -290,6 +290,8 @@ class Template(NamedTuple):
 
 # ---- answers -----------------------------------------------------------------------------
 
+_GARBLED = "The model's server sent events that are not JSON objects."
+
 
 class ChoicesDecoder:
     """Decodes one answer into a turn, from pieces of any size.
@@ -310,7 +312,7 @@ class ChoicesDecoder:
         self._whole: bytearray | None = None  # an answer that is one JSON value
         self._sse: sse.SSEDecoder | None = None  # of an answer that is a stream
         self._started = False  # a chunk was read
-        self._garbled = False  # an event was no JSON object
+        self._garbled = 0  # events that were no JSON object
         self._ended = False  # `[DONE]` was read
         self.ended = False  # that, or the answer is over; usage may still follow
         self._beside: dict[str, JSON] | None = None  # unknown fields of chunks so far
@@ -450,7 +452,7 @@ class ChoicesDecoder:
             self._repair(name, data, last)
             return
         if not isinstance(value, dict):
-            self._garbled = True
+            self._pass_over()
             return
         if self._ended:  # nothing but counts is news after the end
             value = {"usage": value.get("usage")}
@@ -469,13 +471,20 @@ class ChoicesDecoder:
             self._event(name, sse.END)
         elif len(lines) > 1:
             for line in lines:
+                if self._turn.over:
+                    return
                 self._event(name, line, last=last)
         elif at > 0:
             self._event(name, data[at:])
         elif error.is_corrupt(data) and not (last or self._ended):
             self._turn.fail(error.CORRUPT)
         else:
-            self._garbled = True
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        self._garbled += 1
+        if self._garbled > error.MAX_GARBLED:
+            self._fail(_GARBLED)
 
     def _end(self) -> None:
         self._pass_ends()
@@ -485,7 +494,7 @@ class ChoicesDecoder:
         elif started or (sse.may_begin(head) and not self._garbled):
             self._turn.end(complete=self._ended)
         elif self._garbled:
-            self._fail("The model's server sent events that are not JSON objects.")
+            self._fail(_GARBLED)
         else:
             self._turn.fail(error.decode(200, head))
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
@@ -106,7 +106,7 @@ def asked(exchange: Exchange) -> Query:
     metadata = [(name, value) for name, value in pairs if name.startswith("metadata[")]
     fields["metadata"] = {name[len("metadata[") : -1]: value for name, value in metadata}
     if (order := fields.get("order", "asc")) not in ("asc", "desc"):
-        raise FaultError(bad_request(f"is {order[:100]!r}, and must be 'asc' or 'desc'", "order"))
+        raise FaultError(bad_request(f"is {quoted(order)}, and must be 'asc' or 'desc'", "order"))
     try:
         return convert(fields, Query, strict=False)
     except ValidationError as error:
@@ -252,7 +252,7 @@ class Handlers:
         # A completion is there once it has ended: this wire has no form for less.
         if record is None or record.wire != wire.name or (wire is CHAT and record.running):
             what = "stored completion" if wire is CHAT else "response"
-            problem = f"There is no {what} {id[:100]!r}, or no longer."
+            problem = f"There is no {what} {quoted(id)}, or no longer."
             raise FaultError(Fault("not_found", problem, "client"))
         if rest not in rests:
             raise FaultError(nothing_at(exchange.path))
@@ -455,17 +455,18 @@ def _unique(items: tuple[Item, ...]) -> tuple[Item, ...]:
     ids = set[str | None]()
     for place, item in enumerate(items):
         if item.id in ids:
-            raise FaultError(bad_request(f"{item.id!r} is given twice", f"items[{place}].id"))
+            problem = f"{quoted(item.id or '')} is given twice"
+            raise FaultError(bad_request(problem, f"items[{place}].id"))
         ids.add(item.id)
     return items
 
 
 def _nowhere(after: str) -> Fault:
-    return bad_request(f"there is no {after[:100]!r} in this list, or no longer", "after")
+    return bad_request(f"there is no {quoted(after)} in this list, or no longer", "after")
 
 
 def _no_item(id: str, item: str) -> Fault:
-    problem = f"There is no item {item[:100]!r} in the conversation {id[:100]!r}, or no longer."
+    problem = f"There is no item {quoted(item)} in the conversation {quoted(id)}, or no longer."
     return Fault("not_found", problem, "client")
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request, unsupported
+from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.item import (
     Call,
     Compaction,
@@ -54,7 +54,9 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     """
     if request.previous_response_id is not None:
         name = "previous_response_id"
-        problem = f"{name}: there is no response {request.previous_response_id!r}; {NOTHING_STORED}"
+        problem = (
+            f"{name}: there is no response {quoted(request.previous_response_id)}; {NOTHING_STORED}"
+        )
         raise FaultError(Fault("previous_response_not_found", problem, "client", name))
     if request.conversation is not None:
         raise FaultError(unsupported(NOTHING_STORED, "conversation"))
@@ -147,10 +149,10 @@ async def understand(
         except TooMuchError:
             raise too_much(name, room) from None
         if not records:
-            problem = f"{name}: there is no response {previous!r}, or no longer"
+            problem = f"{name}: there is no response {quoted(previous)}, or no longer"
             raise FaultError(Fault("previous_response_not_found", problem, "client", name))
         if records[-1].running:
-            problem = f"{previous!r} is still being made; wait until it has ended"
+            problem = f"{quoted(previous)} is still being made; wait until it has ended"
             raise FaultError(bad_request(problem, name))
         said = await _said_before(store, tenant, records[0], room)
         there = len(said) + len(request.items)
@@ -227,7 +229,7 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
             case FunctionCallOutput() | CustomToolCallOutput() if (
                 place >= start and item.call_id not in calls
             ):
-                problem = f"No tool call found for the output with call_id {item.call_id!r}"
+                problem = f"No tool call found for the output with call_id {quoted(item.call_id)}"
                 raise FaultError(bad_request(problem, f"input[{place - start}].call_id"))
 
 
@@ -278,7 +280,7 @@ async def _resolved(
         if isinstance(item, ItemReference):
             meant = near.get(item.id)
             if meant is None:
-                problem = f"There is no item {item.id!r}"
+                problem = f"There is no item {quoted(item.id)}"
                 raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
             if item.id not in sizes:
                 sizes[item.id] = len(pack(meant))
@@ -306,7 +308,9 @@ def bare(id: str) -> str:
 
 def no_conversation(id: str, param: str | None = None) -> Fault:
     """The fault for a conversation that is not there."""
-    return Fault("not_found", f"There is no conversation {id!r}, or no longer.", "client", param)
+    return Fault(
+        "not_found", f"There is no conversation {quoted(id)}, or no longer.", "client", param
+    )
 
 
 TOO_MANY_CALLS = "that of the earliest calls was not looked for, as their arguments are too long"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import JSON, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
@@ -314,7 +314,7 @@ def decode_choice(
                     return NamedTool(name), parallel
                 if isinstance(tool, UnknownTool) and tool.value.get("name") == name:
                     return UnknownTool(NAME, tool.kind, {"name": name}), parallel
-            problem = f"chooses {name!r}, which is not among the tools"
+            problem = f"chooses {quoted(name)}, which is not among the tools"
             raise FaultError(bad_request(problem, "tool_choice.name"))
         case _:
             problem = "must be 'auto', 'any', 'none', or 'tool' with a name"
