@@ -21,7 +21,7 @@ from dragoman.server.state.resolve import room_of, understand
 from dragoman.stores import base
 from dragoman.stores.base import DIGESTED, SPELLED, call_digest
 from dragoman.stores.memory import MemoryStore
-from dragoman.wire.json import LONGEST_STOP
+from dragoman.wire.protocol import LONGEST_STOP
 from tests.hostile.test_stored import record
 from tests.server.state.storing import storing
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, word

@@ -23,7 +23,7 @@ from dragoman.core.turn import EMPTY, Turn
 from . import error, json, sse
 from .json import ABSENT, BROKEN, Limits, Reader, decode_string, decode_strings, merge, string
 from .losses import Note, listed
-from .protocol import Dialect
+from .protocol import Dialect, check_stop
 from .usage import decode_usage, encode_usage
 
 CHOICES = "choices"
@@ -118,7 +118,7 @@ def decode_sampling(
     if isinstance(stop, str):
         stop = [stop]
     if stop:
-        json.check_stop("stop", stop, limits)
+        check_stop("stop", stop, limits)
     if bias is not None and len(bias) > limits.max_logit_bias:
         raise json.too_many("logit_bias", limits.max_logit_bias, "max_logit_bias")
     if body.n is not None and body.n > limits.max_choices:

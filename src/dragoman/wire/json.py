@@ -102,19 +102,6 @@ def too_many(path: str, most: int, setting: str) -> FaultError:
     return FaultError(bad_request(f"has more than {most} members ({setting})", path))
 
 
-LONGEST_STOP = 4_096
-"""Characters of a stop string, which each part of an answer is compared with."""
-
-
-def check_stop(path: str, stop: Collection[str], limits: Limits) -> None:
-    """Raise FaultError for more stop strings, or longer ones, than there may be."""
-    if len(stop) > limits.max_stop:
-        raise too_many(path, limits.max_stop, "max_stop")
-    if max(map(len, stop)) > LONGEST_STOP:
-        problem = f"has a string of more than {LONGEST_STOP} characters, which is the limit"
-        raise FaultError(bad_request(problem, path))
-
-
 UNMARKED = bytes({*range(256)} - {*b",:[{"})
 """Each byte of JSON but commas, colons and opening brackets: without them, its length is how many
 values and names there are at the most, as texts may have such marks, too."""

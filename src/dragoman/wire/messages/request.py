@@ -29,7 +29,7 @@ from dragoman.wire import json
 from dragoman.wire.choices import Probability
 from dragoman.wire.json import ABSENT, LIMITS, Cache, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
-from dragoman.wire.protocol import Dialect
+from dragoman.wire.protocol import Dialect, check_stop
 
 from .blocks import (
     NAME,
@@ -109,7 +109,7 @@ def _decode(data: bytes, limits: Limits) -> Request:
     items = decode_messages(body.messages, body.system, limits)
     offered = decode_tools(body.tools, limits)
     if body.stop_sequences:
-        json.check_stop("stop_sequences", body.stop_sequences, limits)
+        check_stop("stop_sequences", body.stop_sequences, limits)
     json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
     if body.metadata is not None:
         json.check_metadata(body.metadata, limits)
