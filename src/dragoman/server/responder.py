@@ -284,16 +284,13 @@ class Responder(ABC):
     def fail(self, fault: Fault) -> None:
         """Send the client why the answer ends here."""
 
-    def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> bool:
-        """Whether a batch is encoded in a thread, because others would have to wait for it. It is
-        received again with what was `made` of it, and after it the `batches` that came since."""
-        if sum(map(_tokens, events)) <= MANY_TOKENS:
-            return False
+    def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:
+        """Encode a batch in a thread, because others would have to wait for it. It is received
+        again with what was `made` of it, and after it the `batches` that came since."""
         self.batches = []
-        self._encoding = asyncio.ensure_future(self._encode_batch(make, events))
-        return True
+        self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
 
-    async def _encode_batch(
+    async def _encode_apart(
         self, make: Callable[[list[Event]], object], events: list[Event]
     ) -> None:
         try:
@@ -308,8 +305,12 @@ class Responder(ABC):
         self.schedule()
 
 
+def tokens_of(events: list[Event]) -> int:
+    """How many tokens with log-probabilities are in events, with their alternatives."""
+    return sum(map(_tokens, events))
+
+
 def _tokens(event: Event) -> int:
-    """How many tokens with log-probabilities are in an event, with their alternatives."""
     tokens: tuple[Token, ...] = ()
     match event:
         case Delta():
@@ -329,7 +330,6 @@ class Unary(Responder):
     """An answer in one body."""
 
     _fold: Fold | None = None
-    _body: bytes | None = None  # made in a thread
 
     def receive(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
@@ -341,7 +341,7 @@ class Unary(Responder):
                 fold, response = plan.run.fold, plan.run.response
             else:
                 fold = self._fold = self._fold or Fold()
-                if self._body is None:
+                if self.made is None:
                     fold.feed_all(events)
                 if not isinstance(last, TERMINAL):
                     return
@@ -351,11 +351,11 @@ class Unary(Responder):
             if response.status in ("failed", "in_progress"):
                 self.refuse(response.error or UNFINISHED)
             else:
-                dialect, body = DIALECTS[self.service.settings.dialect], self._body
+                dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
                     if fold.tokens > MANY_TOKENS:
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
-                        self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
+                        self.apart(lambda _: make(), events)
                         return
                     body = wire.encode_response(response, plan.echoed, dialect)
                 losses = plan.losses + response.losses + judge(response, wire.losses)
@@ -365,15 +365,6 @@ class Unary(Responder):
             self.leave()
         except Exception as error:
             self.broken(error)
-
-    async def _encode_apart(self, make: Callable[[], bytes], events: list[Event]) -> None:
-        """Make the body in a thread, as others would have to wait for it, and send it."""
-        try:
-            self._body = await asyncio.to_thread(make)
-        except Exception as error:
-            self.broken(error)
-        else:
-            self.receive(events)
 
     def fail(self, fault: Fault) -> None:
         """Refuse the request."""
@@ -435,7 +426,8 @@ class Stream(Responder):
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
                 data, self.made = self.made, None
-            elif self._hold is not None and self.apart(self._encoded, events):
+            elif self._hold is not None and tokens_of(events) > MANY_TOKENS:
+                self.apart(self._encoded, events)
                 return  # only what is much is held
             elif isinstance(last, Finished):
                 data = self._encoded(events)

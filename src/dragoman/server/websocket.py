@@ -32,7 +32,7 @@ from .cancellation import GONE, TERMINAL
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import HEAVY, SMALL, Hold, too_large
 from .log import Entry
-from .responder import Responder, Service
+from .responder import MANY_TOKENS, Responder, Service, tokens_of
 from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, room_of, understand
 from .state.run import Runs
@@ -176,7 +176,8 @@ class Turn(Responder):
                 return
             if self.made is not None:
                 frames, self.made = self.made, None
-            elif self._hold is not None and self.apart(self._encoder.frames, events):
+            elif self._hold is not None and tokens_of(events) > MANY_TOKENS:
+                self.apart(self._encoder.frames, events)
                 return
             else:
                 frames = self._encoder.frames(events)
