@@ -299,7 +299,7 @@ async def test_profile_is_read_from_the_listing_once() -> None:
         (model,) = await engine.models()
         assert (await engine.capabilities("m")).images is False
     assert [asked.json["skip_special_tokens"] for asked in up.asked] == [False, False]
-    assert len(up.probes) == 2
+    assert len(up.probes) == 1  # the same listing, which is still fresh
     shown = (model.extra or {})["models"]
     assert (shown["format"], shown["guarantees"]) == ("plain", ["best-effort"])
     assert shown["context_window"] == 4096

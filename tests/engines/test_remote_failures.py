@@ -158,7 +158,7 @@ async def test_slow_answer_does_not_time_out() -> None:
 @pytest.mark.parametrize("tail", ["endless", "silent"])
 async def test_refusal_that_does_not_end_is_reported(monkeypatch, tail) -> None:
     monkeypatch.setattr(upstream, "PATIENCE", 0.5)
-    monkeypatch.setattr(upstream, "LONGEST_REFUSAL", 1000)
+    monkeypatch.setattr(wire_error, "LONGEST", 1000)
     words = [head(503, "retry-after: 4", type="text/plain"), b"full "]
     more = [b"x" * 500] * 10 if tail == "endless" else []
     async with remote(Reply(words + more, hang=True)) as (engine, up), asyncio.timeout(60):

@@ -315,7 +315,7 @@ def test_an_item_without_a_place_is_refused_by_its_type_and_place(item, kind, le
 
 @pytest.mark.parametrize(
     ("kind", "shown"),
-    [("web_search_call", "'web_search_call'"), ("x\n" * 99, repr("x\n" * 32 + "…"))],
+    [("web_search_call", "'web_search_call'"), ("x\n" * 99, repr(("x\n" * 99)[:99] + "…"))],
 )
 def test_r4_19_hosted_calls_are_dropped_and_reported(kind, shown) -> None:
     items = (USER, Unknown("responses", kind, {"id": "ws_1"}), USER)

@@ -8,7 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dragoman.server.state.service import Memory
 from dragoman.stores import sqlite
 from dragoman.stores.base import Paging, StoreError, WaitedError, reading
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.postgres import CONNECTIONS, PostgresStore
 from dragoman.stores.sqlite import SqliteStore
 from dragoman.stores.statements import Row, Values
 from tests.samples import samples
@@ -349,3 +350,20 @@ async def test_15_reads_of_one_tenant_that_wait_are_bounded(
         refused = [isinstance(answer, WaitedError) for answer in answers]
         assert 15 <= sum(refused[:20]) < 20
         assert not any(refused[20:])
+
+
+async def test_15_who_waits_for_a_connection_says_nothing_about_the_database(
+    tmp_path: Path, postgres: Any
+) -> None:
+    store = PostgresStore(postgres.address, schema=tmp_path.name)
+    await store.ready()
+    async with AsyncExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            await stack.enter_async_context(store._connected())
+        store._patience = 0.1
+        with pytest.raises(WaitedError):
+            await store._read("SELECT 1")
+        assert not store._breaker.open
+        store._patience = 30.0
+    assert [tuple(row) for row in await store._read("SELECT 1")] == [(1,)]
+    await store.close()

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 
 from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
+from dragoman.server.http import AHEAD, HTTPProtocol
 from dragoman.server.settings import Settings
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, served, word
 
@@ -30,6 +32,12 @@ def chat(*headers: str, version: str = "HTTP/1.1", target: str = CHAT) -> bytes:
     return request(f"POST {target} {version}", JSON, LENGTH, *headers, body=BODY)
 
 
+SOCKET = (
+    "upgrade: websocket",
+    "connection: upgrade",
+    "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
+    "sec-websocket-version: 13",
+)
 CHUNKED = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
 MESSAGES: list[tuple[str, bytes, int]] = [
     ("1.41 two hosts", chat(HERE, HERE), 400),
@@ -55,6 +63,8 @@ MESSAGES: list[tuple[str, bytes, int]] = [
         400,
     ),
     ("a content type twice", chat(HERE, JSON), 400),
+    ("26 a socket by POST", request("POST /v1/responses HTTP/1.1", HERE, *SOCKET), 400),
+    ("26 a socket of no version", request("GET /v1/responses HTTP/1.1", HERE, *SOCKET[:-1]), 400),
 ]
 HOSTS = ["x, y", "localhost,localhost", "localhost localhost", "a/b", "me@localhost", "x" * 301]
 
@@ -88,6 +98,55 @@ async def test_2_11_http_1_0_gets_no_chunks(body) -> None:
         assert b"\r\nconnection: close" in head
         assert rest.startswith(b"data: {" if body == STREAM else b'{"id"')
         assert rest.endswith(b"data: [DONE]\n\n" if body == STREAM else b"}")
+
+
+# ---- many requests at once -----------------------------------------------------------------------
+
+
+async def test_13_requests_that_come_together_are_parsed_a_few_at_a_time(monkeypatch) -> None:
+    waiting, answer, together = [], HTTPProtocol._answer, 3000
+
+    def look(self: HTTPProtocol) -> None:
+        waiting.append(len(self.pipeline))
+        answer(self)
+
+    monkeypatch.setattr(HTTPProtocol, "_answer", look)
+    quoting = json.dumps(asking(messages=[{"role": "user", "content": " HTTP/1.1" * 999}])).encode()
+    length = f"content-length: {len(quoting)}"
+    messages = [request(f"GET /{number} HTTP/1.1", HERE) for number in range(together)]
+    messages.insert(9, request(f"POST {CHAT} HTTP/1.1", HERE, JSON, length, body=quoting))
+    async with served(App(Stub(), Settings())) as port:
+        answers = await asyncio.wait_for(
+            exchange(port, b"".join(messages), request("GET /end HTTP/1.0")), 60
+        )
+    found = re.findall(rb"HTTP/1.1 200|nothing at /(\w+)", answers)
+    assert found[9] == b""  # the one with a body, in its place
+    assert found[:9] + found[10:] == [*(b"%d" % n for n in range(together)), b"end"]
+    assert max(waiting) <= AHEAD
+
+
+async def test_14_requests_behind_an_answer_are_not_read(monkeypatch) -> None:
+    kept, received = [], HTTPProtocol.data_received
+
+    def receive(self: HTTPProtocol, data: bytes) -> None:
+        received(self, data)
+        kept.append((len(self.pipeline), len(self._unparsed)))
+
+    monkeypatch.setattr(HTTPProtocol, "data_received", receive)
+    stub = Stub(0.3, *OPENING, word("Hello"), *closing("Hello"))
+    many = request("GET / HTTP/1.1", HERE, "x: " + "y" * 9_000)
+    async with served(App(stub, Settings())) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat(HERE))
+        for _ in range(100):  # more than is read at once
+            writer.write(many)
+        writer.write_eof()
+        answers = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200") == 1
+    assert answers.count(b"HTTP/1.1 404") == 100
+    assert max(waiting for waiting, _ in kept) <= AHEAD
+    assert 0 < max(size for _, size in kept) <= 512 * 1024
 
 
 # ---- one side closed -----------------------------------------------------------------------------

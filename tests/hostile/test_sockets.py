@@ -163,13 +163,29 @@ def test_2e_02_waiting_turns_are_bounded_by_bytes(server: Product) -> None:
     free(server)
 
 
-def test_2e_02_small_turns_that_wait_are_bounded_together(server: Product) -> None:
-    with connected(server) as (one,):
-        for number in range(30):
-            one.ask(50_000, model="never", stream_id=f"lane{number % 3}")
-        refused = [one.end() for _ in range(10)]
-        assert {each["error"]["code"] for each in refused} == {"rate_limit_exceeded"}
-        assert "bytes of turns are waiting" in refused[0]["error"]["message"]
+@pytest.mark.parametrize(
+    ("count", "fields"),
+    [
+        (40, {"input": "x" * 60_000, "x": [[]] * 1_000}),
+        (40, {"input": [{"role": "user", "content": "a"}] * 1_500}),
+        (15, {"x": [[]] * 15_000}),
+        (6, {"x": [[]] * 149_000}),
+    ],
+    ids=["bytes", "4.12 messages", "4.11 values", "4.11 many values"],
+)
+def test_2e_02_turns_that_wait_are_bounded_by_what_they_weigh(
+    server: Product, count: int, fields: dict[str, Any]
+) -> None:
+    with connected(server) as (one,), watched(server) as cost:
+        for number in range(count):
+            one.ask(model="never", stream_id=f"lane{number % 3}", **fields)
+        refused = one.end()
+        assert refused["status"] in (429, 503, 413)
+        assert (
+            "(memory)" in refused["error"]["message"] or "(max_json" in refused["error"]["message"]
+        )
+    assert cost.grown < 60
+    free(server)
 
 
 def test_2e_03_what_a_connection_remembers_is_bounded_by_bytes(server: Product) -> None:

@@ -159,7 +159,7 @@ async def test_2d_what_is_small_is_not_counted(monkeypatch: pytest.MonkeyPatch) 
     assert (
         await called(app, "POST", RESPOND, asking("responses", previous_response_id="resp_r"))
     ).status == 200
-    assert max(map(abs, taken)) < 100  # the body
+    assert max(map(abs, taken)) < 1_000  # the body, and its values
     await app.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import itertools
 import json
@@ -12,12 +13,21 @@ from functools import cache
 
 import pytest
 
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.fold import Fold
+from dragoman.core.interfaces import Caller, Secret
+from dragoman.core.item import Message
+from dragoman.core.request import Request
 from dragoman.core.turn import Turn
+from dragoman.engines import remote, upstream
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
+from dragoman.wire import embeddings, error
+from dragoman.wire import json as wire_json
+from dragoman.wire import sse as sse_wire
 from dragoman.wire.registry import WIRES
+from dragoman.wire.responses.items import decode_tokens
 from tests.hostile.stage import gateway, watched
 from tests.mock import Asked, Reply, chunk, completion, head, mock, plain
 from tests.product import configured
@@ -240,3 +250,208 @@ async def test_clients_are_told_to_wait_a_day_at_the_most(asked) -> None:
         call = await Call(app, body=asking())()
         assert (call.status, call.headers["retry-after"]) == (429, "86400")
         await app.close()
+
+
+# ---- what is no answer ---------------------------------------------------------------------
+
+
+def failed(wire: str, data: bytes) -> str:
+    """What is wrong with a stream that has this before its end, fed as it comes."""
+    decoder, fold = WIRES[wire].decoder(Turn("1", 0, "m")), Fold()
+    for at in range(0, len(data), 32_768):
+        fold.feed_all(decoder.feed(data[at : at + 32_768]))
+    fold.feed_all(decoder.close())
+    assert fold.response
+    assert fold.response.error
+    return fold.response.error.message
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+def test_u2_an_event_has_so_many_lines_at_the_most(wire) -> None:
+    said = failed(wire, b"data:\n" * (sse_wire.MAX_LINES + 10_000))
+    assert f"more than {sse_wire.MAX_LINES} lines" in said
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+@pytest.mark.parametrize("between", [b"\n", b"\n\n"], ids=["U2 lines", "L2 events"])
+def test_lines_that_are_no_json_are_tried_so_often_at_the_most(wire, between, monkeypatch) -> None:
+    tried = []
+    load = wire_json.load
+    monkeypatch.setattr(wire_json, "load", lambda data: tried.append(data) or load(data))
+    assert "JSON" in failed(wire, (b"data: x" + between) * 5_000 + b"\n" + WORD)
+    assert len(tried) < 2 * error.MAX_GARBLED + 32_768 // len(b"data: x" + between)
+
+
+def test_a_long_event_of_a_stream_with_few_lines_is_read_in_pieces() -> None:
+    """The lines of an event that is whole do not count for the next one."""
+    decoder = sse_wire.SSEDecoder()
+    half = b": x\n" * (sse_wire.MAX_LINES // 2 - 10)
+    for _ in range(3):
+        assert decoder.feed(half) == []
+        assert decoder.feed(half + b"data: 1\n\n") == [("", b"1")]
+
+
+def test_u1_what_a_long_answer_without_vectors_says_is_not_looked_for(monkeypatch) -> None:
+    built = []
+    monkeypatch.setattr(wire_json, "load", built.append)
+    long = b'{"datb":[' + b"[]," * (error.LONGEST // 3) + b"1]}"
+    for said in (long, long[:-1]):
+        with pytest.raises(FaultError, match="no vectors"):
+            embeddings.decode_response(said)
+    assert not built
+
+
+async def test_u1_vectors_are_held_for_the_caller_while_they_come() -> None:
+    said = b'{"data":[' + b"[]," * 60_000 + b"1]}"
+    held: list[int] = []
+    async with mock(Reply([head(200, f"content-length: {len(said)}"), said])) as up:
+        engine = Remote(up.base_url, wire="chat")
+        request = {"model": "m", "input": "hi"}
+        answer = await engine.embed(request, Caller(count=held.append))
+        assert wire_json.dump(answer) == said
+        assert sum(held) == len(said)
+        full = FaultError(Fault("overloaded", "No room."))
+        with pytest.raises(FaultError, match="No room"):
+            await engine.embed(request, Caller(count=lambda _: (_ for _ in ()).throw(full)))
+        await engine.close()
+
+
+async def test_u5_large_answers_are_decoded_one_at_a_time() -> None:
+    engine = Remote("http://127.0.0.1:1/v1", wire="chat")
+    at_work, most = 0, 0
+
+    def work(more: int) -> int:
+        nonlocal at_work, most
+        at_work += more
+        most = max(most, at_work)
+        time.sleep(0.002)
+        at_work -= more
+        return more
+
+    assert await asyncio.gather(*(engine.upstream.apart(work, 1) for _ in range(8))) == [1] * 8
+    assert most == 1
+    await engine.close()
+
+
+async def test_values_of_an_answer_in_many_lines_are_counted(monkeypatch) -> None:
+    monkeypatch.setattr(remote, "MAX_VALUES", 50_000)
+    said = b'{"choices":[\n' + b"{},\n" * 100_000 + b"1]}"
+    async with mock(Reply([head(200, f"content-length: {len(said)}"), said])) as up:
+        app = App(Remote(up.base_url, wire="chat"), Settings())
+        call = await Call(app, body=asking())()
+        assert call.status == 502
+        assert b"more than 50000 values in one" in call.body
+        await app.close()
+
+
+async def test_l3_what_is_large_after_the_end_is_not_waited_for() -> None:
+    """Each piece of it was decoded in a thread, after which the wait for late usage began anew."""
+    beside = b": " + b"x" * remote.LARGE + b"\n\n"
+    sent: list[int] = []
+    more = (sent.append(n) or beside for n in range(100))
+    pieces = itertools.chain([head(200), WORD + END + beside], more)
+    async with mock(Reply(pieces, pause=0.02)) as up:
+        app = App(Remote(up.base_url, wire="chat"), Settings())
+        call = await Call(app, body=asking())()
+        assert call.status == 200
+        assert b"word" in call.body
+        await app.close()
+        await up.asked[0].gone
+    assert len(sent) < 50
+
+
+# ---- questions beside the answers ----------------------------------------------------------
+
+
+MANY = b'{"data":[{"id":"m"}],"input_tokens":3,"x":[' + b"{}," * upstream.MAX_VALUES + b"1]}"
+LISTED = plain(200, {"data": [{"id": "m"}]})
+
+
+async def test_u3_listing_has_so_many_values_at_the_most() -> None:
+    reply = Reply([head(200, f"content-length: {len(MANY)}"), MANY])
+    async with mock(plain(500, b""), probed=reply) as up:
+        engine = Remote(up.base_url, wire="chat")
+        with pytest.raises(FaultError, match=f"more than {upstream.MAX_VALUES} values"):
+            await engine.models()
+        await engine.close()
+
+
+async def test_u3_c1_listing_is_asked_for_once_however_many_want_it(monkeypatch) -> None:
+    async with mock(plain(500, b""), probed=LISTED) as up:
+        engine = Remote(up.base_url, wire="chat", pass_client_key=True)
+        one, other = Caller(key=Secret("one")), Caller(key=Secret("other"))
+        listings = await asyncio.gather(*(engine.models(one) for _ in range(5)))
+        assert [[model.id for model in each] for each in listings] == [["m"]] * 5
+        await engine.models(one)
+        assert len(up.probes) == 1
+        await engine.models(other)  # who may see others
+        assert len(up.probes) == 2
+        monkeypatch.setattr(upstream, "MOST_FRESH", 2)
+        for _ in range(2):
+            await engine.models(Caller(key=Secret("third")))
+        assert len(up.probes) == 4
+        monkeypatch.setattr(upstream, "FRESH", 0.0)
+        engine.upstream._listings.clear()
+        for _ in range(2):
+            await engine.models(one)
+        assert len(up.probes) == 6
+        await engine.close()
+
+
+async def test_why_there_is_no_listing_is_as_fresh_and_one_who_leaves_does_not_end_it() -> None:
+    came = asyncio.Event()
+
+    async def refused(asked: Asked) -> Reply:
+        came.set()
+        await asyncio.sleep(0.02)
+        return plain(404, b"")
+
+    async with mock(plain(500, b""), probed=refused) as up:
+        engine = Remote(up.base_url, wire="chat")
+        leaves = asyncio.ensure_future(engine.models())
+        await came.wait()
+        leaves.cancel()
+        for _ in range(2):
+            with pytest.raises(FaultError, match="no model listing"):
+                await engine.models()
+        assert len(up.probes) == 1
+        await engine.close()
+
+
+async def test_listing_that_nobody_waits_for_ends_with_its_engine() -> None:
+    came = asyncio.Event()
+
+    async def silent(asked: Asked) -> Reply:
+        came.set()
+        return Reply([], hang=True)
+
+    async with mock(plain(500, b""), probed=silent) as up:
+        engine = Remote(up.base_url, wire="chat")
+        waits = asyncio.ensure_future(engine.models())
+        await came.wait()
+        await engine.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens"),
+    [
+        (b'{"input_tokens":7}', 7),
+        (b'{"input_tokens":true}', None),
+        (b'{"input_tokens":-5}', None),
+        (b'{"input_tokens":1%s}' % (b"0" * 30), None),
+        (MANY, None),
+    ],
+    ids=["a count", "true", "negative", "huge", "many values"],
+)
+async def test_u6_count_is_a_count(said, tokens) -> None:
+    async with mock(Reply([head(200, f"content-length: {len(said)}"), said])) as up:
+        engine = Remote(up.base_url, wire="messages")
+        assert await engine.count(Request(model="m", items=(Message("user", "hi"),))) == tokens
+        await engine.close()
+
+
+def test_u4_logprob_is_a_number() -> None:
+    (token,) = decode_tokens([{"token": "a", "logprob": True, "top_logprobs": [{"logprob": -1}]}])
+    assert (token.logprob, token.top[0].logprob) == (None, -1)

@@ -42,6 +42,7 @@ max_choices = 7
 max_inputs = 8
 max_metadata = 9
 max_metadata_bytes = 10
+history_items = 70_000
 memory = 5_000
 answer_limit = 6_000
 header_limit = 2_000

@@ -1,8 +1,10 @@
 """Those who look after workers: who is started, replaced, told to stop. No process is forked here;
 `test_host` does that, and sees the whole of it from outside."""
 
+import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -101,3 +103,20 @@ def test_l9_a_closed_terminal_is_as_sigterm_unless_that_is_ignored(ignored) -> N
         server._captured_signals.clear()  # uvicorn would raise them again
     after = signal.SIG_IGN if ignored else signal.SIG_DFL
     assert signal.getsignal(signal.SIGHUP) == after
+
+
+def test_e1_the_death_of_a_worker_is_not_told_to_a_pipe_that_is_full(monkeypatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb") as end:
+        os.set_blocking(writing, False)  # a write that would wait is an error
+        os.set_blocking(reading, False)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        room._tell_of_death(0, 9, 0.0)
+        pipe.flush()
+        assert end.read() == b"Worker 0 ended by signal 9; it is started again now.\n"
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(65_536))
+        room._tell_of_death(0, 9, 0.0)
+        pipe.flush()
+        assert not end.read().strip(b"\0")

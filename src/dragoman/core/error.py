@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from .item import Extra
 
@@ -46,6 +46,12 @@ Code = Literal[
 ]
 
 
+LONGEST = 100
+"""Characters that are quoted of what somebody sent."""
+MAX_MESSAGE, MAX_FIELD = 4096, 256
+"""Characters of a fault's message and of its other fields: what they quote may be of any length."""
+
+
 class Fault(Struct, frozen=True, omit_defaults=True):
     """What happened, on whose side, and which field it is about.
 
@@ -63,6 +69,29 @@ class Fault(Struct, frozen=True, omit_defaults=True):
     upstream_code: str | None = None
     upstream_type: str | None = None
     extra: Extra | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.message) > MAX_MESSAGE:
+            force_setattr(self, "message", cut(self.message, MAX_MESSAGE))
+        for name in ("param", "retry_after", "upstream_code", "upstream_type"):
+            value = getattr(self, name)
+            if value is not None and len(value) > MAX_FIELD:
+                force_setattr(self, name, cut(value, MAX_FIELD))
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or the beginning of one with more characters.
+
+    >>> cut("abc", 3), cut("abcd", 3)
+    ('abc', 'ab…')
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def quoted(text: str) -> str:
+    """Some text of a client's or an upstream's in quotes, which may be of any length: where it is
+    long, its beginning."""
+    return repr(cut(text, LONGEST))
 
 
 def hint(word: str, known: Iterable[str]) -> str:
@@ -93,7 +122,7 @@ class FaultError(Exception):
 
 def bad_request(problem: str, param: str | None = None) -> Fault:
     """The fault for a field the client got wrong; the message starts with the field's name."""
-    message = f"{param}: {problem}" if param else problem
+    message = f"{cut(param, MAX_FIELD)}: {problem}" if param else problem
     return Fault("invalid_request", message, "client", param)
 
 
@@ -105,13 +134,13 @@ def with_param(fault: Fault, param: str) -> Fault:
     """
     message = fault.message
     if fault.param is not None and message.startswith(f"{fault.param}:"):
-        message = param + message.removeprefix(fault.param)
+        message = cut(param, MAX_FIELD) + message.removeprefix(fault.param)
     return replace(fault, param=param, message=message)
 
 
 def unsupported(problem: str, param: str) -> Fault:
     """The fault for a field that is legal and that this route cannot carry."""
-    return Fault("unsupported", f"{param}: {problem}", "client", param)
+    return Fault("unsupported", f"{cut(param, MAX_FIELD)}: {problem}", "client", param)
 
 
 CUT = Fault(

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .error import Fault, FaultError, unsupported, with_param
+from .error import Fault, FaultError, quoted, unsupported, with_param
 from .event import (
     Delta,
     Event,
@@ -527,7 +527,7 @@ class CallFilter:
                 ):
                     self._dropped[choice] = None
                     self._indices.append(None)
-                    why = f"a call of {call.name!r}, which is not allowed, was dropped"
+                    why = f"a call of {quoted(call.name)}, which is not allowed, was dropped"
                     self._losses.note("tool_choice", "dropped", why)
                     continue
                 case ItemAdded(index=index, choice=choice, item=item):

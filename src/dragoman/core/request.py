@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
+from .error import quoted
 from .item import JSON, Extra, Item, Part, Unknown, UnknownPart
 
 
@@ -211,10 +212,6 @@ def completion_request(
     return Completion(**asdict(request) | {"prompts": given, "echo": echo})
 
 
-LONGEST = 64
-"""Characters of a name that are shown: a client may send any."""
-
-
 def type_name(value: Item | Part | Tool) -> str:
     """The type of an item, a part or a tool, in quotes.
 
@@ -229,4 +226,4 @@ def type_name(value: Item | Part | Tool) -> str:
             kind = str(fields.get("type"))
         case _:
             kind = str(value.__struct_config__.tag)
-    return repr(kind if len(kind) <= LONGEST else f"{kind[:LONGEST]}…")
+    return quoted(kind)

@@ -6,12 +6,13 @@ Turns are dropped whole: no output without its call, no reasoning without the me
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import filterfalse
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -54,6 +55,10 @@ PER_IMAGE = 800
 """A picture of ordinary size; its bytes do not matter."""
 PER_AUDIO_BYTE = 1 / 4000
 """Audio as base64 of PCM: about ten tokens per second."""
+
+MANY = 1_000
+"""Items of a request that are counted on the event loop."""
+T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -119,7 +124,14 @@ async def count(engine: Engine, request: Request, caller: Caller = ANYONE) -> tu
         counted = await able(request, caller)
         if counted is not None:
             return counted, True
-    return estimate(request), False
+    return await _apart(estimate, request), False
+
+
+async def _apart(work: Callable[..., T], request: Request, *given: int) -> T:
+    """What is made of a request; in a thread where it has many items."""
+    if len(request.items) <= MANY:
+        return work(request, *given)
+    return await asyncio.to_thread(work, request, *given)
 
 
 # ---- truncation ------------------------------------------------------------------------------
@@ -143,13 +155,17 @@ class Truncating(Wrapper):
         if context is None:
             return None
         room = context - (request.max_output_tokens or context // ANSWER)
-        items = fit(request.items, room - estimate(replace(request, items=())))
+        items = await _apart(_fitting, request, room)
         missing = len(request.items) - len(items)
         if not missing:
             return None
         why = "the earliest items, so many, were left out: the rest fits the model's context"
         losses = (Loss(f"input({missing})", "dropped", why),)
         return Prepared(replace(request, items=items), partial(with_losses, losses=losses))
+
+
+def _fitting(request: Request, room: int) -> tuple[Item, ...]:
+    return fit(request.items, room - estimate(replace(request, items=())))
 
 
 def fit(items: Sequence[Item], budget: int) -> tuple[Item, ...]:

@@ -39,6 +39,10 @@ OURS = ("inline", "turn")
 """Keys of `extra` that are notes of our own, and no fields of a wire."""
 SIZE = 64 * 1024 * 1024
 """Bytes of reasoning held in memory, about."""
+RESPELLED = 16 * 1024
+"""Characters of a call's arguments beyond which they are compared as text, not by their values."""
+READ = 1024 * 1024
+"""Characters of all arguments in a request, after which it is the same."""
 PER_ENTRY = 200
 """Bytes that an entry of the cache takes beside what it holds."""
 
@@ -310,12 +314,14 @@ class ReasoningCache:
         restored = tuple(restoring.items)
         return (items if restored == items else restored), losses
 
-    def find(self, tenant: str, call: Call) -> _Led | None:
-        """What led to a call, however its client writes the arguments."""
+    def find(self, tenant: str, call: Call, most: int = RESPELLED) -> _Led | None:
+        """What led to a call, however its client writes the arguments, where these are at most so
+        many characters."""
         key = _key(tenant, call)
         found = self.led.get(key)
         if found is None and (latest := self.latest.get(key[:2])) and latest[2] == call.name:
-            same = _value(latest[3]) == _value(key[3])
+            read = max(len(latest[3]), len(key[3])) <= most
+            same = read and _value(latest[3]) == _value(key[3])
             found = self.led.get(latest) if same else None
         return found
 
@@ -368,6 +374,7 @@ class _Restoring(Struct):
     items: list[Item] = []
     dropped: dict[str, None] = {}  # the models that encrypted what was dropped
     start: int = 0
+    left: int = READ  # characters of arguments
     restored: set[int] = set()  # what led to calls, by its identity
 
     def add(self, item: Item) -> None:
@@ -389,7 +396,8 @@ class _Restoring(Struct):
 
     def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
         """What stands before a call and the call, with what led to it: once, unless it is there."""
-        led = self.cache.find(self.tenant, call)
+        self.left -= len(_key("", call)[3])
+        led = self.cache.find(self.tenant, call, min(RESPELLED, self.left))
         given = [*stretch, call]
         if led is None or id(led) in self.restored:
             return given

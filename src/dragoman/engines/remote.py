@@ -270,8 +270,13 @@ class UpstreamAnswer(Struct, eq=False):
         room.left -= len(data)
         if room.left < 0:
             raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
+        if self._silent > LARGE and self._state == State.TAIL:
+            return [], True  # it is no usage
+        self._values = self._values + json.marks(data) if self._silent > LARGE else 0
+        if self._values > MAX_VALUES:
+            raise TooLargeError(f"more than {MAX_VALUES} values in one")
         if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
-            self._wait_for(self._decode_apart, self._state, data, over)
+            self._wait_for(self._decode_apart, data, over)
             return None
         events = decoder.feed(data) if data else []
         if (kept := len(data) - FRAMING * len(events)) > 0:  # and of what was not seen, alike
@@ -280,13 +285,9 @@ class UpstreamAnswer(Struct, eq=False):
                 self._request.caller.count(self._kept)
                 self._kept = 0
         if events:
-            self._silent = self._values = 0
+            self._silent = 0
         elif not over:
             self._silent += len(data)
-            if self._silent > LARGE:
-                self._values += json.marks(data)
-                if self._values > MAX_VALUES:
-                    raise TooLargeError(f"more than {MAX_VALUES} values in one")
         small = not (self._content or self._divided or self._silent > LARGE)
         self._unseen = most if small and room.left >= most and not room.shared else -1
         return events, over
@@ -401,7 +402,7 @@ class UpstreamAnswer(Struct, eq=False):
             self._task = None
             self._fail(error)
 
-    async def _decode_apart(self, state: State, data: bytes, over: bool) -> None:
+    async def _decode_apart(self, data: bytes, over: bool) -> None:
         """Decode in a thread what others would have to wait for. Nothing is read meanwhile."""
         connection, decoder = self._exchange.connection, self._request.decoder
         connection.pause()
@@ -411,13 +412,10 @@ class UpstreamAnswer(Struct, eq=False):
             events = decoder.feed(data)
             return events + decoder.close() if over and connection.error is None else events
 
-        events = await asyncio.to_thread(decoded)
-        self._state, self._ready, self._unseen = state, (events, over), -1
-        self._silent = self._values = 0
+        events = await self._remote.upstream.apart(decoded)
+        self._state, self._ready, self._unseen = State.BODY, (events, over), -1
         self._task = None
         self._on_readable()
-        if self._state == State.TAIL:
-            self._wait_for_late_usage()
         if self._state != State.OVER and not self._paused:
             connection.resume()
             asyncio.get_running_loop().call_soon(self._read_on)
@@ -577,8 +575,8 @@ class Remote:
         headers = (*upstream.headers(caller), *upstream.own_headers(wire, caller))
         answer = asked and await question(client, "POST", url, headers, asked, patience=LISTING)
         match answer:
-            case Answer(status=200, value={"input_tokens": int(tokens)}):
-                return tokens
+            case Answer(status=200, value={"input_tokens": given}):
+                return max(json.whole(given) or 0, 0) or None
         return None
 
     def _counted(self, wire: Wire, request: Request) -> bytes | None:
@@ -601,7 +599,10 @@ class Remote:
         try:
             async with exchange as response:
                 if response.status == 200:
-                    return embeddings.decode_response(await response.read())
+                    body = await response.read(count=caller.count)
+                    if len(body) <= LARGE:
+                        return embeddings.decode_response(body)
+                    return await upstream.apart(embeddings.decode_response, body)
                 fault = await upstream.refusal(response, caller)
         except NetError as error:
             fault = broken(error)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from math import ceil, inf
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urljoin
 
 import msgspec
@@ -40,15 +42,15 @@ from dragoman.wire.registry import WIRES
 from .profiles import ALONE, BY_NAME, GENERIC, Profile, by_answers, by_url
 
 _log = logging.getLogger("dragoman")
+_T = TypeVar("_T")
 
 PATIENCE = 2.0
 """Seconds a refusal has to say why."""
-LONGEST_REFUSAL = 256 * 1024
-"""How many bytes of a refusal are read."""
 LONGEST_WAIT = 60.0
 """Seconds a configured retry waits at the most, whatever Retry-After says."""
 LONGEST_RETRY_AFTER = 86_400
 """Seconds that clients are told to wait at the most: some keep to what they are told."""
+_SECONDS = frozenset("0123456789.")
 _ABSENT = (404, 405)
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 SHORTEST_SECRET = 8
@@ -113,10 +115,13 @@ def wait(retry_after: str | None, attempt: int) -> float:
 
 
 def bounded(retry_after: str | None) -> str | None:
-    """A Retry-After for clients: as it came, but for one that makes no sense or is too long.
+    """A Retry-After for clients: as it came, but for one that makes no sense or is too long, or
+    that not every client can read.
 
     >>> bounded("3"), bounded("0.5"), bounded("1" + "0" * 20), bounded("-1"), bounded("soon")
     ('3', '0.5', '86400', None, None)
+    >>> bounded("1e3"), bounded("1_0.5"), bounded("nan")
+    ('1000', '11', None)
     >>> bounded("Wed, 21 Oct 2015 07:28:00 GMT"), bounded("Fri, 31 Dec 9999 23:59:59 GMT")
     ('Wed, 21 Oct 2015 07:28:00 GMT', '86400')
     """
@@ -124,6 +129,8 @@ def bounded(retry_after: str | None) -> str | None:
         return None
     try:
         seconds = float(retry_after)
+        if not set(retry_after) <= _SECONDS:
+            retry_after = str(ceil(min(seconds, LONGEST_RETRY_AFTER)))
     except ValueError:
         try:
             seconds = max(parsedate_to_datetime(retry_after).timestamp() - time(), 0.0)
@@ -249,6 +256,8 @@ async def question(
     try:
         async with asyncio.timeout(patience), client.stream(method, url, headers, content) as reply:
             raw, value = await reply.read(LONGEST_LISTING), None
+            if json.marks(raw) > MAX_VALUES:
+                raise TooLargeError(f"more than {MAX_VALUES} values in one answer")
             with suppress(ValueError):
                 value = json.load(raw)
             ours = reply.header(VERSION_HEADER) is not None
@@ -264,6 +273,23 @@ LISTING = 5.0
 """Seconds a server has to list its models."""
 LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
 """How many bytes and models a listing may have: the largest has some hundreds in a megabyte."""
+MAX_VALUES = 300_000
+"""How many values it may have, or the answer to another question."""
+FRESH, MOST_FRESH = 1.0, 16
+"""Seconds for which a listing serves all who ask for it with the same headers, and how many such
+are kept: a ring of servers would else ask as often as there are ways through it."""
+
+
+class Listing(Struct):
+    """A server's listing, which some may be waiting for, and until when it is fresh."""
+
+    task: asyncio.Task[tuple[Model, ...]]
+    until: float = inf
+
+    def listed(self, task: asyncio.Task[tuple[Model, ...]]) -> None:
+        """It is there, or why there is none: that is as fresh, but for a task that was given up."""
+        failed = task.cancelled() or task.exception()  # to look at it is to hear of it
+        self.until = 0.0 if failed is True else task.get_loop().time() + FRESH
 
 
 class Upstream:
@@ -311,6 +337,9 @@ class Upstream:
         self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
         self._redirect = ""  # where it last redirected to
+        self._listings: dict[HeaderFields, Listing] = {}
+        self._apart = asyncio.Lock()
+        self._next = 0.0  # when a thread may begin with something large again
 
     def at(self, path: str) -> str:
         """The URL of a path there."""
@@ -354,10 +383,21 @@ class Upstream:
         return ALONE if speaks and reply.value.get("type") == "error" else None
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
-        """The server's own listing. Raises FaultError when it has none to give."""
+        """The server's own listing, asked for once however many want it at about the same time.
+        Raises FaultError when it has none to give."""
         headers = self.headers(caller)
         if self.wires:
             headers = (*headers, *WIRES[self.wires[0]].upstream_headers)
+        now = asyncio.get_running_loop().time()
+        self._listings = {k: known for k, known in self._listings.items() if known.until > now}
+        if (listing := self._listings.get(headers)) is None:
+            listing = Listing(asyncio.ensure_future(self._list(headers, caller)))
+            listing.task.add_done_callback(listing.listed)
+            if len(self._listings) < MOST_FRESH:
+                self._listings[headers] = listing
+        return await asyncio.shield(listing.task)
+
+    async def _list(self, headers: HeaderFields, caller: Caller) -> tuple[Model, ...]:
         answer = await question(self.client, "GET", self.at("/models"), headers, patience=LISTING)
         if answer.fault is not None:
             raise FaultError(answer.fault)
@@ -455,7 +495,7 @@ class Upstream:
             async with asyncio.timeout(PATIENCE):
                 async for data in response.chunks():
                     body += data
-                    if len(body) >= LONGEST_REFUSAL:
+                    if len(body) >= wire_error.LONGEST:
                         break
         retry_after = bounded(response.header("retry-after"))
         fault = wire_error.decode(response.status, body, retry_after)
@@ -466,10 +506,24 @@ class Upstream:
             return replace(fault, code=code, blame="client")
         return fault
 
+    async def apart(self, work: Callable[..., _T], *given: object) -> _T:
+        """What a thread makes of something large. That is done for one answer at a time, and with
+        pauses as long as it took: others hardly get to run beside it."""
+        loop = asyncio.get_running_loop()
+        async with self._apart:
+            await asyncio.sleep(self._next - loop.time())
+            begun = loop.time()
+            try:
+                return await asyncio.to_thread(work, *given)
+            finally:
+                self._next = 2 * loop.time() - begun
+
     async def close(self) -> None:
         """Close all connections."""
         if self._looking is not None:
             self._looking.cancel()
+        for listing in self._listings.values():
+            listing.task.cancel()
         if self._own_client:
             await self.client.aclose()
 

@@ -282,10 +282,13 @@ class Response:
         while chunk := await self.more():
             yield chunk
 
-    async def read(self, limit: int | None = None) -> bytes:
+    async def read(
+        self, limit: int | None = None, count: Callable[[int], None] | None = None
+    ) -> bytes:
         """The rest of the body, whole, of at most `limit` bytes when decoded.
 
-        Raises TooLargeError beyond that; by default the client's Limits.body_bytes counts.
+        `count` is told of the bytes as they come, and may raise what ends it. Raises TooLargeError
+        beyond the limit; by default the client's Limits.body_bytes counts.
         """
         limit = self._limit if limit is None else limit
         chunks: list[bytes] = []
@@ -296,6 +299,8 @@ class Response:
                 raise TooLargeError(
                     f"{self._connection.peer} sent a body of more than {limit} bytes"
                 )
+            if count is not None:
+                count(len(chunk))
             chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -32,6 +32,8 @@ class Room(Protocol):
     """For what of messages has come and was not taken; none until the connection is accepted."""
     unparsed: bytes
     """What has come and waits for room."""
+    read_paused: bool
+    """Whether messages have come that were not taken."""
     writable: asyncio.Event
     """Whether the client keeps up."""
     transport: asyncio.Transport

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
 from dragoman.stores.base import tenant_name
 
@@ -193,12 +193,14 @@ class Browsers:
         # Without a Host header there is no name that could have been pointed at us.
         if name and not (is_loopback(name) or name in self._hosts or "*" in self._hosts):
             problem = "is not a name of this server; list it in allowed_hosts if it should be"
-            raise FaultError(Fault("permission", f"The host {host!r} {problem}.", "client"))
+            raise FaultError(Fault("permission", f"The host {quoted(host)} {problem}.", "client"))
         if not origin and not self._origins and len(self.plain) < _MOST_HOSTS:
             self.plain.add(exchange.headers.get(b"host"))
         if self._guarded and origin and not listed and not self._at_home(origin, exchange):
             problem = "may not use this server; list it in cors_origins if it should"
-            raise FaultError(Fault("permission", f"The origin {origin!r} {problem}.", "client"))
+            raise FaultError(
+                Fault("permission", f"The origin {quoted(origin)} {problem}.", "client")
+            )
 
     def preflight(self, exchange: Exchange) -> bool:
         """Answer OPTIONS from a browser that asks whether it may ask; False for any other."""

@@ -22,7 +22,7 @@ from dragoman.wire.responses.response import encode_compaction
 from .cancellation import Watch
 from .exchange import Exchange, Route, report_headers
 from .responder import Service
-from .state.resolve import understand, without_store
+from .state.resolve import room_of, understand, without_store
 
 ESTIMATED = Loss(
     "input_tokens", "dropped", "an estimate: the model's own tokens are not known here"
@@ -77,7 +77,8 @@ class Endpoints:
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             async with service.gate.place(caller.tenant):
-                answer = await embed(service.engine, request, caller)
+                asking = replace(caller, count=exchange.count)
+                answer = await embed(service.engine, request, asking)
         exchange.reply(200, json.dump(answer))
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
@@ -111,7 +112,5 @@ class Endpoints:
         memory = self._service.memory
         if memory is None:
             return without_store(request)[0]
-        most = self._service.settings.body_limit
-        tenant, count = exchange.tenant, exchange.count
-        asked = await understand(request, memory.store, tenant, most=most, count=count)
-        return asked.whole
+        room = room_of(self._service.settings, exchange.count)
+        return (await understand(request, memory.store, exchange.tenant, room)).whole

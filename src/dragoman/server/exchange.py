@@ -22,7 +22,7 @@ from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import BASE, WIRES, wire_at
 
 from .cancellation import Peer
-from .log import Entry
+from .log import Entry, within
 
 _log = logging.getLogger("dragoman.server")
 
@@ -67,12 +67,17 @@ def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
     if isinstance(error, MemoryError):
         _log.error("%s: there was no memory for it", request_id, extra={"request": request_id})
         return NO_MEMORY
+    log_failure(error, request_id, key)
+    problem = f"Something went wrong in this server; its log says more about {request_id}."
+    return Fault("internal", problem)
+
+
+def log_failure(error: BaseException, request_id: str, key: Secret | None) -> None:
+    """Log what was raised for a request, without its key."""
     text = "".join(traceback.format_exception(error))
     if key is not None:
         text = text.replace(key.reveal(), str(key))
-    _log.error("%s failed:\n%s", request_id, text, extra={"request": request_id})
-    problem = f"Something went wrong in this server; its log says more about {request_id}."
-    return Fault("internal", problem)
+    _log.error("%s failed:\n%s", request_id, within(text), extra={"request": request_id})
 
 
 JSON_TYPE = (b"content-type", b"application/json")

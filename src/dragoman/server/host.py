@@ -7,6 +7,7 @@ import ctypes
 import errno
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -25,7 +26,8 @@ import uvicorn
 
 from .app import App
 from .auth import SHORTEST, is_loopback, key_names, origin_of
-from .http import HTTPConfig, HTTPProtocol, SocketProtocol
+from .frames import SocketProtocol
+from .http import HTTPConfig, HTTPProtocol
 from .log import LINES, log_errors
 from .settings import Settings
 
@@ -119,7 +121,9 @@ def _tell_of_death(number: int, status: int, pause: float) -> None:
     code = os.waitstatus_to_exitcode(status)
     why = f"by signal {-code}" if code < 0 else f"with status {code}"
     again = f"in {pause:g} s" if pause else "now"
-    sys.stderr.write(f"Worker {number} ended {why}; it is started again {again}.\n")
+    with suppress(OSError, ValueError):  # not where nobody reads: the others wait for us
+        if select.select((), (sys.stderr,), (), 0)[1]:
+            sys.stderr.write(f"Worker {number} ended {why}; it is started again {again}.\n")
 
 
 def _be_a_worker(work: Callable[[], None], pause: float) -> NoReturn:

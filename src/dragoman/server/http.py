@@ -1,9 +1,8 @@
-"""HTTP/1.1 and WebSockets of one connection: parses what comes, bounds it, and writes."""
+"""HTTP/1.1 of one connection: parses what comes, bounds it, and writes."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections.abc import Awaitable, Callable
 from itertools import chain
@@ -13,20 +12,29 @@ from urllib.parse import unquote, urlsplit
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.wire import error as wire_error
 
-from .asgi import ROOM
 from .cancellation import GONE, Peer
-from .exchange import ID_HEADERS, JSON_TYPE, MARKS, Exchange, Headers, request_ids, site
-from .limits import SMALL, Budget, Hold
+from .exchange import (
+    ID_HEADERS,
+    JSON_TYPE,
+    MARKS,
+    Exchange,
+    Headers,
+    log_failure,
+    request_ids,
+    site,
+)
+from .frames import STEP, SocketProtocol
+from .limits import Budget, Hold
 from .settings import Settings
 
 _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
+_HANDSHAKE = {b"sec-websocket-key", b"sec-websocket-version"}
 
 
 class HTTPExchange(Exchange):
@@ -160,6 +168,9 @@ FIRST_LOOK, LAST_LOOK = 0.01, 5.0
 """Seconds between two looks for a reset: the first and the longest."""
 TCP_CLOSE = 7
 """The state of a connection after a reset (Linux, `tcp_states.h`)."""
+AHEAD = 8
+"""Requests of a connection that are parsed ahead of their turn; the rest waits, and is not read."""
+_REQUEST = b" HTTP/1."  # which the head of each has
 LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
 
@@ -168,9 +179,11 @@ async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
     """Run what is left of a handler; whatever it does, the client is not left waiting."""
     try:
         await rest
-    except BaseException:
+    except BaseException as error:
         exchange.drop()
-        raise
+        if not isinstance(error, Exception):
+            raise
+        log_failure(error, exchange.id, exchange.entry.key if exchange.entry else None)
 
 
 class HTTPConfig(Config):
@@ -187,9 +200,10 @@ class HTTPProtocol(HttpToolsProtocol):
     # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
     # fmt: off
     __slots__ = (
-        "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle", "_hold",
-        "_in_head", "_limit", "_patience", "_pending", "_problem", "_rate", "_received", "_refused",
-        "_stall", "_timed", "_timer", "_timer_at", "_unread", "_upgrades", "defaults",
+        "_ahead", "_allowed", "_answered", "_awaited", "_data", "_fields", "_fresh", "_handle",
+        "_hold", "_in_head", "_limit", "_patience", "_pending", "_problem", "_rate", "_received",
+        "_refused", "_stall", "_timed", "_timer", "_timer_at", "_unparsed", "_unread", "_upgrades",
+        "defaults",
     )
     # fmt: on
 
@@ -219,6 +233,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._fresh = True
         self._received = 0  # bytes of such
         self._data = b""  # what is being parsed
+        self._ahead = AHEAD  # so many requests are parsed at once; -1 while any waits
+        self._unparsed = b""
         self._upgrades = False  # what comes is no HTTP any more
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
@@ -241,6 +257,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.connections.discard(self)
         self._give_up()
         self._release()
+        self._unparsed = b""
         self._answered = None  # it knows this connection, as those do
         self.cycle = self.parser = cast(Any, None)
 
@@ -307,6 +324,10 @@ class HTTPProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if data.count(_REQUEST) > self._ahead:
+            self._unparsed += data
+            self._parse()
+            return
         self._fresh = True
         self._data = data
         super().data_received(data)
@@ -321,6 +342,30 @@ class HTTPProtocol(HttpToolsProtocol):
             self._await(self._patience)
         if self._pending is not None:
             self._answer()
+
+    def _parse(self) -> None:
+        """Parse a few of the requests that have come together, and go on when those that wait are
+        answered, after others had their turn. Until then nothing is read."""
+        data, self._unparsed, at, before = self._unparsed, b"", 0, self.cycle
+        while at < len(data) and not self.pipeline:
+            piece = _REQUEST.join(data[at : at + STEP].split(_REQUEST, AHEAD)[:AHEAD])
+            at += len(piece)
+            self._ahead = AHEAD
+            self.data_received(piece)
+            if self._in_head or self.cycle is not before:
+                break  # and not a body, which may well quote requests
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return
+        left = at < len(data) and not self._refused
+        self._ahead = -1 if left or self.pipeline else AHEAD
+        if left:
+            self._unparsed = data[at:]
+            self.transport.pause_reading()
+            self.flow.read_paused = False  # so that nobody resumes before we do
+            if not self.pipeline:
+                self.loop.call_soon(self._parse)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def _answer(self) -> None:
         """Have the pending request answered. A client that does not read the answers before gets no
@@ -418,10 +463,15 @@ class HTTPProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.append(cast(Any, exchange))
+            self._ahead = -1
 
     def handle_websocket_upgrade(self) -> None:
         """The connection is another protocol's from now on."""
         self._awaited = None
+        scope = cast(Any, self.scope)
+        if scope["method"] != "GET" or not {name for name, _ in scope["headers"]} >= _HANDSHAKE:
+            self.send_400_response("A WebSocket handshake is a GET with a version and a key.")
+            return
         super().handle_websocket_upgrade()
         protocol = cast(SocketProtocol, self.transport.get_protocol())
         if not protocol.handshake_initiated:  # it says nothing of a head that it cannot read
@@ -463,6 +513,8 @@ class HTTPProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._pending = self._answered = cast(Any, self.pipeline).pop(0)
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
+            if not self.pipeline:
+                self.loop.call_soon(self._parse)
         elif self._awaited is None and not self._in_head:
             self._awaited, self._allowed = self.loop.time(), self.timeout_keep_alive
             if self._timer is None or self._timer_at > self._awaited + self._allowed:
@@ -558,142 +610,3 @@ class HTTPProtocol(HttpToolsProtocol):
     def _find_too_large(self) -> None:
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
         self._problem = 431, Fault("too_large", problem, "client")
-
-
-STEP = 4096
-"""Bytes of frames that are parsed before others have their turn: hundreds of pings."""
-LATER, TRIES = 0.1, 20
-"""Seconds after which a connection without room for what comes looks again, and how often."""
-TRY_AGAIN_LATER = 1013
-"""The code of the close that ends such a connection (IANA's registry of close codes)."""
-
-
-class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket, which parses no faster than its client reads and the application takes,
-    with limits on the time of a message and of reading an answer.
-
-    The application finds it under `ROOM` in the extensions of its scope. It says with `hold` whose
-    bytes they are that come, and that it has taken a message with `parse`.
-    """
-
-    hold: Hold | None = None
-    unparsed = b""
-    _at = 0  # so much of that is parsed
-    _more = 0  # bytes of the message behind its first fragment
-    _tries = 0  # to find room for what has come
-    _begun = math.inf  # since when a message is awaited that has begun to come
-    _latest = 0.0  # when something of it came
-    _size = 0  # bytes of it
-    _timer: asyncio.TimerHandle | None = None
-    # Texts go on as bytes: whether they are text is found out where they are decoded.
-    handle_text = WebSocketsSansIOProtocol.handle_bytes
-
-    def data_received(self, data: bytes) -> None:
-        few = len(data) <= STEP and len(self.conn.reader.buffer) <= STEP
-        if few and not (self.unparsed or self.frames) and self.writable.is_set():
-            super().data_received(data)
-        else:
-            self.unparsed, self._at = self.unparsed[self._at :] + data, 0
-            self.parse()
-        if not (self.unparsed or self.conn.reader.buffer or self.frames):
-            self._begun = math.inf
-            return
-        self._latest = self.loop.time()
-        if self._begun == math.inf:
-            self._begun, self._size = self._latest, 0
-        self._size += len(data)
-        if self._timer is None:
-            limits: Settings = cast(Any, self.config).limits
-            self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
-
-    def parse(self) -> None:
-        """Parse a little, and go on after others had their turn; or wait until the client reads,
-        the application takes what has come, or there is room for more."""
-        if self.transport.is_closing():
-            self.unparsed = b""
-        elif self.read_paused or not self.writable.is_set() or self._is_early():
-            self.transport.pause_reading()
-        elif self.unparsed:
-            step = self.unparsed[self._at : self._at + STEP]
-            self._at += STEP
-            if self._at >= len(self.unparsed):
-                self.unparsed, self._at = b"", 0
-            super().data_received(step)
-            self.transport.pause_reading()
-            if self._has_room():
-                self.loop.call_soon(self.parse)
-        elif self._has_room():
-            self.transport.resume_reading()
-        if not (self.unparsed or self.conn.reader.buffer or self.frames):
-            self._begun = math.inf
-
-    def _has_room(self) -> bool:
-        """Hold what has come of messages. Where there is no room for it, look again later, but not
-        for long: all may be waiting for each other."""
-        size = len(self.conn.reader.buffer)
-        if self.frames:
-            size += len(self.frames[0]) + self._more
-        try:
-            if self.hold is not None and not self.read_paused and max(size, self.hold.size) > SMALL:
-                self.hold.resize(size)
-        except FaultError as error:
-            self._tries += 1
-            if self._tries < TRIES:
-                self.transport.pause_reading()
-                self.loop.call_later(LATER, self.parse)
-            else:
-                self.conn.fail(TRY_AGAIN_LATER, error.fault.message[:120])
-                self.handle_parser_exception()
-            return False
-        self._tries = 0
-        return True
-
-    def _is_early(self) -> bool:
-        """Whether much has come before the application has accepted the connection."""
-        return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
-
-    def handle_cont(self, event: Any) -> None:
-        self._more = len(event.data) + (self._more if len(self.frames) > 1 else 0)
-        super().handle_cont(event)
-
-    def handle_connect(self, event: Any) -> None:
-        super().handle_connect(event)
-        if hasattr(self, "scope"):
-            cast(Any, self.scope)["extensions"][ROOM] = self
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.loop.call_soon(self.parse)
-
-    def _look_at_the_clock(self, limits: Settings) -> None:
-        self._timer, now = None, self.loop.time()
-        if self._begun == math.inf or self.close_sent or self.transport.is_closing():
-            self._give_time(limits)
-            return
-        if self.read_paused or self.unparsed:  # it is we who let it wait
-            self._begun = self._latest = now
-        rate_kept = self._begun + self._size / limits.min_rate
-        if now < min(self._latest, rate_kept) + limits.read_time:
-            self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
-            return
-        self.conn.fail(1008, "the rest of a message did not come in time (read_time, min_rate)")
-        self.transport.write(b"".join(self.conn.data_to_send()))
-        self.close_sent = True
-        self.transport.close()
-        self._give_time(limits)
-
-    def _give_time(self, limits: Settings) -> None:
-        """Close even if the client does not take the last of what was sent."""
-        if self._timer is None and self.transport.get_write_buffer_size():
-            self._timer = self.loop.call_later(limits.stall, self.transport.abort)
-
-    async def run_asgi(self) -> None:
-        await super().run_asgi()
-        self._give_time(cast(Any, self.config).limits)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-        self.unparsed, self.frames = b"", []  # what knows this connection may know it for long
-        self.conn.reader.discard()

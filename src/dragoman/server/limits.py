@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dragoman.core.error import Code, Fault, FaultError
-from dragoman.wire.json import LARGE, marks
+from dragoman.core.error import Code, Fault, FaultError, quoted
+from dragoman.wire.json import LARGE, VALUE, marks
 
 from .cancellation import InFlight, Watch
 from .exchange import Exchange
@@ -129,7 +129,7 @@ def _busy(code: Code, problem: str) -> Fault:
 
 class Budget:
     """The bytes that a worker may hold for others, `total` at once, and a share of them for each
-    tenant. It counts; it waits for nothing.
+    tenant. It counts; it waits for nothing. A body weighs more than its bytes: see `weigh`.
 
     Whoever is about to hold bytes opens a `Hold` for their tenant, and says with `resize` how many
     it holds from now on: before they are read or made, where their number is known, else as they
@@ -202,17 +202,23 @@ class Hold:
         self.resize(0)
 
 
+LIGHT = 4096
+"""Bytes of a body that is not weighed."""
 SMALL = 64 * 1024
-"""Bytes of a body that is decoded at once, whatever is in it."""
-_WORK = 15_000
-"""Marks and quarters of a kilobyte in a body beyond which it is decoded in a thread: those take
-others about as much time as they may be kept waiting."""
+"""What a body weighs, or a connection holds, without being counted in the memory."""
+HEAVY = 1_500_000
+"""What a body weighs that is decoded in a thread: others would have to wait for long."""
 
 
-def is_heavy(body: bytes) -> bool:
-    """Whether others would have to wait for long while this body is decoded."""
+def weigh(body: bytes) -> int:
+    """What a body takes of the memory once it is decoded: its bytes, and some for each of its
+    values. Of a large one it is only known to be heavy: its values are counted in the thread.
+
+    >>> weigh(b'{"model":"m","input":"Hi"}')
+    346
+    """
     size = len(body)
-    return size > SMALL and (size > LARGE or marks(body) + (size >> 8) > _WORK)
+    return size + (HEAVY if size > LARGE else VALUE * marks(body))
 
 
 async def read_body(exchange: Exchange, settings: Settings, roster: InFlight, hold: Hold) -> bytes:
@@ -259,14 +265,14 @@ def check_head(exchange: Exchange, limit: int) -> int:
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
     if media_type != _JSON:
         # A page on any site may make a browser send text/plain to this machine; JSON it may not.
-        what = f"is {media_type!r}" if media_type else "is missing"
+        what = f"is {quoted(media_type)}" if media_type else "is missing"
         problem = f"The content-type {what}, and must be application/json."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     coding = ""
     if b"content-encoding" in headers:
         coding = exchange.header(b"content-encoding").strip().lower()
     if coding not in ("", "identity"):
-        problem = f"The body is encoded with {coding!r}; send it as it is."
+        problem = f"The body is encoded with {quoted(coding)}; send it as it is."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     length = headers.get(b"content-length", b"")
     if not length.isdigit():

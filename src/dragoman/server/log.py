@@ -22,6 +22,8 @@ from dragoman.wire import json
 
 LONGEST = 200
 """Characters of a path or of a model's name that are shown."""
+MOST = 16 * 1024
+"""Characters of an error in the log."""
 DISCONNECTED = 499
 """The status of a request whose client disconnected before there was one."""
 SHORTEST_SECRET = 8
@@ -177,7 +179,7 @@ class ErrorFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line or lines of a record."""
-        moment, text = stamp(record.created), super().format(record)
+        moment, text = stamp(record.created), within(super().format(record))
         if self._as_json:
             request = getattr(record, "request", "")
             message = text.encode(errors="replace").decode()  # JSON has no lone surrogates
@@ -196,6 +198,16 @@ def log_errors(*, as_json: bool) -> None:
         handler.setLevel(logging.WARNING)
         handler.setFormatter(ErrorFormat(as_json=as_json))
         root.addHandler(handler)
+
+
+def within(text: str) -> str:
+    """The text, or the beginning and the end of one that is long: it may quote what a client sent.
+
+    >>> len(within("a" * 10**6)), within("short")
+    (16387, 'short')
+    """
+    half = MOST // 2
+    return text if len(text) <= MOST else f"{text[:half]}\n…\n{text[-half:]}"
 
 
 def stamp(moment: float) -> str:

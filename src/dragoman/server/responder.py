@@ -27,7 +27,7 @@ from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
-from dragoman.wire.json import Limits, check_size
+from dragoman.wire.json import UNMARKED, VALUE, Limits, check_size
 from dragoman.wire.losses import header, judge
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.registry import BASE, WIRES
@@ -35,7 +35,7 @@ from dragoman.wire.responses import RESPONSES
 
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
 from .exchange import JSON_TYPE, Exchange, Handler, Headers, Held, fault_of, report_headers
-from .limits import SMALL, Budget, Gate, check_head, is_heavy, read_body
+from .limits import HEAVY, LIGHT, SMALL, Budget, Gate, check_head, read_body, weigh
 from .log import Entry, RequestLog
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
@@ -84,23 +84,36 @@ class Service(Struct, frozen=True):
         hold = self.budget.hold(caller.tenant)
         body = await read_body(exchange, self.settings, self.roster, hold)
         with Watch(self.roster, exchange):
-            return await self.decoded(body, caller, decode)
+            return await self.decoded(body, caller, decode, hold.add)
 
-    async def decoded(self, body: bytes, caller: Caller, decode: Callable[[bytes, Limits], T]) -> T:
-        """What a body asks for. A heavy one is checked and decoded in a thread, one at a time: they
-        would only take it from each other."""
-        if not is_heavy(body):
-            return decode(body, self.settings)
-        tenant = caller.tenant
-        await self.lane.enter(tenant)
-        work = asyncio.get_running_loop().run_in_executor(
-            None, _decoded, body, self.settings, decode
-        )
-        work.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
+    async def decoded(
+        self,
+        body: bytes,
+        caller: Caller,
+        decode: Callable[[bytes, Limits], T],
+        count: Callable[[int], None],
+    ) -> T:
+        """What a body asks for; what it weighs beside its bytes is counted before it is made.
+        Raises FaultError."""
         try:
-            return await asyncio.shield(work)
+            if (weight := weigh(body)) <= HEAVY:
+                count(weight - len(body))
+                return decode(body, self.settings)
+            count(VALUE * await self._apart(check_size, body, caller.tenant))
+            return await self._apart(decode, body, caller.tenant)
         finally:
-            del work, body  # an error in it knows this frame, and would be known by it
+            del body  # an error knows this frame
+
+    async def _apart(self, work: Callable[[bytes, Limits], T], body: bytes, tenant: str) -> T:
+        """Work on a heavy body in a thread, one at a time: they would only take it from each
+        other."""
+        await self.lane.enter(tenant)
+        done = asyncio.get_running_loop().run_in_executor(None, work, body, self.settings)
+        done.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
+        try:
+            return await asyncio.shield(done)
+        finally:
+            del done, body  # an error in it knows this frame, and would be known by it
 
     async def admit(
         self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
@@ -114,11 +127,6 @@ class Service(Struct, frozen=True):
             if not plan.background:
                 await self.gate.enter(caller.tenant)
         return plan
-
-
-def _decoded(body: bytes, limits: Limits, decode: Callable[[bytes, Limits], T]) -> T:
-    check_size(body, limits)
-    return decode(body, limits)
 
 
 class Responder(ABC):
@@ -276,16 +284,13 @@ class Responder(ABC):
     def fail(self, fault: Fault) -> None:
         """Send the client why the answer ends here."""
 
-    def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> bool:
-        """Whether a batch is encoded in a thread, because others would have to wait for it. It is
-        received again with what was `made` of it, and after it the `batches` that came since."""
-        if sum(map(_tokens, events)) <= MANY_TOKENS:
-            return False
+    def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:
+        """Encode a batch in a thread, because others would have to wait for it. It is received
+        again with what was `made` of it, and after it the `batches` that came since."""
         self.batches = []
-        self._encoding = asyncio.ensure_future(self._encode_batch(make, events))
-        return True
+        self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
 
-    async def _encode_batch(
+    async def _encode_apart(
         self, make: Callable[[list[Event]], object], events: list[Event]
     ) -> None:
         try:
@@ -300,8 +305,12 @@ class Responder(ABC):
         self.schedule()
 
 
+def tokens_of(events: list[Event]) -> int:
+    """How many tokens with log-probabilities are in events, with their alternatives."""
+    return sum(map(_tokens, events))
+
+
 def _tokens(event: Event) -> int:
-    """How many tokens with log-probabilities are in an event, with their alternatives."""
     tokens: tuple[Token, ...] = ()
     match event:
         case Delta():
@@ -321,7 +330,6 @@ class Unary(Responder):
     """An answer in one body."""
 
     _fold: Fold | None = None
-    _body: bytes | None = None  # made in a thread
 
     def receive(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
@@ -333,7 +341,7 @@ class Unary(Responder):
                 fold, response = plan.run.fold, plan.run.response
             else:
                 fold = self._fold = self._fold or Fold()
-                if self._body is None:
+                if self.made is None:
                     fold.feed_all(events)
                 if not isinstance(last, TERMINAL):
                     return
@@ -343,11 +351,11 @@ class Unary(Responder):
             if response.status in ("failed", "in_progress"):
                 self.refuse(response.error or UNFINISHED)
             else:
-                dialect, body = DIALECTS[self.service.settings.dialect], self._body
+                dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
                     if fold.tokens > MANY_TOKENS:
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
-                        self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
+                        self.apart(lambda _: make(), events)
                         return
                     body = wire.encode_response(response, plan.echoed, dialect)
                 losses = plan.losses + response.losses + judge(response, wire.losses)
@@ -357,15 +365,6 @@ class Unary(Responder):
             self.leave()
         except Exception as error:
             self.broken(error)
-
-    async def _encode_apart(self, make: Callable[[], bytes], events: list[Event]) -> None:
-        """Make the body in a thread, as others would have to wait for it, and send it."""
-        try:
-            self._body = await asyncio.to_thread(make)
-        except Exception as error:
-            self.broken(error)
-        else:
-            self.receive(events)
 
     def fail(self, fault: Fault) -> None:
         """Refuse the request."""
@@ -427,7 +426,8 @@ class Stream(Responder):
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
                 data, self.made = self.made, None
-            elif self._hold is not None and self.apart(self._encoded, events):
+            elif self._hold is not None and tokens_of(events) > MANY_TOKENS:
+                self.apart(self._encoded, events)
                 return  # only what is much is held
             elif isinstance(last, Finished):
                 data = self._encoded(events)
@@ -566,6 +566,7 @@ class Answers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._light = min(LIGHT, service.settings.body_limit)
         self._small = min(SMALL, service.settings.body_limit)
         if service.memory is not None:
             service.memory.runs.launch = self._launch
@@ -584,9 +585,12 @@ class Answers:
         responder.start(handle=self._service.memory.runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
-        request = await self._service.read(exchange, caller, wire.decode_request)
-        if exchange.hold is not None and exchange.hold.size > SMALL:
-            caller = replace(caller, size=exchange.hold.size)
+        def decode(body: bytes, limits: Limits) -> tuple[Request, int]:
+            return wire.decode_request(body, limits), len(body)
+
+        request, size = await self._service.read(exchange, caller, decode)
+        if size > SMALL:
+            caller = replace(caller, size=size)
         rest = self._answer(wire, exchange, caller, request)
         if rest is not None:
             await rest
@@ -600,7 +604,10 @@ class Answers:
             headers, settings, body = exchange.headers, self._service.settings, exchange.whole
             if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
                 check_head(exchange, settings.body_limit)  # most heads need no closer look
-            if body is None or len(body) > self._small:
+            if body is None or (
+                len(body) > self._light
+                and len(body) + VALUE * len(body.translate(None, UNMARKED)) > self._small
+            ):
                 return self._when_read(wire, exchange, caller)
             exchange.whole = None
             request = wire.decode_request(body, settings)

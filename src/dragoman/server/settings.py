@@ -69,7 +69,8 @@ class Settings(Limits, frozen=True, kw_only=True):
         int,
         about(
             "Bytes of requests and answers in flight, per worker, beyond which new ones are "
-            "refused; where there are several keys, one of them may hold `share` of it.",
+            "refused; each value in a body counts for 80 more. Where there are several keys, one "
+            "of them may hold `share` of it.",
             ge=1,
         ),
     ] = 256 * 1024 * 1024
@@ -233,6 +234,14 @@ class Settings(Limits, frozen=True, kw_only=True):
     conversation_bytes: Annotated[
         int, about("Bytes that the items of a conversation may have together.", ge=1)
     ] = 64 * 1024 * 1024
+    history_items: Annotated[
+        int,
+        about(
+            "Items that a request may have with all that it goes on from: a chain of responses, or "
+            "a conversation.",
+            ge=1,
+        ),
+    ] = 20_000
     inherit_instructions: Annotated[
         bool,
         about(

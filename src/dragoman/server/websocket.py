@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.json import Decoder
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
@@ -23,18 +23,18 @@ from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.serialize import pack
 from dragoman.wire import error, json
-from dragoman.wire.json import Limits
+from dragoman.wire.json import LARGE, VALUE, Limits, marks
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
-from .limits import SMALL, Hold, too_large
+from .limits import HEAVY, SMALL, Hold, too_large
 from .log import Entry
-from .responder import Responder, Service
+from .responder import MANY_TOKENS, Responder, Service, tokens_of
 from .settings import DIALECTS
-from .state.resolve import NOT_STORED, bare, understand
+from .state.resolve import NOT_STORED, bare, room_of, understand
 from .state.run import Runs
 from .state.service import Plan
 
@@ -60,17 +60,23 @@ LONGEST_LANE = 256
 CREATE = "response.create"
 
 
-class Frame(Struct, frozen=True):
-    """What a frame says besides the body of a request: its kind and its lane. Without `generate`
+class Lane(Struct, frozen=True):
+    """Where a frame belongs."""
+
+    stream_id: str | None = None
+
+
+class Frame(Lane, frozen=True):
+    """What a frame says besides the body of a request: its lane and its kind. Without `generate`
     only a place in a chain is made."""
 
     type: str | None = None
-    stream_id: str | None = None
     generate: bool | None = None
 
 
 _FRAMING = frozenset(Frame.__struct_fields__)
 _decode = Decoder(Frame).decode
+_decode_lane = Decoder(Lane).decode
 
 
 def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Request]:
@@ -80,9 +86,9 @@ def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Requ
     except json.BROKEN:  # read field by field, which finds the words for what is wrong
         fields = json.parse(data)
         lane = fields.string("stream_id")
-        frame = Frame(fields.string("type"), lane, fields.boolean("generate"))
+        frame = Frame(lane, fields.string("type"), fields.boolean("generate"))
     if frame.type != CREATE:
-        found = "is missing" if frame.type is None else f"is {frame.type[:100]!r}"
+        found = "is missing" if frame.type is None else f"is {quoted(frame.type)}"
         raise FaultError(bad_request(f"{found}, and must be {CREATE!r}", "type"))
     if frame.stream_id is not None and len(frame.stream_id) > LONGEST_LANE:
         raise FaultError(bad_request(f"has more than {LONGEST_LANE} characters", "stream_id"))
@@ -116,9 +122,6 @@ WAITING = 32
 LIFETIME = 3600.0
 """Seconds a connection may last."""
 
-ROOM_TO_WAIT = 1024 * 1024
-"""Bytes of small frames that may wait on a connection; large ones are held by the memory."""
-
 TOO_OLD = Fault(
     "connection_limit",
     "This connection has lasted its 60 minutes; open another and go on there.",
@@ -127,14 +130,14 @@ TOO_OLD = Fault(
 
 
 class Waiting(Struct):
-    """What a frame asks for, until that is answered; a large frame holds its bytes, and so does
-    what is `found` for it. `entry` is its line in the request log, if there is one, and `status`
-    what HTTP would have answered."""
+    """What a frame asks for, until that is answered: its bytes, what it weighs, and what is `found`
+    for it. `entry` is its line in the request log, if there is one, and `status` what HTTP would
+    have answered."""
 
     frame: Frame
     request: Request
     size: int
-    hold: Hold | None = None
+    weight: int = 0
     entry: Entry | None = None
     status: int = 0
     found: Hold | None = None
@@ -173,7 +176,8 @@ class Turn(Responder):
                 return
             if self.made is not None:
                 frames, self.made = self.made, None
-            elif self._hold is not None and self.apart(self._encoder.frames, events):
+            elif self._hold is not None and tokens_of(events) > MANY_TOKENS:
+                self.apart(self._encoder.frames, events)
                 return
             else:
                 frames = self._encoder.frames(events)
@@ -251,7 +255,8 @@ class Connection:
         self._remembered = 0  # bytes of those together
         self._kept = service.budget.hold(caller.tenant)  # for those
         self._lanes: dict[str | None, deque[Waiting]] = {}
-        self._waiting = 0  # bytes of small frames that wait or are answered
+        self._waiting = 0  # what the frames weigh that wait or are answered
+        self._asked = service.budget.hold(caller.tenant)  # for those, if they are many
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
         self._queue: deque[str] = deque()  # frames to be sent
@@ -281,13 +286,16 @@ class Connection:
                     data = text.encode() if text else message.get("bytes") or b""
                     if room is not None and room.hold is not None and room.hold.size:
                         room.hold.close()  # it is ours now
-                    if len(data) > SMALL:
-                        await self._take_large(data)
+                    size = len(data)
+                    if size <= LARGE and (weight := size + VALUE * marks(data)) <= HEAVY:
+                        self._take(data, weight)
                     else:
-                        self._take(data)
+                        await self._take_heavy(data)
                     del data, text, message
-                    if room is not None and room.unparsed:
-                        room.parse()
+                    if room is not None and room.read_paused:
+                        await asyncio.sleep(0)  # more has come: others first
+                    elif room is not None and room.unparsed:
+                        asyncio.get_running_loop().call_soon(room.parse)
         except TimeoutError:
             if not sender.done():  # or it was the client that did not read
                 self._closing = True
@@ -297,51 +305,71 @@ class Connection:
             self.open[tenant] -= 1
             if not self.open[tenant]:
                 del self.open[tenant]
-            waiting = [turn for lane in self._lanes.values() for turn in lane]
-            held = [turn.hold for turn in waiting]
-            for hold in (self._kept, self._unread, *held, None if room is None else room.hold):
-                if hold is not None:
-                    hold.close()
-            for turn in waiting:
+            for turn in [turn for lane in self._lanes.values() for turn in lane]:
                 self._log(turn)
             self._queue.clear()
-            self._recent.clear()
             for task in (*self._tasks, sender):
                 task.cancel()
-            await asyncio.gather(*self._tasks, sender, return_exceptions=True)
+            try:
+                await asyncio.gather(*self._tasks, sender, return_exceptions=True)
+            finally:  # turns that were cut off were remembered as they ended
+                self._recent.clear()
+                ours = (self._kept, self._unread, self._asked)
+                for hold in (*ours, None if room is None else room.hold):
+                    if hold is not None:
+                        hold.close()
 
     # ---- turns ---------------------------------------------------------------------------
 
-    def _take(self, data: bytes) -> None:
-        """Put what a frame asks for into its lane; refuse one that makes no sense."""
+    def _take(self, data: bytes, weight: int, asked: tuple[Frame, Request] | None = None) -> None:
+        """Put what a frame asks for into its lane; refuse one that makes no sense, or for which
+        there is no room."""
         try:
-            frame, request = decode_frame(data, self.service.settings)
-            if self._waiting + len(data) > ROOM_TO_WAIT:
-                raise FaultError(_crowded(f"{self._waiting} bytes of turns are waiting"))
-            self._enqueue(Waiting(frame, request, len(data)))
-            self._waiting += len(data)
+            frame, request = asked or decode_frame(data, self.service.settings)
+            lane = frame.stream_id
+            queue = self._lanes.get(lane)
+            if queue is None and len(self._lanes) >= LANES:
+                raise FaultError(_crowded(f"{LANES} lanes are open on this connection"))
+            if queue is not None and len(queue) >= WAITING:
+                raise FaultError(_crowded(f"{WAITING} turns are waiting in this lane"))
+            waiting = self._waiting + weight
+            if waiting > SMALL:
+                self._asked.resize(waiting)
+            self._waiting = waiting
         except FaultError as error:
             self._refuse(error.fault, data)
+            return
+        turn = Waiting(frame, request, len(data), weight)
+        if self.service.log is not None:
+            turn.entry = self._entry(request.model)
+        if queue is not None:
+            queue.append(turn)
+            return
+        self._lanes[lane] = deque([turn])
+        task = asyncio.get_running_loop().create_task(self._work(lane))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _take_large(self, data: bytes) -> None:
+    async def _take_heavy(self, data: bytes) -> None:
         """The same of a frame that is decoded in a thread; the next one is taken behind it."""
         hold = self.service.budget.hold(self.caller.tenant)
         try:
             hold.resize(len(data))
-            frame, request = await self.service.decoded(data, self.caller, decode_frame)
-            self._enqueue(Waiting(frame, request, len(data), hold))
-        except BaseException as error:
-            hold.close()
-            if not isinstance(error, FaultError):
-                raise
+            asked = await self.service.decoded(data, self.caller, decode_frame, hold.add)
+            weight = hold.size
+        except FaultError as error:
             self._refuse(error.fault, data)
+            return
+        finally:
+            hold.close()
+        self._take(data, weight, asked)
 
     def _refuse(self, fault: Fault, data: bytes) -> None:
         lane = None
         if len(data) <= json.LARGE:
-            with suppress(FaultError):  # even the lane may make no sense
-                lane = json.parse(data).string("stream_id")
-        asked = Waiting(Frame(stream_id=lane), Request(model=""), len(data), None, self._entry())
+            with suppress(*json.BROKEN):  # even the lane may make no sense
+                lane = _decode_lane(data).stream_id
+        asked = Waiting(Frame(stream_id=lane), Request(model=""), len(data), entry=self._entry())
         self.refuse(fault, asked)
         self._log(asked)
 
@@ -363,23 +391,6 @@ class Connection:
         if asked.entry is not None:
             asked.entry.write("TURN", self.exchange.path, asked.status, self.exchange.id)
 
-    def _enqueue(self, turn: Waiting) -> None:
-        lane = turn.frame.stream_id
-        if self.service.log is not None:
-            turn.entry = self._entry(turn.request.model)
-        waiting = self._lanes.get(lane)
-        if waiting is not None:
-            if len(waiting) >= WAITING:
-                raise FaultError(_crowded(f"{WAITING} turns are waiting in this lane"))
-            waiting.append(turn)
-            return
-        if len(self._lanes) >= LANES:
-            raise FaultError(_crowded(f"{LANES} lanes are open on this connection"))
-        self._lanes[lane] = deque([turn])
-        task = asyncio.get_running_loop().create_task(self._work(lane))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _work(self, lane: str | None) -> None:
         """Answer the turns of a lane until there are none."""
         queue = self._lanes[lane]
@@ -396,17 +407,16 @@ class Connection:
                         turn.found.close()
                     if turn.entry is not None:
                         self._log(turn)
-                    if turn.hold is None:
-                        self._waiting -= turn.size
-                    else:
-                        turn.hold.close()
+                    self._waiting -= turn.weight
+                    if self._asked.size:
+                        self._asked.resize(self._waiting if self._waiting > SMALL else 0)
         finally:
             del self._lanes[lane]
 
     async def _answer(self, asked: Waiting) -> bool:
         """Answer a turn; false if that failed."""
         service, caller = self.service, self.caller
-        if asked.hold is not None:
+        if asked.size > SMALL:
             caller = replace(caller, size=asked.size)
 
         def count(more: int) -> None:
@@ -440,8 +450,8 @@ class Connection:
         larger, with all it goes on from, than a body may be."""
         id, tenant = new_id(), self.caller.tenant
         limit, recent = self.service.settings.body_limit, self._recent
-        store = self._runs.store
-        asked = await understand(request, store, tenant, most=limit, recent=recent, count=count)
+        room = room_of(self.service.settings, count)
+        asked = await understand(request, self._runs.store, tenant, room, recent=recent)
         size += asked.size
         if size > limit:
             raise FaultError(too_large(limit))

@@ -144,12 +144,14 @@ class TooMuchError(Exception):
 
 class Room(Struct):
     """How many bytes may still be read, of `most` in all. `count` is told of many before they are
-    read, and of their end; it may refuse them. So many are `held`."""
+    read, and of their end; it may refuse them. So many are `held`. `items` is how many a request
+    may have with all that it builds on."""
 
     most: int = 2**62
     left: int = 2**62
     count: Callable[[int], None] | None = None
     held: int = 0
+    items: int = 2**62
 
     def take(self, size: int) -> None:
         """Have so many. Raises TooMuchError where that is too much."""
@@ -310,6 +312,28 @@ def named(items: Sequence[Item], response: str) -> tuple[Item, ...]:
 
 # ---- finding reasoning by its calls --------------------------------------------------------
 
+SPELLED = 16 * 1024
+"""Characters of arguments beyond which they are found by their text, and not by its values."""
+DIGESTED = 1024 * 1024
+"""Characters of shorter ones that are read for one request: those of its latest calls."""
+
+
+def latest(calls: Sequence[Call], most: int = DIGESTED) -> list[Call]:
+    """The calls that there is time to find, which are the latest."""
+    found, left = list[Call](), most
+    for call in reversed(calls):
+        size = len(arguments(call))
+        left -= size if size <= SPELLED else 0
+        if left < 0:
+            break
+        found.append(call)
+    return found[::-1]
+
+
+def arguments(call: Call) -> str:
+    """What a call was made with, as its text."""
+    return call.arguments if isinstance(call, FunctionCall) else call.input
+
 
 def call_digest(call: Call) -> str:
     """The key under which the response that made a call is found, however its JSON is written.
@@ -321,8 +345,7 @@ def call_digest(call: Call) -> str:
     >>> call_digest(here) == call_digest(there)
     True
     """
-    text = call.arguments if isinstance(call, FunctionCall) else call.input
-    key = json.dumps([call.call_id, call.name, _normalized(text)])
+    key = json.dumps([_short(call.call_id), _short(call.name), _normalized(arguments(call))])
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -331,22 +354,32 @@ def call_digests(response: Response) -> list[str]:
     up by them."""
     if Reasoning not in map(type, response.output):
         return []
-    calls = (item for item in response.output if isinstance(item, FunctionCall | CustomToolCall))
-    return sorted(set(map(call_digest, calls)))
+    calls = [item for item in response.output if isinstance(item, FunctionCall | CustomToolCall)]
+    return sorted(set(map(call_digest, latest(calls, APART))))
 
 
 def _normalized(text: str) -> str:
-    """JSON with sorted keys; any other text unchanged."""
+    """JSON with sorted keys; any other text unchanged, and a long one in short."""
+    if len(text) > SPELLED:
+        return _short(text)
     try:
         return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
         return text
 
 
+def _short(text: str) -> str:
+    """A text, or what a long one is known by."""
+    if len(text) <= SPELLED:
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _number(text: str) -> float | int:
-    """1.0 and 1 are the same argument: many clients write whole numbers without the point."""
+    """1.0 and 1 are the same argument: many clients write whole numbers without the point. Beyond
+    2**53 they stay as they are: 1e308 has 309 digits, which take long to write."""
     value = float(text)
-    return int(value) if value.is_integer() else value
+    return int(value) if abs(value) <= 2**53 and value.is_integer() else value
 
 
 # ---- notifications -------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import asyncpg
 from asyncpg import Connection
 
-from .base import PATIENCE, Breaker, PubSub, StoreError, slowness
+from .base import PATIENCE, Breaker, PubSub, StoreError, WaitedError, slowness
 from .retention import Retention
 from .schema import POSTGRES
 from .sql import Store
@@ -295,10 +295,12 @@ class PostgresStore(Store):
         timer: asyncio.TimerHandle | None = None
         try:
             async with pool.acquire(timeout=patience) as connection:
-                left = max(0.1, patience + began - time.monotonic())
-                timer = asyncio.get_running_loop().call_later(left, connection.terminate)
+                began = time.monotonic()
+                timer = asyncio.get_running_loop().call_later(patience, connection.terminate)
                 yield connection
         except ERRORS as error:
+            if timer is None and pool.get_size() >= CONNECTIONS:
+                raise WaitedError from None  # all are in use: theirs to say whether it answers
             seconds = time.monotonic() - began
             problem = failed(self._place, TimeoutError() if seconds >= patience else error)
             raise self._breaker.failed(str(problem), seconds) from None

@@ -125,7 +125,7 @@ class Store(ABC):
         self._retention = kept or Retention()
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
-        self._unpacking = asyncio.Lock()
+        self._working = asyncio.Lock()
 
     @property
     def secret(self) -> bytes:
@@ -344,12 +344,12 @@ class Store(ABC):
             ORDER BY s.first LIMIT $3"""
         rows = await self._read(statement, id, first, most)
         if rows:
-            log = await self._apart(sum([len(data) for _, data in rows]), unpack_segments, rows)
+            log = await self.apart(sum([len(data) for _, data in rows]), unpack_segments, rows)
         else:
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"
             log = ()
             for (data,) in await self._read(whole, id):
-                response = await self._apart(len(data), unpack, data, Response)
+                response = await self.apart(len(data), unpack, data, Response)
                 log = (LogSegment(0, tuple(unfold(response))),)
         from_here: list[LogSegment] = []
         for segment in log:
@@ -397,12 +397,12 @@ class Store(ABC):
         self._pubsub.publish_soon(id)
         return gone > 0
 
-    async def _apart(self, size: int, work: Callable[..., T], *given: object) -> T:
+    async def apart(self, size: int, work: Callable[..., T], *given: object) -> T:
         """What is made of so many bytes; in a thread where they are many, one at a time: they would
-        only take it from each other."""
+        only take the time from each other."""
         if size <= APART:
             return work(*given)
-        async with self._unpacking:
+        async with self._working:
             return await asyncio.to_thread(work, *given)
 
     async def _records(self, tail: str, *values: object, room: Room | None = None) -> list[Record]:
@@ -435,7 +435,7 @@ class Store(ABC):
             found += [row[:2] for row in data if row[1] is not None]
         size = sum([len(row[DATA]) + len(row[RESPONSE_DATA] or b"") for row in rows])
         size += sum([len(data) for _, data in found])
-        return await self._apart(size, unpack_records, rows, Parts(found, room))
+        return await self.apart(size, unpack_records, rows, Parts(found, room))
 
     # ---- leases --------------------------------------------------------------------------
 
@@ -502,7 +502,7 @@ class Store(ABC):
                 room.read(size)
         rows = await self._read(f"SELECT conversation {_TALK}", id, tenant)
         data = rows[0][0] if rows else b""
-        found = await self._apart(len(data), unpack, data, Conversation) if rows else None
+        found = await self.apart(len(data), unpack, data, Conversation) if rows else None
         return found and replace(found, tenant=tenant)  # it may be known by an earlier name
 
     async def set_conversation_metadata(
@@ -569,7 +569,7 @@ class Store(ABC):
             where += f" AND place {sign} (SELECT place FROM items {where} AND id = $3)"
         rows = await self._items(f"{where} ORDER BY place {order} LIMIT $2", values, room)
         size = sum([len(data) for (data,) in rows])
-        items = await self._apart(size, unpack_items, rows[: paging.limit])
+        items = await self.apart(size, unpack_items, rows[: paging.limit])
         return Page(items, len(rows) > paging.limit)
 
     async def get_item(

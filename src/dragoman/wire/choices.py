@@ -23,7 +23,7 @@ from dragoman.core.turn import EMPTY, Turn
 from . import error, json, sse
 from .json import ABSENT, BROKEN, Limits, Reader, decode_string, decode_strings, merge, string
 from .losses import Note, listed
-from .protocol import Dialect
+from .protocol import Dialect, check_stop
 from .usage import decode_usage, encode_usage
 
 CHOICES = "choices"
@@ -115,8 +115,10 @@ def decode_sampling(
     if None not in (penalty, other) and penalty != other:
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
-    if stop is not None and not isinstance(stop, str) and len(stop) > limits.max_stop:
-        raise json.too_many("stop", limits.max_stop, "max_stop")
+    if isinstance(stop, str):
+        stop = [stop]
+    if stop:
+        check_stop("stop", stop, limits)
     if bias is not None and len(bias) > limits.max_logit_bias:
         raise json.too_many("logit_bias", limits.max_logit_bias, "max_logit_bias")
     if body.n is not None and body.n > limits.max_choices:
@@ -124,7 +126,7 @@ def decode_sampling(
         raise FaultError(bad_request(problem, "n"))
     return Sampling(
         repetition_penalty=other if penalty is None else penalty,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
+        stop=tuple(stop) if stop else None,
         logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
         logprobs=logprobs,
         top_logprobs=top_logprobs,
@@ -288,6 +290,8 @@ class Template(NamedTuple):
 
 # ---- answers -----------------------------------------------------------------------------
 
+_GARBLED = "The model's server sent events that are not JSON objects."
+
 
 class ChoicesDecoder:
     """Decodes one answer into a turn, from pieces of any size.
@@ -308,7 +312,7 @@ class ChoicesDecoder:
         self._whole: bytearray | None = None  # an answer that is one JSON value
         self._sse: sse.SSEDecoder | None = None  # of an answer that is a stream
         self._started = False  # a chunk was read
-        self._garbled = False  # an event was no JSON object
+        self._garbled = 0  # events that were no JSON object
         self._ended = False  # `[DONE]` was read
         self.ended = False  # that, or the answer is over; usage may still follow
         self._beside: dict[str, JSON] | None = None  # unknown fields of chunks so far
@@ -448,7 +452,7 @@ class ChoicesDecoder:
             self._repair(name, data, last)
             return
         if not isinstance(value, dict):
-            self._garbled = True
+            self._pass_over()
             return
         if self._ended:  # nothing but counts is news after the end
             value = {"usage": value.get("usage")}
@@ -467,13 +471,20 @@ class ChoicesDecoder:
             self._event(name, sse.END)
         elif len(lines) > 1:
             for line in lines:
+                if self._turn.over:
+                    return
                 self._event(name, line, last=last)
         elif at > 0:
             self._event(name, data[at:])
         elif error.is_corrupt(data) and not (last or self._ended):
             self._turn.fail(error.CORRUPT)
         else:
-            self._garbled = True
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        self._garbled += 1
+        if self._garbled > error.MAX_GARBLED:
+            self._fail(_GARBLED)
 
     def _end(self) -> None:
         self._pass_ends()
@@ -483,7 +494,7 @@ class ChoicesDecoder:
         elif started or (sse.may_begin(head) and not self._garbled):
             self._turn.end(complete=self._ended)
         elif self._garbled:
-            self._fail("The model's server sent events that are not JSON objects.")
+            self._fail(_GARBLED)
         else:
             self._turn.fail(error.decode(200, head))
 

@@ -57,13 +57,16 @@ def _is_one(value: JSON) -> bool:
 
 def decode_response(data: bytes) -> dict[str, JSON]:
     """The answer in a body, its fields undecoded: vectors may be many, and pass as they are. Raises
-    FaultError for what is none."""
+    FaultError for what is none, and looks for what it says instead where it is no longer than an
+    explanation may be."""
     try:
         fields: dict[str, JSON] = json.raw_fields(data)
         if bytes(memoryview(fields.get("data", b""))[:1]) == b"[":
             return fields
     except json.BROKEN:
         pass
+    if len(data) > error.LONGEST:
+        raise FaultError(_broken("no vectors"))
     try:
         value = json.load(data)
     except ValueError as problem:

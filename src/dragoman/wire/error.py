@@ -18,6 +18,8 @@ from . import json
 
 SHOWN = 1000
 """How many characters of an unstructured answer are quoted."""
+MAX_EXTRA = 16 * 1024
+"""Bytes of the fields that an error may have beside those that all have; more are left out."""
 
 CORRUPT = Fault(
     "upstream_error",
@@ -81,6 +83,12 @@ _BY_STATUS: dict[int, Code] = {
 
 _STATUS_OF_TYPE = {"overloaded_error": 529}
 """The status an error type stands for, where a stream that began with 200 ends in it."""
+
+
+MAX_GARBLED = 1_000
+"""How many events, or lines of them, that are no JSON object an answer may have."""
+LONGEST = 256 * 1024
+"""How many bytes of what a server says in place of an answer are read."""
 
 
 def is_corrupt(data: bytes) -> bool:
@@ -197,12 +205,13 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
         code = None if 100 <= code <= 599 else str(code)
     known = ("message", "type", "param", "code", "error", "detail", "object")
     rest = {name: v for name, v in fields.items() if name not in known and v is not None}
+    small = rest and len(json.dump(rest)) <= MAX_EXTRA
     return replace(
         _fault(message or "The model's server reported an error and did not explain it.", status),
         param=given if isinstance(given, str) else param,
         upstream_code=code if isinstance(code, str) else _CODE_OF_TYPE.get(str(kind)),
         upstream_type=kind if isinstance(kind, str) else None,
-        extra={"error": rest} if rest and fields is error else None,
+        extra={"error": rest} if small and fields is error else None,
     )
 
 

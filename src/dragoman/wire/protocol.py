@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import Decoder, Encoder, Model
 from dragoman.core.item import JSON
 from dragoman.core.loss import Loss
@@ -145,3 +145,16 @@ class Wire(Struct, frozen=True, kw_only=True):
     request_id_header: str = "x-request-id"
     request_headers: tuple[str, ...] = ()
     upstream_headers: tuple[tuple[str, str], ...] = ()
+
+
+LONGEST_STOP = 4_096
+"""Characters of a stop string, which each part of an answer is compared with."""
+
+
+def check_stop(path: str, stop: Collection[str], limits: json.Limits) -> None:
+    """Raise FaultError for more stop strings, or longer ones, than there may be."""
+    if len(stop) > limits.max_stop:
+        raise json.too_many(path, limits.max_stop, "max_stop")
+    if max(map(len, stop)) > LONGEST_STOP:
+        problem = f"has a string of more than {LONGEST_STOP} characters, which is the limit"
+        raise FaultError(bad_request(problem, path))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 MAX_EVENT = 16 * 1024 * 1024
 """The largest event that is read, in bytes."""
+MAX_LINES = 100_000
+"""How many lines an event may have: most have one or two."""
 
 END = b"[DONE]"
 """The data of the event that ends a stream."""
@@ -26,27 +28,33 @@ class SSEDecoder:
     ([('greeting', b'hello')], [('', b'{}')])
     """
 
-    __slots__ = ("_after_cr", "_held", "_started")
+    __slots__ = ("_after_cr", "_held", "_lines", "_started")
 
     def __init__(self) -> None:
         self._held = bytearray()  # the event that is not whole yet, with LF line ends
+        self._lines = 0  # of that, about
         self._after_cr = False
         self._started = False
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        """The events that are whole now. Raises ValueError for one larger than MAX_EVENT."""
+        """The events that are whole now. Raises ValueError for one that is too large or long."""
         if self._after_cr or b"\r" in data:
             data = self._with_lf(data)
         held = self._held
         if not held and data[-2:] == b"\n\n":  # whole events and nothing else, as a rule
             return self._read(data[:-2])
         known = max(0, len(held) - 1)
+        if not held:
+            self._lines = 0
         held += data
         end = held.rfind(b"\n\n", known)
         whole = bytes(held[: max(0, end)])
         del held[: end + 2 if end >= 0 else 0]
         if len(held) > MAX_EVENT:
             raise _too_large()
+        self._lines = held.count(b"\n") if end >= 0 else self._lines + data.count(b"\n")
+        if self._lines > MAX_LINES:
+            raise ValueError(f"an event of more than {MAX_LINES} lines")
         return self._read(whole) if end >= 0 else []
 
     def release(self, most: int) -> bytes | None:

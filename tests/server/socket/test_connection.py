@@ -2,13 +2,17 @@
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from msgspec.structs import replace
 
 from dragoman.core.interfaces import ANYONE
+from dragoman.server import websocket
 from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange
+from dragoman.server.frames import SocketProtocol
 from dragoman.server.limits import Budget, Gate
 from dragoman.server.responder import Service
 from dragoman.server.settings import Settings
@@ -94,4 +98,65 @@ async def test_a_turn_is_cancelled_by_another_reader() -> None:
         assert engine.running == 0
         client.leave()
         await serving
+    await client.memory.close()
+
+
+@pytest.mark.parametrize("read_paused", [True, False], ids=["in the queue", "not parsed"])
+async def test_4_12_others_have_their_turn_between_frames(
+    read_paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list[str]()
+    decode = websocket.decode_frame
+    monkeypatch.setattr(
+        websocket, "decode_frame", lambda *given: steps.append("frame") or decode(*given)
+    )
+    client = Client(Stub(*OPENING, *closing("")))
+    frames = 20
+
+    def parse() -> None:
+        nonlocal frames
+        frames -= 1
+        client.ask(model="stub", input=[]) if frames else client.leave()
+
+    room = SimpleNamespace(hold=None, unparsed=b"x", read_paused=read_paused, parse=parse)
+    client.connection._room = cast(Any, room)
+    if read_paused:
+        for _ in range(20):
+            parse()
+    async with asyncio.timeout(BOUND):
+        serving = asyncio.create_task(client.connection.serve())
+        while not serving.done():
+            steps.append("other")
+            await asyncio.sleep(0)
+        await serving
+    assert steps.count("frame") == 19
+    assert ["frame", "frame"] not in [steps[n : n + 2] for n in range(len(steps))]
+    await client.memory.close()
+
+
+def test_4_11_what_is_not_parsed_is_counted() -> None:
+    budget = Budget(200_000)
+    protocol = SocketProtocol.__new__(SocketProtocol)
+    protocol.conn = cast(Any, SimpleNamespace(reader=SimpleNamespace(buffer=b"x" * 1_000)))
+    protocol.frames, protocol.read_paused = [], False
+    protocol.hold, protocol.unparsed, protocol._at = budget.hold(""), b"x" * 104_096, 4_096
+    assert protocol._has_room()
+    assert budget.held == 101_000
+
+
+@pytest.mark.parametrize("size", [60_000, 3_000_000])
+async def test_4_11_turns_that_are_cut_off_hold_nothing(size: int) -> None:
+    engine = Stub(*OPENING, asyncio.Event())
+    client = Client(engine)
+    budget = client.connection.service.budget
+    for lane in range(3):
+        client.ask(input="x" * size, x=[[]] * 15_000, store=False, stream_id=f"lane{lane}")
+    async with asyncio.timeout(BOUND):
+        serving = asyncio.create_task(client.connection.serve())
+        while engine.running < 3:
+            await asyncio.sleep(0.001)
+        assert budget.held > 3 * size + 3 * 80 * 30_000
+        client.leave()
+        await serving
+    assert budget.held == 0
     await client.memory.close()

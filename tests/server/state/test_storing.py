@@ -166,13 +166,19 @@ async def test_log_of_another_encoder_version_is_not_replayed(store: Store) -> N
         assert (await server.get(f"/{id}")).status == 200
 
 
-async def test_connection_goes_on_from_what_it_remembers_though_the_store_fails(
-    monkeypatch,
-) -> None:
+def remembering() -> tuple[Memory, dict[str, Record]]:
+    """A memory, and what a connection remembers: a response, `r`, to "a" that says "b"."""
     memory = Memory(MemoryStore(), upkeep=False)
     asked = Request(model="stub", items=(Message("user", "a"),))
     before = Record(id="r", tenant="", wire="responses", created_at=0, request=asked)
     recent = {"r": replace(before, status="completed", response=answer(Message("assistant", "b")))}
+    return memory, recent
+
+
+async def test_connection_goes_on_from_what_it_remembers_though_the_store_fails(
+    monkeypatch,
+) -> None:
+    memory, recent = remembering()
 
     async def fails(tenant: str, id: str) -> Record:
         raise StoreError("The disk is gone.")
@@ -193,10 +199,7 @@ async def test_record_holds_what_its_connection_forgot_while_the_rest_was_looked
     monkeypatch,
 ) -> None:
     """Another lane may fail, or fill the connection, at the same time."""
-    memory = Memory(MemoryStore(), upkeep=False)
-    asked = Request(model="stub", items=(Message("user", "a"),))
-    before = Record(id="r", tenant="", wire="responses", created_at=0, request=asked)
-    recent = {"r": replace(before, status="completed", response=answer(Message("assistant", "b")))}
+    memory, recent = remembering()
 
     async def found(tenant: str, items: set[str], room: object) -> dict[str, Message]:
         recent.clear()

@@ -198,3 +198,8 @@ def test_null_among_the_fields_of_an_assistant_message_counts_as_absent() -> Non
 def test_what_else_is_said_about_the_format_is_kept() -> None:
     request = decode(response_format={"type": "json_object", "x_new": 1})
     assert request.extra == {"chat": {"response_format": {"x_new": 1}}}
+
+
+def test_a_format_of_null_within_an_object_is_none() -> None:
+    assert decode(response_format=None).format is None
+    assert decode(response_format=None, seed=None, audio={"voice": "a"}).format is None

@@ -32,11 +32,12 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.lifecycle import check
-from dragoman.core.request import Request
+from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response, Usage
 from dragoman.core.turn import CUT
 from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
+from dragoman.wire.responses.response import Echo
 from tests import oracle
 from tests.cases import cases
 from tests.sdk import offline
@@ -473,3 +474,16 @@ def test_a_part_without_text_is_only_added_and_done() -> None:
         "response.content_part.added",
         "response.content_part.done",
     ]
+
+
+def test_what_is_too_large_to_be_repeated_is_left_out() -> None:
+    request = Request(
+        model="m",
+        tools=(FunctionTool("f", "x" * 900_000),),
+        metadata={"a": "x" * 900_000},
+        user="x" * 900_000,
+        prompt_cache_key="key",
+    )
+    echoed = json.loads(b"{" + Echo(request).data + b"}")
+    assert (echoed["tools"], echoed["metadata"], echoed["user"]) == ([], {}, None)
+    assert echoed["prompt_cache_key"] == "key"

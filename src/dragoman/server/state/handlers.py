@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
@@ -22,13 +23,13 @@ from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, repor
 from dragoman.server.limits import Gate
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import (
-    APART,
     ConflictError,
     Conversation,
     Order,
     Paging,
     Record,
     Room,
+    input_id,
     named,
 )
 from dragoman.wire import json
@@ -50,7 +51,7 @@ from dragoman.wire.responses.response import (
     encode_list,
 )
 
-from .resolve import bare, no_conversation, understand
+from .resolve import Asked, bare, no_conversation, room_of, understand
 from .run import SEGMENTS, unstarted
 from .service import ENCODER_VERSION, Memory
 
@@ -105,23 +106,25 @@ def asked(exchange: Exchange) -> Query:
     metadata = [(name, value) for name, value in pairs if name.startswith("metadata[")]
     fields["metadata"] = {name[len("metadata[") : -1]: value for name, value in metadata}
     if (order := fields.get("order", "asc")) not in ("asc", "desc"):
-        raise FaultError(bad_request(f"is {order[:100]!r}, and must be 'asc' or 'desc'", "order"))
+        raise FaultError(bad_request(f"is {quoted(order)}, and must be 'asc' or 'desc'", "order"))
     try:
         return convert(fields, Query, strict=False)
     except ValidationError as error:
         raise json.invalid(error, "") from None
 
 
-def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list[T], bool]:
-    """The part of a list that is asked for, and whether more follows it; each entry has its id.
-    Raises FaultError where it is to follow what is not there."""
+def paged(
+    entries: Sequence[T], name: Callable[[T], str | None], paging: Paging
+) -> tuple[Sequence[T], bool]:
+    """The part of a list that is asked for, and whether more follows it; `name` gives an entry's
+    id. Raises FaultError where it is to follow what is not there."""
     ordered = entries if paging.order == "asc" else entries[::-1]
     if paging.after is not None:
-        places = [place for place, (id, _) in enumerate(ordered) if id == paging.after]
+        places = [place for place, entry in enumerate(ordered) if name(entry) == paging.after]
         if not places:
             raise FaultError(_nowhere(paging.after))
         ordered = ordered[places[0] + 1 :]
-    return [entry for _, entry in ordered[: paging.limit]], len(ordered) > paging.limit
+    return ordered[: paging.limit], len(ordered) > paging.limit
 
 
 class Handlers:
@@ -136,7 +139,6 @@ class Handlers:
         self._store = memory.store
         self._read = read
         self._replay = replay
-        self._making = asyncio.Lock()
 
     def routes(self) -> tuple[Route, ...]:
         """The routes to what is stored."""
@@ -173,19 +175,14 @@ class Handlers:
             record = replace(record, request=request)
         if rest == "input_items":
             request = replace(request, previous_response_id=record.previous)
-            most = 2 * self._memory.most  # it was answered: its own and what came before fitted
-            before = await understand(
-                request,
-                self._store,
-                record.tenant,
-                most=most,
-                id=record.id,
-                count=exchange.count,
-            )
-            items = [(item.id, item) for item in before.whole.items]
-            found, more = paged(items, query.paging())
-            make = partial(encode_list, shown(found, request.include), more)
-            return partial(exchange.reply, 200, await self._apart(room.held + before.size, make))
+            fits = room_of(self._memory.settings, exchange.count)
+            fits.left = fits.most = 2 * fits.most  # its own and what came before fitted
+            whole = await understand(request, self._store, record.tenant, fits)
+            found, more = paged(_placed(whole, record.id), _name, query.paging())
+            items = [replace(place[0], id=_name(place)) for place in found]
+            make = partial(encode_list, shown(items, request.include), more)
+            size = room.held + whole.size
+            return partial(exchange.reply, 200, await self._store.apart(size, make))
         if not query.stream:
             return await self._shown(exchange, record, room)
         return await self._replayed(record, room, query.starting_after + 1, exchange, caller)
@@ -224,13 +221,6 @@ class Handlers:
         else:
             exchange.reply(200, json.dump({**gone, "deleted": True}))
 
-    async def _apart(self, size: int, make: Callable[[], T]) -> T:
-        """What is made of so many bytes; in a thread where they are many, one at a time."""
-        if size <= APART:
-            return make()
-        async with self._making:
-            return await asyncio.to_thread(make)
-
     async def _shown(self, exchange: Exchange, record: Record, room: Room) -> Callable[[], None]:
         """Answer with a response as it is now."""
         response = record.response
@@ -249,7 +239,7 @@ class Handlers:
             body = RESPONSES.encode_response(response, record.request, dialect)
             return body, _reports(RESPONSES, record, response)
 
-        body, headers = await self._apart(room.held, make)
+        body, headers = await self._store.apart(room.held, make)
         return partial(exchange.reply, 200, body, *headers)
 
     async def _find(
@@ -262,7 +252,7 @@ class Handlers:
         # A completion is there once it has ended: this wire has no form for less.
         if record is None or record.wire != wire.name or (wire is CHAT and record.running):
             what = "stored completion" if wire is CHAT else "response"
-            problem = f"There is no {what} {id[:100]!r}, or no longer."
+            problem = f"There is no {what} {quoted(id)}, or no longer."
             raise FaultError(Fault("not_found", problem, "client"))
         if rest not in rests:
             raise FaultError(nothing_at(exchange.path))
@@ -296,14 +286,14 @@ class Handlers:
                 if after and not await self._store.get_item(caller.tenant, bare(id), after, room):
                     raise FaultError(_nowhere(after))
                 make = partial(encode_list, shown(page.items, query.include), page.more)
-                return partial(exchange.reply, 200, await self._apart(room.held, make))
+                return partial(exchange.reply, 200, await self._store.apart(room.held, make))
             case ["items", name]:
                 room = Room(count=exchange.count)
                 item = await self._store.get_item(caller.tenant, bare(id), name, room)
                 if item is None:
                     raise FaultError(_no_item(id, name))
                 (one,) = shown((item,), asked(exchange).include)
-                body = await self._apart(room.held, lambda: json.dump(encode_item(one)))
+                body = await self._store.apart(room.held, lambda: json.dump(encode_item(one)))
                 return partial(exchange.reply, 200, body)
             case _:
                 raise FaultError(nothing_at(exchange.path))
@@ -326,7 +316,8 @@ class Handlers:
             if not known:
                 raise FaultError(no_conversation(id))
             size = exchange.hold.size if exchange.hold is not None else 0
-            exchange.reply(200, await self._apart(size, partial(encode_list, items, more=False)))
+            make = partial(encode_list, items, more=False)
+            exchange.reply(200, await self._store.apart(size, make))
         else:
             raise FaultError(nothing_at(exchange.path))
 
@@ -353,7 +344,7 @@ class Handlers:
         if found is None:
             raise FaultError(no_conversation(id))
         make = partial(encode_conversation, found.id, found.created_at, found.metadata)
-        return partial(exchange.reply, 200, await self._apart(room.held, make))
+        return partial(exchange.reply, 200, await self._store.apart(room.held, make))
 
     # ---- completions ---------------------------------------------------------------------
 
@@ -368,7 +359,7 @@ class Handlers:
                 found = [_completion(record) for record in records[: query.limit]]
                 return _listing(found, last is not None or len(records) > query.limit, last)
 
-            return partial(exchange.reply, 200, await self._apart(room.held, make))
+            return partial(exchange.reply, 200, await self._store.apart(room.held, make))
 
     async def _matching(
         self, caller: Caller, query: Query, room: Room
@@ -415,9 +406,9 @@ class Handlers:
                 {"id": f"{CHAT.id_prefix}{record.id}-{place}", **message}
                 for place, message in enumerate(json.load(said)["messages"])
             ]
-            return _listing(*paged([(each["id"], each) for each in messages], paging))
+            return _listing(*paged(messages, itemgetter("id"), paging))
 
-        body, response = await self._apart(room.held, make), record.response
+        body, response = await self._store.apart(room.held, make), record.response
         headers = () if rest or response is None else _reports(CHAT, record, response)
         return partial(exchange.reply, 200, body, *headers)
 
@@ -429,7 +420,7 @@ class Handlers:
         record, _ = await self._find(CHAT, exchange, caller, room, "")
         await self._store.set_metadata(caller.tenant, record.id, metadata)
         changed = replace(record, metadata=metadata)
-        body = await self._apart(room.held, lambda: json.dump(_completion(changed)))
+        body = await self._store.apart(room.held, lambda: json.dump(_completion(changed)))
         exchange.reply(200, body)
 
 
@@ -439,21 +430,43 @@ def _place(exchange: Exchange) -> tuple[str, list[str]]:
     return id, rest
 
 
+_Place = tuple[Item, str, int]
+"""An item, the response that was asked with it, and its place there."""
+
+
+def _placed(asked: Asked, id: str) -> list[_Place]:
+    """The items of a response and what came before it, the earliest first."""
+    found, start, items = list[_Place](), 0, asked.whole.items
+    for owner, length in (*asked.before, (id, len(items))):
+        own = items[start : start + length]
+        found += zip(own, repeat(owner), range(len(own)))
+        start += length
+    return found
+
+
+def _name(entry: _Place) -> str | None:
+    """The id of an item, which it came with or has here."""
+    item, owner, place = entry
+    return item.id or (input_id(item, owner, place) if owner else None)
+
+
 def _unique(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Raises FaultError where two items have one id."""
-    ids = [item.id for item in items]
-    for place, id in enumerate(ids):
-        if id in ids[:place]:
-            raise FaultError(bad_request(f"{id!r} is given twice", f"items[{place}].id"))
+    ids = set[str | None]()
+    for place, item in enumerate(items):
+        if item.id in ids:
+            problem = f"{quoted(item.id or '')} is given twice"
+            raise FaultError(bad_request(problem, f"items[{place}].id"))
+        ids.add(item.id)
     return items
 
 
 def _nowhere(after: str) -> Fault:
-    return bad_request(f"there is no {after[:100]!r} in this list, or no longer", "after")
+    return bad_request(f"there is no {quoted(after)} in this list, or no longer", "after")
 
 
 def _no_item(id: str, item: str) -> Fault:
-    problem = f"There is no item {item[:100]!r} in the conversation {id[:100]!r}, or no longer."
+    problem = f"There is no item {quoted(item)} in the conversation {quoted(id)}, or no longer."
     return Fault("not_found", problem, "client")
 
 
@@ -480,7 +493,7 @@ def _is_wanted(record: Record, query: Query) -> bool:
     return record.response is not None and of_model and labelled
 
 
-def _listing(shown: list[dict[str, Any]], more: bool, last: str | None = None) -> bytes:
+def _listing(shown: Sequence[dict[str, Any]], more: bool, last: str | None = None) -> bytes:
     page = {
         "object": "list",
         "data": shown,

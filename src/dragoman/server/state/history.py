@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, quoted
 from dragoman.core.interfaces import Secret
 from dragoman.core.item import (
     CustomToolCall,
@@ -60,7 +60,7 @@ class History:
         its end. Raises FaultError when there is none, or its events are no longer kept."""
         record = await self._store.get(self._tenant, bare(id))
         if record is None:
-            problem = f"There is no response {id[:100]!r} in this store, or no longer."
+            problem = f"There is no response {quoted(id)} in this store, or no longer."
             raise FaultError(Fault("not_found", problem, "client"))
         if not record.running and not await self._store.log(record.id, 0, 1):
             problem = f"The events of {id[:100]} are no longer kept; dragoman log has its answer."

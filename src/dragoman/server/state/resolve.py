@@ -8,8 +8,9 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request, unsupported
+from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.item import (
+    Call,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -23,6 +24,7 @@ from dragoman.core.item import (
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
+from dragoman.server.settings import Settings
 from dragoman.stores.base import (
     AT_ONCE,
     Record,
@@ -30,8 +32,10 @@ from dragoman.stores.base import (
     StoredAnswer,
     StoreError,
     TooMuchError,
+    arguments,
     call_digest,
-    named,
+    input_id,
+    latest,
 )
 from dragoman.stores.serialize import pack
 from dragoman.stores.sql import Store
@@ -50,7 +54,9 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     """
     if request.previous_response_id is not None:
         name = "previous_response_id"
-        problem = f"{name}: there is no response {request.previous_response_id!r}; {NOTHING_STORED}"
+        problem = (
+            f"{name}: there is no response {quoted(request.previous_response_id)}; {NOTHING_STORED}"
+        )
         raise FaultError(Fault("previous_response_not_found", problem, "client", name))
     if request.conversation is not None:
         raise FaultError(unsupported(NOTHING_STORED, "conversation"))
@@ -82,50 +88,57 @@ Recent = dict[str, Record]
 """What a connection remembers, by its id; the request of each record is whole."""
 
 
-def too_much(field: str, room: Room) -> FaultError:
-    """Why a request is refused that would become too large by what a field stands for."""
+def too_much(field: str, room: Room, items: bool = False) -> FaultError:
+    """Why a request is refused that would become too large by what a field stands for: have too
+    many items, or bytes."""
+    most = f"{room.items} items" if items else f"{room.most} bytes"
     problem = (
-        f"{field}: what it stands for makes the request larger than {room.most} bytes, which is "
-        "this server's limit (body_limit). Begin anew with what matters, or a summary."
+        f"{field}: what it stands for makes the request larger than {most}, which is this server's "
+        f"limit ({'history_items' if items else 'body_limit'}). Begin anew with what matters, or a "
+        "summary."
     )
     return FaultError(Fault("too_large", problem, "client", field))
+
+
+def room_of(settings: Settings, count: Callable[[int], None] | None = None) -> Room:
+    """The room of a request with all that it builds on."""
+    most = settings.body_limit
+    return Room(most, most, count, items=settings.history_items)
 
 
 class Asked(Struct, frozen=True):
     """What a request asks for: `whole` is as the engine gets it, `conversation` the id of the one
     it belongs to, `answers` are those of the chain that it goes on from, and `size` how many bytes
-    of what is stored it brings along."""
+    of what is stored it brings along. `before` says whose its first items are, and how many: those
+    that a response was asked with, or, without an id, others that have their own."""
 
     whole: Request
     conversation: str | None = None
     answers: tuple[StoredAnswer, ...] = ()
     size: int = 0
+    before: tuple[tuple[str, int], ...] = ()
 
 
 async def understand(
     request: Request,
     store: Store,
     tenant: str,
+    room: Room,
     *,
-    most: int | None = None,
     inherit: bool = False,
-    id: str | None = None,
     recent: Recent | None = None,
-    count: Callable[[int], None] | None = None,
 ) -> Asked:
     """Find what a request builds on, in `recent` first. `inherit` says whether instructions
-    left out are those of the response before; with the `id` of its response the items have the ids
-    that they are known by here, for which an engine has no use. `count` is told of what is large,
-    before it is read.
+    left out are those of the response before.
 
-    Raises FaultError, naming the field, when something it refers to is not there, or is more than
-    `most` bytes.
+    Raises FaultError, naming the field, when something it refers to is not there, or there is no
+    room for it.
     """
-    most = Room().most if most is None else most
-    recent, room = recent or {}, Room(most, most, count)
+    recent = recent or {}
     given = request.conversation
     conversation: str | None = given["id"] if isinstance(given, dict) else given
     before: tuple[Item, ...] = ()
+    whose: list[tuple[str, int]] = []
     records: tuple[Record, ...] = ()
     instructions = request.instructions
     if (previous := request.previous_response_id) is not None:
@@ -136,12 +149,19 @@ async def understand(
         except TooMuchError:
             raise too_much(name, room) from None
         if not records:
-            problem = f"{name}: there is no response {previous!r}, or no longer"
+            problem = f"{name}: there is no response {quoted(previous)}, or no longer"
             raise FaultError(Fault("previous_response_not_found", problem, "client", name))
         if records[-1].running:
-            problem = f"{previous!r} is still being made; wait until it has ended"
+            problem = f"{quoted(previous)} is still being made; wait until it has ended"
             raise FaultError(bad_request(problem, name))
-        before = await _history(store, tenant, records, recent, room, ids=id is not None)
+        said = await _said_before(store, tenant, records[0], room)
+        there = len(said) + len(request.items)
+        for record in records:
+            there += len(record.request.items)
+            there += len(record.response.output) if record.response is not None else 0
+        if there > room.items:
+            raise too_much(name, room, items=True)
+        before, whose = await _history(store, tenant, said, records, recent, room)
         if near is not None:
             size = len(pack(before))
             room.left -= size
@@ -158,14 +178,16 @@ async def understand(
             raise too_much("conversation", room) from None
         if page is None:
             raise FaultError(no_conversation(conversation, "conversation"))
+        if len(page.items) + len(request.items) > room.items:
+            raise too_much("conversation", room, items=True)
         before = await _resolved(page.items, store, tenant, recent, room)
-    own = request.items if id is None else named(request.items, id)
-    items = before + await _resolved(own, store, tenant, recent, room)
+        whose = [("", len(before))]
+    items = before + await _resolved(request.items, store, tenant, recent, room)
     if previous is not None or conversation is not None:
         check_outputs(items, len(before))
     whole = for_engine(request, items, instructions)
     answers = [StoredAnswer(r.request.model, r.response) for r in records if r.response is not None]
-    return Asked(whole, conversation, tuple(answers), room.most - room.left)
+    return Asked(whole, conversation, tuple(answers), room.most - room.left, tuple(whose))
 
 
 _OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
@@ -207,28 +229,38 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
             case FunctionCallOutput() | CustomToolCallOutput() if (
                 place >= start and item.call_id not in calls
             ):
-                problem = f"No tool call found for the output with call_id {item.call_id!r}"
+                problem = f"No tool call found for the output with call_id {quoted(item.call_id)}"
                 raise FaultError(bad_request(problem, f"input[{place - start}].call_id"))
 
 
+async def _said_before(store: Store, tenant: str, first: Record, room: Room) -> Sequence[Item]:
+    """What stands before a response in its conversation."""
+    if first.conversation is None:
+        return ()
+    page = await store.list_items(tenant, first.conversation, room=Room(count=room.count))
+    items = page.items if page is not None else ()
+    own = {item.id or input_id(item, first.id, i) for i, item in enumerate(first.request.items)}
+    place = next((place for place, item in enumerate(items) if item.id in own), len(items))
+    return items[:place]
+
+
 async def _history(
-    store: Store, tenant: str, records: Sequence[Record], recent: Recent, room: Room, ids: bool
-) -> tuple[Item, ...]:
-    """All that was asked and answered in a chain, the earliest first."""
-    items: list[Item] = []
-    first = records[0]
-    if first.conversation is not None:  # it went on from a conversation
-        page = await store.list_items(tenant, first.conversation, room=Room(count=room.count))
-        own = {item.id for item in named(first.request.items, first.id)}
-        for item in page.items if page is not None else ():
-            if item.id in own:
-                break
-            items.append(item)
+    store: Store,
+    tenant: str,
+    said: Sequence[Item],
+    records: Sequence[Record],
+    recent: Recent,
+    room: Room,
+) -> tuple[tuple[Item, ...], list[tuple[str, int]]]:
+    """What was said before a chain, and asked and answered in it, the earliest first; and whose the
+    items are."""
+    items, whose = [*said], [("", len(said))]
     for record in records:
-        given = named(record.request.items, record.id) if ids else record.request.items
-        items += await _resolved(given, store, tenant, recent, room)
-        items += record.response.output if record.response is not None else ()
-    return tuple(items)
+        asked = await _resolved(record.request.items, store, tenant, recent, room)
+        output = record.response.output if record.response is not None else ()
+        items += (*asked, *output)
+        whose += [(record.id, len(asked)), ("", len(output))]
+    return tuple(items), whose
 
 
 async def _resolved(
@@ -248,7 +280,7 @@ async def _resolved(
         if isinstance(item, ItemReference):
             meant = near.get(item.id)
             if meant is None:
-                problem = f"There is no item {item.id!r}"
+                problem = f"There is no item {quoted(item.id)}"
                 raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
             if item.id not in sizes:
                 sizes[item.id] = len(pack(meant))
@@ -276,7 +308,16 @@ def bare(id: str) -> str:
 
 def no_conversation(id: str, param: str | None = None) -> Fault:
     """The fault for a conversation that is not there."""
-    return Fault("not_found", f"There is no conversation {id!r}, or no longer.", "client", param)
+    return Fault(
+        "not_found", f"There is no conversation {quoted(id)}, or no longer.", "client", param
+    )
+
+
+TOO_MANY_CALLS = "that of the earliest calls was not looked for, as their arguments are too long"
+COSTLY = 8
+"""Arguments that are read and written take as long as so many times their bytes unpacked."""
+PER_CALL = 40
+"""A call takes as long as so many characters of its arguments."""
 
 
 async def recalled(asked: Asked, store: Store, tenant: str) -> tuple[Request, tuple[Loss, ...]]:
@@ -286,15 +327,24 @@ async def recalled(asked: Asked, store: Store, tenant: str) -> tuple[Request, tu
     # The thoughts of a chain are in it; only whose they are may matter.
     answers = [answer for answer in asked.answers if answer.model != whole.model]
     near = {id(item) for answer in asked.answers for item in answer.response.output}
-    calls = [i for i in whole.items if isinstance(i, FunctionCall | CustomToolCall)]
-    if digests := dict.fromkeys([call_digest(call) for call in calls if id(call) not in near]):
+    calls: list[Call] = [
+        item
+        for item in whole.items
+        if isinstance(item, FunctionCall | CustomToolCall) and id(item) not in near
+    ]
+    found, forgone = latest(calls), tuple[Loss, ...]()
+    if len(found) < len(calls):
+        forgone = (Loss("reasoning", "dropped", TOO_MANY_CALLS),)
+    if found:
+        size = sum([PER_CALL + len(arguments(call)) for call in found])
+        digests = await store.apart(COSTLY * size, lambda: dict.fromkeys(map(call_digest, found)))
         with suppress(StoreError):  # an answer without its past is better than none
             answers += await store.find_answers(tenant, tuple(digests))
     if not answers:
-        return whole, ()
+        return whole, forgone
     cache = ReasoningCache()
     for answer in answers:
         for choice in sorted(set(answer.response.choices)) or (0,):
             cache.store(tenant, answer.model, answer.response.choice(choice))
     items, losses = cache.restore(tenant, whole.model, whole.items)
-    return (whole if items is whole.items else replace(whole, items=items)), losses
+    return (whole if items is whole.items else replace(whole, items=items)), forgone + losses

@@ -75,6 +75,7 @@ DIED = Fault(
     "The server that was giving this answer stopped before its end. Ask again.",
     "server",
 )
+DELETED = Fault("not_found", "This response was deleted while it was read.", "client")
 SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's end.", "server")
 
 _log = logging.getLogger("dragoman.server")
@@ -527,7 +528,9 @@ class Runs:
                         if size > SMALL and (new > SMALL or not isinstance(event, Delta)):
                             await driver.wait_delivered()
             if not isinstance(event, TERMINAL):
-                yield Failed(UNFINISHED)
+                now = partial(self.store.get, record.tenant, record.id)
+                gone = await self.held(now, FOLLOWED) is None
+                yield Failed(DELETED if gone else UNFINISHED)
 
         driver = Driver(events(), ANYONE, sink)
         return driver

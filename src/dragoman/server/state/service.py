@@ -24,7 +24,7 @@ from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.config import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Record, StoreError, named
+from dragoman.stores.base import Record, Room, StoreError, named
 from dragoman.stores.factory import data_directory, open_store
 from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
@@ -38,6 +38,7 @@ from .resolve import (
     bare,
     decided,
     recalled,
+    room_of,
     understand,
 )
 from .run import Run, Runs
@@ -87,9 +88,7 @@ class Memory:
             requeue=settings.requeue,
         )
         self._sender = Sender(store, webhooks)
-        self._dialect = settings.dialect
-        self._inherit = settings.inherit_instructions
-        self.most = settings.body_limit  # bytes of what a request brings along
+        self.settings = settings
 
     def begin(self) -> None:
         """See to the runs, and send what there is to send, from now on."""
@@ -140,14 +139,14 @@ class Memory:
     ) -> Plan:
         previous = request.previous_response_id
         near = previous is not None and bare(previous) in recent  # it may be forgotten meanwhile
+        room = room_of(self.settings, count)
         asked = await understand(
             request,
             self.store,
             caller.tenant,
-            most=self.most,
-            inherit=self._inherit,
+            room,
+            inherit=self.settings.inherit_instructions,
             recent=recent,
-            count=count,
         )
         if stored and asked.conversation is not None:
             await self.store.check_room(bare(asked.conversation))
@@ -190,7 +189,7 @@ class Memory:
             background=background,
             owner=self.runs.owner,
             lease=self.store.now() + self.runs.lease,
-            dialect=self._dialect,
+            dialect=self.settings.dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
             size=caller.size,
@@ -204,9 +203,9 @@ class Memory:
     async def reread(self, record: Record, count: Callable[[int], None]) -> Request:
         """What a record asked for, with all that it builds on. Raises FaultError when something it
         names is not there any more."""
-        asked = await understand(
-            record.request, self.store, record.tenant, inherit=self._inherit, count=count
-        )
+        inherit = self.settings.inherit_instructions
+        room = Room(count=count)
+        asked = await understand(record.request, self.store, record.tenant, room, inherit=inherit)
         whole, _ = await recalled(asked, self.store, record.tenant)
         return whole
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Annotation,
@@ -272,13 +272,13 @@ def decode_messages(data: Raw | list[Any], limits: Limits = LIMITS) -> tuple[Ite
         elif isinstance(message, _Tool):
             call_id = message.tool_call_id
             if call_id not in calls:
-                problem = f"is {call_id!r}, and no earlier call has that id"
+                problem = f"is {quoted(call_id)}, and no earlier call has that id"
                 raise FaultError(bad_request(problem, f"messages[{number}].tool_call_id"))
             kind = CustomToolCallOutput if calls[call_id] is CustomToolCall else FunctionCallOutput
             items.append(kind(call_id, content or "", extra=to_extra(rest) if rest else None))
         else:
             if message.name not in legacy:
-                problem = f"is {message.name!r}, and no earlier call is to that function"
+                problem = f"is {quoted(message.name)}, and no earlier call is to that function"
                 raise FaultError(bad_request(problem, f"messages[{number}].name"))
             extra = to_extra({**rest, "name": message.name})
             items.append(FunctionCallOutput(legacy[message.name], content or "", extra=extra))

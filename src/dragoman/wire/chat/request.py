@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import JSON, Extra
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
@@ -227,7 +227,7 @@ def _check_offered(
 ) -> None:
     if _key(choice) not in offered:
         name = choice.name if isinstance(choice, NamedTool) else choice.kind
-        problem = f"chooses {name!r}, which is not among the tools"
+        problem = f"chooses {quoted(name)}, which is not among the tools"
         raise FaultError(bad_request(problem, path))
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Annotation,
@@ -222,7 +222,7 @@ def _user_items(content: str | list[Any], path: str, calls: set[str]) -> list[It
             parts.append(_part(block, rest, place))
             continue
         if block.tool_use_id not in calls:
-            problem = f"is {block.tool_use_id!r}, and no earlier tool_use has that id"
+            problem = f"is {quoted(block.tool_use_id)}, and no earlier tool_use has that id"
             raise FaultError(bad_request(problem, f"{place}.tool_use_id"))
         output: str | tuple[Part, ...] = ""
         if isinstance(block.content, str):

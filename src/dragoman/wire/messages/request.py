@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import JSON, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
@@ -29,7 +29,7 @@ from dragoman.wire import json
 from dragoman.wire.choices import Probability
 from dragoman.wire.json import ABSENT, LIMITS, Cache, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
-from dragoman.wire.protocol import Dialect
+from dragoman.wire.protocol import Dialect, check_stop
 
 from .blocks import (
     NAME,
@@ -108,8 +108,8 @@ def _decode(data: bytes, limits: Limits) -> Request:
         body, unknown = _body.read_loosely(data)
     items = decode_messages(body.messages, body.system, limits)
     offered = decode_tools(body.tools, limits)
-    if body.stop_sequences is not None and len(body.stop_sequences) > limits.max_stop:
-        raise json.too_many("stop_sequences", limits.max_stop, "max_stop")
+    if body.stop_sequences:
+        check_stop("stop_sequences", body.stop_sequences, limits)
     json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
     if body.metadata is not None:
         json.check_metadata(body.metadata, limits)
@@ -314,7 +314,7 @@ def decode_choice(
                     return NamedTool(name), parallel
                 if isinstance(tool, UnknownTool) and tool.value.get("name") == name:
                     return UnknownTool(NAME, tool.kind, {"name": name}), parallel
-            problem = f"chooses {name!r}, which is not among the tools"
+            problem = f"chooses {quoted(name)}, which is not among the tools"
             raise FaultError(bad_request(problem, "tool_choice.name"))
         case _:
             problem = "must be 'auto', 'any', 'none', or 'tool' with a name"

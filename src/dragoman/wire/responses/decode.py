@@ -483,6 +483,7 @@ class Decoder:
         self._known: Fields = {}  # unknown fields of the response that were passed on already
         self._fault: Fault | None = None  # in an event of its own, before the response fails
         self._done = False  # `[DONE]` was read
+        self._garbled = 0  # events that were no JSON
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
@@ -596,9 +597,15 @@ class Decoder:
         lines = data.split(b"\n")
         if len(lines) > 1:
             for line in lines:
+                if self._turn.over:
+                    return
                 self._event(name, line, last=last)
         elif error.is_corrupt(data) and not last:
             self._turn.fail(error.CORRUPT)
+        else:
+            self._garbled += 1
+            if self._garbled > error.MAX_GARBLED:
+                self._fail("events that are no JSON")
 
     def _read(self, name: str, fields: Fields) -> None:
         if self._items.read(name, fields):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Annotation,
@@ -283,7 +283,7 @@ def _item(value: Any, rest: dict[str, JSON], path: str) -> Item:
         case _EasyMessage():
             role: Any = value.role
             if role not in _ROLES:
-                problem = f"is {role!r}, and must be one of {', '.join(_ROLES)}"
+                problem = f"is {quoted(role)}, and must be one of {', '.join(_ROLES)}"
                 raise _wrong(path, "role", problem)
             content = _content(value.content, path, "content")
             if content is None and role != "assistant":
@@ -416,7 +416,7 @@ def _token(value: dict[str, JSON]) -> Token:
     rest = dict(value)
     text, logprob, raw = rest.pop("token", ""), rest.pop("logprob", None), rest.pop("bytes", None)
     top = decode_tokens(rest.pop("top_logprobs", None))
-    if not isinstance(logprob, int | float):
+    if type(logprob) not in (int, float):
         logprob = None
     try:
         octets = bytes(raw) if isinstance(raw, list) else None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Compaction,
@@ -74,7 +74,9 @@ def check(request: Request, limits: Limits = LIMITS) -> None:
             case FunctionCallOutput(output=parts) | CustomToolCallOutput(output=parts):
                 name = "output"
                 if whole and item.call_id not in calls:
-                    problem = f"No tool call found for the output with call_id {item.call_id!r}"
+                    problem = (
+                        f"No tool call found for the output with call_id {quoted(item.call_id)}"
+                    )
                     raise _wrong(problem, f"input[{number}].call_id")
             case FunctionCall() | CustomToolCall():
                 calls.add(item.call_id)
@@ -86,7 +88,7 @@ def check(request: Request, limits: Limits = LIMITS) -> None:
             raise json.too_many(f"input[{number}].{name}", limits.max_parts, "max_parts")
         for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
             if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
-                problem = f"is {part.value['type']!r}, which is no kind of content"
+                problem = f"is {quoted(part.value['type'])}, which is no kind of content"
                 raise _wrong(problem, f"input[{number}].{name}[{place}].type")
     if request.tool_choice in (None, "auto", "none") or request.prompt is not None:
         return
@@ -102,13 +104,13 @@ def _check_choice(request: Request) -> None:
     """A tool that must be called must be offered."""
     match request.tool_choice:
         case NamedTool() as choice if (choice.kind, choice.name) not in _names(request.tools):
-            raise _wrong(f"{choice.name!r} is not among the tools", "tool_choice")
+            raise _wrong(f"{quoted(choice.name)} is not among the tools", "tool_choice")
         case AllowedTools() as choice:
             offered = set(_names(request.tools))
             for number, tool in enumerate(choice.tools):
                 if isinstance(tool, NamedTool) and (tool.kind, tool.name) not in offered:
                     at = f"tool_choice.tools[{number}]"
-                    raise _wrong(f"{tool.name!r} is not among the tools", at)
+                    raise _wrong(f"{quoted(tool.name)} is not among the tools", at)
             if choice.mode == "required" and not choice.tools:
                 raise _wrong("is required, and no tool is allowed", "tool_choice")
         case "required" | UnknownTool() if not request.tools:

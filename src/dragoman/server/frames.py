@@ -1,0 +1,153 @@
+"""The WebSocket of one connection: parses frames no faster than they are taken, and bounds them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any, cast
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from dragoman.core.error import FaultError
+
+from .asgi import ROOM
+from .limits import SMALL, Hold
+from .settings import Settings
+
+STEP = 4096
+"""Bytes that are parsed before others have their turn: hundreds of pings."""
+LATER, TRIES = 0.1, 20
+"""Seconds after which a connection without room for what comes looks again, and how often."""
+TRY_AGAIN_LATER = 1013
+"""The code of the close that ends such a connection (IANA's registry of close codes)."""
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, which parses no faster than its client reads and the application takes,
+    with limits on the time of a message and of reading an answer.
+
+    The application finds it under `ROOM` in the extensions of its scope. It says with `hold` whose
+    bytes they are that come, and that it has taken a message with `parse`.
+    """
+
+    hold: Hold | None = None
+    unparsed = b""
+    _at = 0  # so much of that is parsed
+    _more = 0  # bytes of the message behind its first fragment
+    _tries = 0  # to find room for what has come
+    _begun = math.inf  # since when a message is awaited that has begun to come
+    _latest = 0.0  # when something of it came
+    _size = 0  # bytes of it
+    _timer: asyncio.TimerHandle | None = None
+    # Texts go on as bytes: whether they are text is found out where they are decoded.
+    handle_text = WebSocketsSansIOProtocol.handle_bytes
+
+    def data_received(self, data: bytes) -> None:
+        few = len(data) <= STEP and len(self.conn.reader.buffer) <= STEP
+        if few and not (self.unparsed or self.frames) and self.writable.is_set():
+            super().data_received(data)
+        else:
+            self.unparsed, self._at = self.unparsed[self._at :] + data, 0
+            self.parse()
+        if not (self.unparsed or self.conn.reader.buffer or self.frames):
+            self._begun = math.inf
+            return
+        self._latest = self.loop.time()
+        if self._begun == math.inf:
+            self._begun, self._size = self._latest, 0
+        self._size += len(data)
+        if self._timer is None:
+            limits: Settings = cast(Any, self.config).limits
+            self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
+
+    def parse(self) -> None:
+        """Parse a little, and go on after others had their turn; or wait until the client reads,
+        the application takes what has come, or there is room for more."""
+        if self.transport.is_closing():
+            self.unparsed = b""
+        elif self.read_paused or not self.writable.is_set() or self._is_early():
+            self.transport.pause_reading()
+        elif self.unparsed:
+            step = self.unparsed[self._at : self._at + STEP]
+            self._at += STEP
+            if self._at >= len(self.unparsed):
+                self.unparsed, self._at = b"", 0
+            super().data_received(step)
+            self.transport.pause_reading()
+            if self._has_room():
+                self.loop.call_soon(self.parse)
+        elif self._has_room():
+            self.transport.resume_reading()
+        if not (self.unparsed or self.conn.reader.buffer or self.frames):
+            self._begun = math.inf
+
+    def _has_room(self) -> bool:
+        """Hold what has come of messages. Where there is no room for it, look again later, but not
+        for long: all may be waiting for each other."""
+        size = len(self.conn.reader.buffer) + len(self.unparsed) - self._at
+        if self.frames:
+            size += len(self.frames[0]) + self._more
+        try:
+            if self.hold is not None and not self.read_paused and max(size, self.hold.size) > SMALL:
+                self.hold.resize(size)
+        except FaultError as error:
+            self._tries += 1
+            if self._tries < TRIES:
+                self.transport.pause_reading()
+                self.loop.call_later(LATER, self.parse)
+            else:
+                self.conn.fail(TRY_AGAIN_LATER, error.fault.message[:120])
+                self.handle_parser_exception()
+            return False
+        self._tries = 0
+        return True
+
+    def _is_early(self) -> bool:
+        """Whether much has come before the application has accepted the connection."""
+        return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
+
+    def handle_cont(self, event: Any) -> None:
+        self._more = len(event.data) + (self._more if len(self.frames) > 1 else 0)
+        super().handle_cont(event)
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            cast(Any, self.scope)["extensions"][ROOM] = self
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.loop.call_soon(self.parse)
+
+    def _look_at_the_clock(self, limits: Settings) -> None:
+        self._timer, now = None, self.loop.time()
+        if self._begun == math.inf or self.close_sent or self.transport.is_closing():
+            self._give_time(limits)
+            return
+        if self.read_paused or self.unparsed:  # it is we who let it wait
+            self._begun = self._latest = now
+        rate_kept = self._begun + self._size / limits.min_rate
+        if now < min(self._latest, rate_kept) + limits.read_time:
+            self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
+            return
+        self.conn.fail(1008, "the rest of a message did not come in time (read_time, min_rate)")
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.close()
+        self._give_time(limits)
+
+    def _give_time(self, limits: Settings) -> None:
+        """Close even if the client does not take the last of what was sent."""
+        if self._timer is None and self.transport.get_write_buffer_size():
+            self._timer = self.loop.call_later(limits.stall, self.transport.abort)
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        self._give_time(cast(Any, self.config).limits)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.unparsed, self.frames = b"", []  # what knows this connection may know it for long
+        self.conn.reader.discard()
