@@ -18,7 +18,7 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.cli.main import parse, parser
-from dragoman.cli.programs import PROGRAMS
+from dragoman.cli.run import PROGRAMS
 from dragoman.core.interfaces import Secret
 from dragoman.engines import discover
 from dragoman.engines.script import demo

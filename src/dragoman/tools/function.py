@@ -31,7 +31,7 @@ import msgspec
 from dragoman.core.item import JSON, Message, Part, Text
 from dragoman.core.request import CustomTool, FunctionTool, JSONSchema
 
-from .run import Approval, Context, Next, Output, Tool, ToolError
+from .run import Approval, Context, Display, Next, Output, Tool, ToolError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PARTS = tuple(get_args(Part))
@@ -62,6 +62,7 @@ class PythonTool:
         self.after, self.approval, self.enabled = after, approval, enabled
         self.auto_retry, self.auto_truncate = auto_retry, auto_truncate
         self.seconds, self.repeatable = seconds, repeatable
+        self.display: Display | None = None
         self._function = function
         name = str(name or getattr(function, "__name__", ""))
         if isinstance(approval, str) and approval not in ("always", "never"):

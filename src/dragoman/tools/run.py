@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
 
+from dragoman.core.event import DeltaKind, State
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
+    JSON,
+    Annotation,
     Call,
     CallOutput,
     CustomToolCall,
@@ -24,6 +28,7 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Part,
     Text,
+    Unknown,
 )
 from dragoman.core.request import CustomTool, FunctionTool
 
@@ -66,6 +71,32 @@ class Context(Struct, frozen=True):
     report: Callable[[Any], None] = lambda _: None
 
 
+class Display(Struct, frozen=True):
+    """How calls of a tool that the server brings are shown: as items of a kind that the Responses
+    protocol has for them, in place of a function call and its output.
+
+    - `kind` is that of the item: `web_search_call`, say.
+    - `opened` gives the fields of the item of a call when it begins: they hold what the model
+      wrote, be it nonsense. It does not raise.
+    - `delta` names the field among them that is streamed: `code` or `arguments`.
+    - `working` is the state between `in_progress` and `completed`: `searching`, say.
+    """
+
+    kind: str
+    opened: Callable[[Call], dict[str, JSON]]
+    delta: DeltaKind | None = None
+    working: State | None = None
+
+
+class Shown(Struct, frozen=True):
+    """What a tool with a display gives: `output` to the model, and to the item of the call the
+    `fields` that it has at its end, beside or in place of those it began with."""
+
+    output: Output
+    fields: dict[str, JSON] = {}
+    failed: bool = False
+
+
 class Tool(Protocol):
     """A name, a schema and an asynchronous call.
 
@@ -76,6 +107,7 @@ class Tool(Protocol):
     - A tool that is not `enabled` is hidden from the model; a call of it is run all the same.
     - `seconds` is how long a call may take.
     - One that is `repeatable` may be run again when it is unknown whether it was run.
+    - `display` is how its calls are shown, where that is not as function calls.
     """
 
     spec: FunctionTool | CustomTool
@@ -86,10 +118,79 @@ class Tool(Protocol):
     approval: Approval
     seconds: float | None
     repeatable: bool
+    display: Display | None
 
-    def call(self, text: str, context: Context) -> Awaitable[Output]:
+    def call(self, text: str, context: Context) -> Awaitable[Output | Shown]:
         """Run it on the arguments, or the free text, that the model wrote. Raises what it likes."""
         ...
+
+
+class Rewriter(Protocol):
+    """Finds citations in the text of an answer, in whatever pieces it comes."""
+
+    def feed(self, text: str) -> list[str | Annotation]:
+        """The text that is known by now, and the annotations of it, each after its text."""
+        ...
+
+    def end(self) -> list[str | Annotation]:
+        """The rest."""
+        ...
+
+
+class Session(Protocol):
+    """What a hosted tool has for one answer: functions for the model, and items that are shown
+    before it is asked, such as a list of tools."""
+
+    tools: Sequence[Tool]
+    items: Sequence[Unknown]
+
+    def rewriter(self) -> Rewriter | None:
+        """What finds this tool's citations in one part of the text, if it has any."""
+        ...
+
+    async def close(self) -> None:
+        """The answer has ended."""
+        ...
+
+
+class Hosted(Protocol):
+    """A tool that a server has, and a request turns on by naming one of its `kinds`, which are
+    types of tools in the Responses protocol."""
+
+    kinds: frozenset[str]
+
+    async def open(
+        self, asked: Mapping[str, JSON], items: Sequence[Unknown], caller: Caller
+    ) -> Session:
+        """What it has for an answer. `asked` is the tool as the request has it, and `items` are
+        those of hosted tools in the conversation before, each with the call and what the model was
+        given (see `recorded`). Raises FaultError for what cannot be done."""
+        ...
+
+    async def close(self) -> None:
+        """The server ends."""
+        ...
+
+
+RECORD = "tool"
+"""The key in the `extra` of an item of a hosted tool under which its call is kept."""
+
+
+class Recorded(Struct, frozen=True):
+    """The call behind an item of a hosted tool: as the model wrote it, and what it was given."""
+
+    call_id: str
+    name: str
+    arguments: str
+    output: str
+
+
+def recorded(item: Unknown) -> Recorded | None:
+    """The call behind an item of a hosted tool, where it is known."""
+    try:
+        return msgspec.convert((item.extra or {}).get(RECORD), Recorded)
+    except msgspec.ValidationError:
+        return None
 
 
 class Result(Struct, frozen=True):
@@ -99,6 +200,7 @@ class Result(Struct, frozen=True):
     error: bool = False
     after: Next = "model"
     retry: bool = True
+    fields: dict[str, JSON] = {}
 
 
 class Runner:
@@ -152,7 +254,7 @@ class Runner:
             raise
         if not done:
             task.cancel()
-            output: Output | BaseException = _LateError(
+            output: Output | Shown | BaseException = _LateError(
                 f"It did not end within {seconds:g} seconds."
             )
         else:
@@ -162,11 +264,13 @@ class Runner:
             if not isinstance(output, ToolError):
                 words = f"The tool {call.name!r} failed. {words}"
             return failed(call, words, retry=tool.auto_retry)
-        if isinstance(output, str):
-            return Result(_item(call, truncated(_clean(output), most)), after=tool.after)
+        shown = output if isinstance(output, Shown) else Shown(output)
+        about = partial(Result, error=shown.failed, after=tool.after, fields=shown.fields)
+        if isinstance(shown.output, str):
+            return about(_item(call, truncated(_clean(shown.output), most)))
         parts: list[Part] = []
         room = MOST_DATA
-        for part in output:
+        for part in shown.output:
             if isinstance(part, Text):
                 text = truncated(_clean(part.text), most)
                 most -= len(text)
@@ -177,14 +281,14 @@ class Runner:
         if room < 0:
             words = f"The tool {call.name!r} failed. Its result has more than {MOST_DATA} bytes."
             return failed(call, words, retry=tool.auto_retry)
-        return Result(_item(call, tuple(parts)), after=tool.after)
+        return about(_item(call, tuple(parts)))
 
 
 class _LateError(Exception):
     """A tool did not end in time."""
 
 
-async def _call(tool: Tool, call: Call, context: Context) -> Output | BaseException:
+async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | BaseException:
     """What a tool gives, or raises: a SystemExit would end the event loop."""
     try:
         return await tool.call(
