@@ -86,6 +86,7 @@ class Display(Struct, frozen=True):
     opened: Callable[[Call], dict[str, JSON]]
     delta: DeltaKind | None = None
     working: State | None = None
+    fails: bool = False  # whether there is a state `failed`, too
 
 
 class Shown(Struct, frozen=True):
@@ -138,9 +139,10 @@ class Rewriter(Protocol):
 
 
 class Session(Protocol):
-    """What a hosted tool has for one answer: functions for the model, and items that are shown
-    before it is asked, such as a list of tools."""
+    """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
+    in none, and items that are shown before it is asked, such as a list of tools."""
 
+    namespace: str | None
     tools: Sequence[Tool]
     items: Sequence[Unknown]
 
