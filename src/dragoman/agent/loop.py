@@ -216,7 +216,7 @@ class Loop(Wrapper):
     - An answer that a limit of tokens cut off is continued, `continuations` times.
     - `state` is what tools find in their context.
     - `pinned` is the number of items at the beginning that no summary replaces.
-    - `opening` are items that the answer begins with.
+    - `opening` are lists of tools that the answer begins with.
 
     Calls of tools with a display are items of their own kind, in place of a call and its output;
     one that waits for consent is a request for it.
@@ -319,8 +319,11 @@ class _Answer:
         if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
         for item in self.loop.opening:
-            for event in self._whole(item):
-                yield event
+            yield ItemAdded(self.shown, replace(item, value={**item.value, "tools": []}))
+            yield Progress(self.shown, "in_progress")
+            yield Progress(self.shown, "failed" if item.value.get("error") else "completed")
+            yield ItemDone(self.shown, item)
+            self.shown += 1
         while self.end is None:
             if self.calls:
                 async with aclosing(self._results()) as results:
