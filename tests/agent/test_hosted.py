@@ -23,7 +23,10 @@ from dragoman.engines.base import Wrapper
 from dragoman.tools.run import Context, Display, Output, Rewriter, Shown, ToolError, recorded
 from tests.agent.stage import Model, call
 from tests.oracle import problems, sdk_problems
-from tests.server.state.storing import storing
+from tests.server.state.storing import Server, storing
+from tests.server.stubs import Call as Ask
+from tests.wire.messages.gathering import gathered
+from tests.wire.messages.schema import check_answer
 from tests.wire.responses.order_checker import check_order, parse
 
 SEARCH = {"type": "web_search"}
@@ -418,27 +421,43 @@ async def test_chat_client_searches_by_options() -> None:
     assert choice.message.annotations[0].url_citation.url == "https://example.com/1"
 
 
-async def test_messages_client_names_dated_tools() -> None:
-    model = Model(wants("search", "browser", query="cats"), "Cats.")
-    tool = search()
-    async with storing(HostedTools(model, [tool])) as server:
-        fields: Any = {
-            "model": "stub",
-            "max_tokens": 9,
-            "messages": [{"role": "user", "content": "Hi"}],
-        }
-        call = server.begin()
-        call._scope["path"] = "/v1/messages"
-        from tests.server.stubs import Call as Ask
+async def test_messages_client_gets_blocks_and_brings_them_back() -> None:
+    named = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
+    ]
 
-        asked = Ask(
-            server.app,
-            "/v1/messages",
-            {**fields, "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        )
-        answer = await asked()
-    assert answer.status == 200
-    assert tool.asked[0]["type"] == "web_search"
+    async def messages(server: Server, *said: Any, stream: bool = False) -> Any:
+        fields = {"model": "stub", "max_tokens": 99, "messages": said, "tools": named}
+        return await Ask(server.app, "/v1/messages", {**fields, "stream": stream})()
+
+    calls = [wants("search", "browser", query="cats"), wants("python", id="b", code="2+2")]
+    for stream in (False, True):
+        model, tool = Model(calls, "Cats.", "Bye."), search()
+        async with storing(HostedTools(model, [tool, python()])) as server:
+            hi = {"role": "user", "content": "Hi"}
+            first = await messages(server, hi, stream=stream)
+            assert first.status == 200
+            body = gathered(first.body) if stream else first.json
+            check_answer(body)
+            assert [block["type"] for block in body["content"]] == [
+                *("server_tool_use", "web_search_tool_result"),
+                *("server_tool_use", "code_execution_tool_result", "text"),
+            ]
+            assert body["content"][0]["input"] == {"query": "cats"}
+            assert body["content"][3]["content"]["stdout"] == "4"
+            assert body["stop_reason"] == "end_turn"
+            again = {"role": "assistant", "content": body["content"]}
+            bye = {"role": "user", "content": "Bye"}
+            assert (await messages(server, hi, again, bye)).status == 200
+        assert tool.asked[0]["type"] == "web_search"
+        given = [item for item in model.asked[2].items if isinstance(item, FunctionCallOutput)]
+        assert [item.output for item in given] == ["Cats: see [1].", "4"]
+        called = [item for item in model.asked[2].items if isinstance(item, FunctionCall)]
+        assert [(item.name, item.namespace) for item in called] == [
+            ("search", "browser"),
+            ("python", None),
+        ]
 
 
 def test_record_of_a_call_is_kept_in_its_item() -> None:

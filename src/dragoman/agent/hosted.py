@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -45,7 +46,8 @@ from dragoman.tools.run import RECORD, Hosted, Recorded, Rewriter, Runner, Sessi
 
 from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
 
-RESPONSE = "mcp_approval_response"
+ANSWER = "mcp_approval_response"
+RESPONSES, MESSAGES = "responses", "messages"
 MOST_ROUNDS = 64
 """Rounds of calls in one answer of the server, after which the model is to answer."""
 GONE = "This tool is not there any more."
@@ -162,7 +164,7 @@ async def _answered(
             async for event in events:
                 if isinstance(event, ItemDone) and isinstance(item := event.item, Unknown):
                     value = {**item.value}
-                    for name in _HIDDEN.get(item.kind, ()):
+                    for name in _HIDDEN.get(item.kind, ()) if caller.wire == RESPONSES else ():
                         if f"{item.kind}.{name}" not in include:
                             _hide(value, name)
                     event = replace(event, item=replace(item, value=value))
@@ -255,13 +257,14 @@ def told(
 ) -> tuple[tuple[Item, ...] | None, dict[str, Decision]]:
     """The conversation with calls and outputs in place of the items of hosted tools, and what the
     user has decided about calls that wait, by their ids. None where it has no such items."""
+    items = _from_blocks(items)
     answers: dict[str, Unknown] = {}
     done: set[str] = set()  # calls that were run after they were allowed
     found = False
     for item in items:
         if isinstance(item, Unknown):
-            found = found or item.kind in _OURS
-            if item.kind == RESPONSE:
+            found = found or item.kind in _OURS or recorded(item) is not None
+            if item.kind == ANSWER:
                 answers[str(item.value.get("approval_request_id"))] = item
             elif item.kind != APPROVAL:
                 done.add(str(item.value.get("approval_request_id")))
@@ -296,9 +299,9 @@ def told(
     return tuple(told), decisions
 
 
-_SILENT = frozenset((RESPONSE, "mcp_list_tools"))
+_SILENT = frozenset((ANSWER, "mcp_list_tools"))
 """Items that are no news to the model."""
-_OURS = frozenset((APPROVAL, RESPONSE, "mcp_list_tools", "mcp_call", "code_interpreter_call"))
+_OURS = frozenset((APPROVAL, ANSWER, "mcp_list_tools", "mcp_call", "code_interpreter_call"))
 _OURS |= frozenset(("web_search_call", "file_search_call"))
 
 
@@ -322,9 +325,7 @@ def _record(item: Unknown) -> Recorded | None:
         case "code_interpreter_call", {"code": str(code), **rest}:
             outputs = rest.get("outputs") or []
             logs = [each["logs"] for each in outputs if isinstance(each, dict) and "logs" in each]
-            text = "\n".join(map(str, logs))
-            arguments = msgspec.json.encode({"code": code}).decode()
-            return Recorded(call_id, "python", arguments, text)
+            return _python(call_id, code, "\n".join(map(str, logs)))
         case (
             "mcp_call" | "mcp_approval_request",
             {"name": str(name), "arguments": str(arguments), "server_label": str(label), **rest},
@@ -333,6 +334,49 @@ def _record(item: Unknown) -> Recorded | None:
             return Recorded(call_id, name, arguments, str(output), label)
         case _:
             return None
+
+
+def _python(call_id: str, code: str, output: str) -> Recorded:
+    return Recorded(call_id, "python", msgspec.json.encode({"code": code}).decode(), output)
+
+
+_USED = re.compile(r"srvtoolu_((?:ws|ci|mcp)_\w+)")
+"""The ids of our own calls in blocks of the Messages protocol."""
+
+
+def _from_blocks(items: Sequence[Item]) -> Sequence[Item]:
+    """The items with those that the blocks of our calls stand for, each in place of the block of
+    its result."""
+    if not any(isinstance(item, Unknown) and item.wire == MESSAGES for item in items):
+        return items
+    found: list[Item] = []
+    uses: dict[str, dict[str, JSON]] = {}
+    for item in items:
+        if isinstance(item, Unknown) and item.wire == MESSAGES:
+            use_id = str(item.value.get("id") or item.value.get("tool_use_id"))
+            if (ours := _USED.fullmatch(use_id)) is not None:
+                if item.kind.endswith("_use"):
+                    uses[use_id] = item.value
+                elif (use := uses.get(use_id)) is not None:
+                    call = _from_result(ours[1], use, item.value)
+                    kept = {RECORD: msgspec.to_builtins(call)}
+                    found.append(Unknown(MESSAGES, item.kind, {}, ours[1], kept))
+                continue
+        found.append(item)
+    return found
+
+
+def _from_result(id: str, use: dict[str, JSON], result: dict[str, JSON]) -> Recorded:
+    given = msgspec.json.encode(use.get("input") or {}).decode()
+    match use, result.get("content"):
+        case {"name": "web_search"}, [{"encrypted_content": str(kept)}, *_]:
+            with suppress(ValueError):
+                return msgspec.convert(msgspec.json.decode(b64decode(kept)), Recorded)
+        case {"name": "code_execution", "input": {"code": str(code)}}, {"stdout": str(logs)}:
+            return _python(id, code, logs)
+        case {"name": str(name), "server_name": str(label)}, [{"text": str(text)}, *_]:
+            return Recorded(id, name, given, text, label)
+    return Recorded(id, str(use.get("name")), given, "It failed.")
 
 
 # ---- citations -------------------------------------------------------------------------------
