@@ -110,7 +110,7 @@ class Tool:
         self, asked: Mapping[str, Any], items: Sequence[Unknown], caller: Caller
     ) -> Session:
         if self.refuses:
-            raise FaultError(bad_request("is not to be", "tools[0]"))
+            raise FaultError(bad_request("is not to be", "server_label"))
         self.asked.append(asked)
         self.known.append(items)
         return Session(self)
@@ -403,7 +403,7 @@ async def test_tool_that_cannot_be_opened_is_the_clients_fault_and_the_others_ar
     one, other = search(), Tool("mcp", refuses=True)
     async with storing(HostedTools(Model("Hello."), [one, other])) as server:
         refused = await server.ask(tools=[SEARCH, MCP])
-        assert (refused.status, refused.json["error"]["param"]) == (400, "tools[0]")
+        assert (refused.status, refused.json["error"]["param"]) == (400, "tools[1].server_label")
         assert one.closed == 1
 
 

@@ -117,6 +117,10 @@ class HostedTools(Wrapper):
         sessions = dict(zip(wanted, opened, strict=True))
         try:
             for number, session in sessions.items():
+                if isinstance(session, FaultError):
+                    fault = session.fault
+                    at = ".".join(filter(None, (f"tools[{number}]", fault.param)))
+                    raise FaultError(replace(fault, param=at)) from session
                 if isinstance(session, BaseException):
                     raise session
                 _check_names(request, number, session)

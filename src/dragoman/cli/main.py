@@ -103,6 +103,10 @@ _RUN_AT = "the Dragoman to ask; by default the one on the usual port, or else on
 _TARGETS = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
 _CONFIG = "the configuration (dragoman.toml, if it exists)"
 _DATE = "the date that prompts say, where they say one: 2026-11-23, none, or today (the default)"
+_TOOL = (
+    "a tool that models may use: web=searxng:URL, web=brave, web=tavily, web=exa, python, "
+    "python=bubblewrap, files, or mcp:NAME=URL; may be given several times"
+)
 _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://HOST/DATABASE"
 
 
@@ -161,6 +165,7 @@ def parser() -> argparse.ArgumentParser:
     about = "how requests and errors are logged (text)"
     add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
+    add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=_TOOL)
     add("--workers", type=workers, metavar="N", help="processes that share the port (1)")
     add("--config", type=Path, metavar="FILE", help=_CONFIG)
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.event import DeltaKind, State
 from dragoman.core.interfaces import ANYONE, Caller
@@ -25,6 +26,7 @@ from dragoman.core.item import (
     CallOutput,
     CustomToolCall,
     CustomToolCallOutput,
+    Extra,
     FunctionCallOutput,
     Part,
     Text,
@@ -178,6 +180,10 @@ RECORD = "tool"
 """The key in the `extra` of an item of a hosted tool under which its call is kept."""
 
 
+_HOSTED: Extra = {RECORD: {}}
+"""What tells a format that the server runs a tool: models may have been trained with that."""
+
+
 class Recorded(Struct, frozen=True, omit_defaults=True):
     """The call behind an item of a hosted tool: as the model wrote it, and what it was given. Calls
     of one answer of the model have the same `round`."""
@@ -235,9 +241,13 @@ class Runner:
         spaces: dict[str | None, list[FunctionTool | CustomTool]] = {None: []}
         for (space, _), tool in self.tools.items():
             if tool.enabled:
-                spaces.setdefault(space, []).append(tool.spec)
+                spec = tool.spec
+                if tool.display is not None and space is None:
+                    spec = replace(spec, extra=_HOSTED)
+                spaces.setdefault(space, []).append(spec)
         own = spaces.pop(None)
-        return (*own, *(Namespace(str(name), tuple(each)) for name, each in spaces.items()))
+        names = [(str(name), tuple(each)) for name, each in spaces.items()]
+        return (*own, *(Namespace(name, each, extra=_HOSTED) for name, each in names))
 
     def find(self, call: Call) -> Tool | None:
         """The tool that a call is of, where that is run here."""
