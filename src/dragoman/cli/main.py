@@ -24,6 +24,7 @@ examples:
   dragoman log --search sky                  search stored requests and answers
   dragoman tail resp_…                       replay or follow one answer
   dragoman chat                              a conversation; Ctrl-C stops an answer, Ctrl-D ends
+  dragoman agent helper.py                   talk to an agent with tools of your own
   dragoman run codex                         Codex on the model found on this machine
 """
 
@@ -91,6 +92,10 @@ _QUESTION = (
 _LOG = (
     "List stored requests and answers, the newest first. Responses are stored unless a request "
     "says otherwise; chat completions only where it says `store: true`, and Messages never."
+)
+_AGENT = (
+    "Talk to an agent (dragoman.Agent) that a file of Python makes: the one called `agent`, or the "
+    "only one. Calls that need consent are asked about."
 )
 _RUN = (
     "Run an agent program on a model: with a configuration of its own, which is temporary, and "
@@ -179,10 +184,16 @@ def parser() -> argparse.ArgumentParser:
         add("--key-env", metavar="NAME", help="the variable that holds the key to it")
         if name == "ask":
             add("question", nargs="*", help=_QUESTION)
+        if name == "chat":
+            about = f"{_TOOL}; or a FILE.py with functions marked `@tool`"
+            add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=about)
         if name != "models":
             add("--model", "-m", help="the model's name; the first listed by default")
             add("--system", "-s", help="instructions for the model")
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
+
+    add = command("agent", "talk to the agent that a file of Python makes", _AGENT)
+    add("file", type=Path, metavar="FILE.py", help="the file")
 
     add = command("run", "run Codex, Claude Code or opencode on a model", _RUN)
     names = ("codex", "claude", "opencode")
