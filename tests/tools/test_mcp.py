@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 import uvicorn
 
+from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Audio, CustomToolCall, File, FunctionCall, Image, Text
+from dragoman.server.build import hosted
+from dragoman.server.config import ConfigurationError, read
 from dragoman.tools import mcp
 from dragoman.tools.mcp import MCP, Server, fit_name, read_server
+from tests.agent.stage import Model
 from tests.mock import Reply, plain
+from tests.oracle import problems, sdk_problems
+from tests.server.state.storing import storing
 from tests.tools.mcp_fake import Fake, asked, listed, mcp_tasks, opened, ran, served
+from tests.wire.responses.order_checker import check_order, parse
 
 CHILD = Path(__file__).with_name("mcp_server.py")
 SESSION = "mcp-session-id"
@@ -59,6 +66,48 @@ def test_servers_need_the_sdk(monkeypatch) -> None:
     monkeypatch.setattr(mcp, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"the extra mcp: pip install '\.\[mcp\]'"):
         MCP()
+
+
+FILE = """
+[[tools]]
+use = "mcp:docs=https://docs.test/mcp"
+headers = {authorization = "DOCS_KEY"}
+approval = "never"
+allowed_tools = ["search"]
+seconds = 5
+
+[[tools]]
+use = "mcp:files=stdio:server-files '/my data'"
+environment = ["HOME"]
+
+[[tools]]
+use = "mcp"
+hosts = ["other.test"]
+allow = ["10.0.0.0/8"]
+"""
+
+
+def test_servers_are_configured_in_the_file() -> None:
+    environ = {"DOCS_KEY": "Bearer secret", "HOME": "/home/me", "OTHER": "x"}
+    (made,) = hosted(read(FILE).tools, environ)
+    docs = Server(
+        name="docs",
+        url="https://docs.test/mcp",
+        headers={"authorization": "DOCS_KEY"},
+        approval="never",
+        allowed_tools=("search",),
+        seconds=5,
+    )
+    command = ("server-files", "/my data")
+    files = Server(name="files", command=command, environment=("HOME",))
+    assert made._servers == {"docs": docs, "files": files}
+    assert made._environ == {
+        "docs": {"authorization": "Bearer secret"},
+        "files": {"HOME": "/home/me"},
+    }
+    assert (made._hosts, made._allow) == (("other.test",), ("10.0.0.0/8",))
+    with pytest.raises(ConfigurationError, match="mcp: .*needs the environment variable DOCS_KEY"):
+        hosted(read(FILE).tools, {"HOME": "/"})
 
 
 @pytest.mark.parametrize(
@@ -543,3 +592,66 @@ async def test_arguments_are_passed_as_the_model_wrote_them() -> None:
         await ran(session, "t", "  ")
     sent = [message["params"]["arguments"] for name, _, message in fake.asked if "/call" in name]
     assert [json.dumps(each) for each in sent] == [json.dumps(json.loads(text)), "{}"]
+
+
+# ---- through a server of ours --------------------------------------------------------------------
+
+
+async def test_a_chain_with_consent_lists_tools_once_and_is_read_by_the_official_sdk() -> None:
+    fake = Fake({"name": "files/read", "annotations": {"readOnlyHint": True}}, {"name": "write"})
+    read, write = fit_name("files/read"), "write"
+    first = [FunctionCall("a", read, '{"path": "x"}', "s"), FunctionCall("b", write, "{}", "s")]
+    model = Model(first, "Written.", FunctionCall("c", read, "{", "s"), "No.")
+    async with served(fake) as (configured, _):
+        engine = HostedTools(model, [MCP([configured])])
+        tool = asked(require_approval={"never": {"read_only": True}}, authorization="secret")
+        async with storing(engine) as server:
+            answer = await server.ask(stream=True, tools=[tool])
+            events = parse(answer.body)[0]
+            check_order(events)
+            wrong = [p for event in events for p in (*problems(event), *sdk_problems(event))]
+            assert not wrong
+            body = events[-1]["response"]
+            listed_, called, asks = body["output"]
+            assert (listed_["type"], listed_["error"]) == ("mcp_list_tools", None)
+            assert [each["name"] for each in listed_["tools"]] == ["files/read", "write"]
+            assert (called["type"], called["name"]) == ("mcp_call", "files/read")
+            assert (called["arguments"], called["output"]) == ('{"path": "x"}', "ok")
+            assert (asks["type"], asks["name"]) == ("mcp_approval_request", "write")
+            assert fake.count("tools/call") == 1
+            said = {"approval_request_id": asks["id"], "approve": True}
+            answer = await server.ask(
+                input=[{"type": "mcp_approval_response", **said}],
+                tools=[tool],
+                previous_response_id=body["id"],
+            )
+            called, _ = answer.json["output"]
+            assert (called["name"], called["approval_request_id"]) == ("write", asks["id"])
+            assert called["status"] == "completed"
+            answer = await server.ask(
+                stream=True, tools=[tool], previous_response_id=answer.json["id"]
+            )
+            events = parse(answer.body)[0]
+            check_order(events)
+            assert not [p for event in events for p in (*problems(event), *sdk_problems(event))]
+            called, _ = events[-1]["response"]["output"]
+            assert (called["status"], called["output"]) == ("failed", None)
+            assert called["error"]["code"] == -32602
+            assert "response.mcp_call.failed" in [event["type"] for event in events]
+            assert fake.count("tools/list") == 1
+            assert b"secret" not in answer.body
+            (space,) = model.asked[0].tools
+            assert (space.name, [each.name for each in space.tools]) == ("s", [read, write])
+    sent = {headers["authorization"] for _, headers, _ in fake.asked}
+    assert sent == {"Bearer secret"}
+
+
+async def test_a_server_that_is_down_leaves_an_answer_without_its_tools() -> None:
+    async with storing(HostedTools(Model("Sorry."), [MCP([NOWHERE])])) as server:
+        answer = await server.ask(stream=True, tools=[asked()])
+    events = parse(answer.body)[0]
+    check_order(events)
+    assert "response.mcp_list_tools.failed" in [event["type"] for event in events]
+    (item, said) = events[-1]["response"]["output"]
+    assert "the MCP server 's'" in item["error"]
+    assert said["content"][0]["text"] == "Sorry."
