@@ -1,5 +1,6 @@
 """MCP servers that hang, flood, lie and redirect: all is bounded, and said to model and client."""
 
+import asyncio
 import gzip
 import json
 import sys
@@ -113,6 +114,45 @@ async def test_what_a_hostile_server_answers_to_a_call_is_an_error_and_the_sessi
         assert (await ran(session, "t")).output.output == "still here"
         assert fake.sessions == 1
     assert not mcp_tasks()
+
+
+async def test_a_server_of_the_stateless_protocol_that_asks_for_input_is_refused() -> None:
+    about = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+    found = {**about, "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+    listed = {**about, "tools": [{"name": "t", "inputSchema": {"type": "object"}}]}
+    asks = {"method": "roots/list"}
+    wants = {"resultType": "input_required", "inputRequests": {"a": asks}}
+    fake = Fake(server_discover=found, tools_list=listed, tools_call=wants)
+    async with served(fake) as (server, answering), opened(server) as session:
+        result = await ran(session, "t")
+        assert "asks for more input" in result.output.output
+        assert fake.count("initialize") == 0
+        # An answer that is cancelled closes its request, which is how this protocol cancels.
+        fake.answers["tools/call"] = HUNG
+        calling = asyncio.create_task(ran(session, "t"))
+        while fake.count("tools/call") < 2:
+            await asyncio.sleep(0.01)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await answering.asked[-1].gone
+        assert fake.count("notifications/cancelled") == 0
+
+
+async def test_a_call_that_is_cancelled_is_cancelled_at_a_server_with_sessions() -> None:
+    fake = Fake(tools_call=HUNG)
+    async with served(fake) as (server, _), opened(server) as session:
+        calling = asyncio.create_task(ran(session, "t"))
+        while not fake.count("tools/call"):
+            await asyncio.sleep(0.01)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        while not fake.count("notifications/cancelled"):
+            await asyncio.sleep(0.01)
+        sent = {method: message for method, _, message in fake.asked}
+        cancelled = sent["notifications/cancelled"]["params"]["requestId"]
+        assert cancelled == sent["tools/call"]["id"]
 
 
 def many(count: int, size: int = 0) -> Any:

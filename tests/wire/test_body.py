@@ -154,16 +154,11 @@ def test_a_struct_that_does_not_fit_is_an_error_that_names_the_field(data, messa
     assert caught.value.fault.message == message
 
 
-class Strict(Struct, forbid_unknown_fields=True):
-    x: int | None = None
-
-
 class Sample(Struct):
     name: Annotated[str, Meta(min_length=1)]
     n: Annotated[int, Meta(ge=1, le=9)] | Annotated[float, Meta(ge=1, le=9)] | None = None
     each: list[str] | None = None
     kind: Literal["a", "b"] | None = None
-    only: Strict | None = None
 
 
 def test_objects_in_an_array_keep_their_unknown_fields_apart() -> None:

@@ -391,7 +391,6 @@ _WORDS = {
     "object": "an object",
     "null": "null",
 }
-_NO_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _WRONG_TYPE = re.compile(r"Expected `([^`]*)`, got `(.*)`")
 _OUT_OF_BOUNDS = re.compile(r"Expected `[^`]*` (of length )?([<>]=) (.*)")
@@ -414,8 +413,6 @@ def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
     elif found := _OUT_OF_BOUNDS.fullmatch(problem):
         bound = "at least" if found[2] == ">=" else "at most"
         problem = "is empty" if found[1] else f"must be {bound} {found[3].removesuffix('.0')}"
-    elif found := _NO_FIELD.fullmatch(problem):
-        problem = f"has a field {quoted(found[1])}, which is not known"
     elif problem.startswith("Expected"):  # the field that tells the kinds of objects apart
         problem = "is missing or not a string"
     elif problem == "Number out of range":  # 1e999, which JSON has and no float holds

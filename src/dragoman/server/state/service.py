@@ -183,7 +183,7 @@ class Memory:
             tenant=caller.tenant,
             wire=wire,
             created_at=int(time.time()),
-            request=replace(own, store=True, tools=without_secrets(own.tools)),
+            request=replace(own, store=True, tools=own.tools and without_secrets(own.tools)),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),
