@@ -150,7 +150,7 @@ async def test_14_requests_behind_an_answer_are_not_read(monkeypatch) -> None:
     assert 0 < max(size for _, size in kept) <= 512 * 1024
 
 
-async def test_an_answer_that_nobody_reads_is_no_way_to_a_socket() -> None:
+async def test_an_answer_that_nobody_reads_is_no_way_to_a_socket(monkeypatch) -> None:
     app = App(Stub(*OPENING, *closing("x" * 200_000)), Settings())
     protocol, link = connected(app)
     written = link.write
@@ -159,7 +159,7 @@ async def test_an_answer_that_nobody_reads_is_no_way_to_a_socket() -> None:
         written(data)
         protocol.pause_writing()
 
-    link.write = write  # type: ignore[method-assign]
+    monkeypatch.setattr(link, "write", write)
     protocol.data_received(chat(HERE))
     await until(link, b"xxx")
     assert app.budget.held > 200_000

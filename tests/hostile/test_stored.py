@@ -386,14 +386,16 @@ WRITES: list[tuple[str, str, str, Any]] = [
 @pytest.mark.parametrize(
     ("method", "path", "body"), [row[1:] for row in WRITES], ids=[row[0] for row in WRITES]
 )
-async def test_an_answer_for_who_has_left_holds_nothing(method: str, path: str, body: Any) -> None:
+async def test_an_answer_for_who_has_left_holds_nothing(
+    method: str, path: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, go = await filled(), asyncio.Event()
 
     async def later(size: int, work: Callable[..., Any], *given: object) -> Any:
         await go.wait()
         return work(*given)
 
-    store.apart = later  # type: ignore[method-assign]
+    monkeypatch.setattr(store, "apart", later)
     app = App(Stub(), Settings(), Memory(store, upkeep=False))
     data = b"" if body is None else json.dumps(body).encode()
     protocol, _ = connected(app)
