@@ -516,7 +516,7 @@ def _known(items: Sequence[Unknown], label: str) -> list[_Listed] | None:
     return None
 
 
-def _approval(asked: Approval | Rules | None, server: Server, tool: _Listed) -> Consent:
+def _approval(asked: Consent | Rules | None, server: Server, tool: _Listed) -> Consent:
     """Whether calls of a tool need consent; where both rules fit, they do."""
     if asked is None:
         return server.approval
