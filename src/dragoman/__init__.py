@@ -87,6 +87,11 @@ def __getattr__(name: str) -> _typing.Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    """All names, those that were not used yet among them."""
+    return sorted({*globals(), *__all__})
+
+
 def serve(engine: Engine | str, settings: "Settings | None" = None) -> None:
     """Serve an engine, or what `connect` would call, until a signal says to stop.
 

@@ -10,16 +10,33 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Fault, FaultError, unsupported
-from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
+from dragoman.core.event import (
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    Progress,
+    Started,
+    State,
+)
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import (
@@ -27,10 +44,12 @@ from dragoman.core.item import (
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
+    Extra,
     FunctionCall,
     FunctionCallOutput,
     Item,
     Message,
+    Unknown,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.open_item import empty_item
@@ -46,7 +65,18 @@ from dragoman.engines.compaction import (
     weight,
 )
 from dragoman.engines.fan_out import add_usage
-from dragoman.tools.run import PATIENCE, Context, Result, Runner, not_run
+from dragoman.tools.run import (
+    PATIENCE,
+    RECORD,
+    Context,
+    Display,
+    Output,
+    Recorded,
+    Result,
+    Runner,
+    not_run,
+)
+from dragoman.wire.responses.items import WIRE
 
 AT_ONCE = 32
 """Calls of one round that run at the same time; the others wait for one to end."""
@@ -55,6 +85,17 @@ MOST_REPORTS = 100
 HALVINGS = 4
 """How often a summary is asked for of half as much."""
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
+PREFIXES = {
+    "code_interpreter_call": "ci",
+    "file_search_call": "fs",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "web_search_call": "ws",
+}
+"""What the ids of items that show calls begin with."""
+APPROVAL = "mcp_approval_request"
+_ASKED = ("name", "arguments", "server_label")
+"""The fields of a call that a person is asked about."""
 NOT_ALLOWED = "The user did not allow this call."
 SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
 CONTINUE = "Continue exactly where you were cut off, without repeating anything."
@@ -175,6 +216,10 @@ class Loop(Wrapper):
     - An answer that a limit of tokens cut off is continued, `continuations` times.
     - `state` is what tools find in their context.
     - `pinned` is the number of items at the beginning that no summary replaces.
+    - `opening` are lists of tools that the answer begins with.
+
+    Calls of tools with a display are items of their own kind, in place of a call and its output;
+    one that waits for consent is a request for it.
 
     Subclasses may override `call`, `decide` and `check`, are told of what happens by `insert`,
     `begin` and `end`, and may be `always` at work. Raises ValueError for a negative limit.
@@ -195,13 +240,14 @@ class Loop(Wrapper):
         state: Any = None,
         pinned: int = 0,
         taken: Iterable[str] = (),
+        opening: Sequence[Unknown] = (),
     ) -> None:
         super().__init__(engine)
         if min(max_rounds or 0, retries, continuations) < 0:
             raise ValueError("max_rounds, retries and continuations cannot be negative")
         self.tools = tools
         self.meter = meter or Meter()
-        self.pinned, self.taken = pinned, frozenset(taken)
+        self.pinned, self.taken, self.opening = pinned, frozenset(taken), opening
         self.max_rounds, self.retries = max_rounds, retries
         self.continuations, self._approve, self.state = continuations, approve, state
 
@@ -250,13 +296,13 @@ class _Answer:
         self.tools, self.meter, self.began = loop.tools, loop.meter, time.monotonic()
         self.theirs, self.hosted = _names(request)
         offered = [spec for spec in loop.tools.offered() if (None, spec.name) not in self.theirs]
-        self.offered = (*request.tools, *offered)
+        self.offered: tuple[Any, ...] = (*request.tools, *offered)
         self.items = list(request.items)
         self.choice = "none" if loop.max_rounds == 0 else request.tool_choice
         self.calls = [  # to be run before the model is asked
             call
             for call in unanswered(self.items)
-            if loop.tools.owns(call) and call.status != "incomplete"
+            if loop.tools.find(call) and call.status != "incomplete"
         ]
         self.ids = {item.call_id for item in self.items if isinstance(item, _CALLS)}
         self.ids |= loop.taken
@@ -270,8 +316,14 @@ class _Answer:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """The events: of calls and of the model by turns."""
-        if self.calls or self.meter.spent(self.began):
+        if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
+        for item in self.loop.opening:
+            yield ItemAdded(self.shown, replace(item, value={**item.value, "tools": []}))
+            yield Progress(self.shown, "in_progress")
+            yield Progress(self.shown, "failed" if item.value.get("error") else "completed")
+            yield ItemDone(self.shown, item)
+            self.shown += 1
         while self.end is None:
             if self.calls:
                 async with aclosing(self._results()) as results:
@@ -295,18 +347,47 @@ class _Answer:
 
     async def _results(self) -> AsyncGenerator[Event, None]:
         """Run the calls of the last round, and see what follows."""
-        calls, results = self.calls, list[Result]()
+        results, waiting = list[Result](), list[Call]()
+        decided: list[tuple[Call, Decision]] = []
         allowed = self.choice != "none"
-        async with aclosing(self._run(calls, allowed)) as running:
-            async for result in running:
-                if not isinstance(result, Result):
+        for call in self.calls:
+            decision = await self.loop.decide(call) if allowed else True
+            if decision is None:
+                waiting.append(call)
+            else:
+                decided.append((call, decision))
+        async with aclosing(self._run(decided, allowed)) as running:
+            for call, _ in decided:
+                display = self._display(call)
+                item = None if display is None else _opened(call, display)
+                if display is not None and item is not None:
+                    for event in _opening(self.shown, item, display):
+                        yield event
+                async for result in running:
+                    if isinstance(result, Result):
+                        break
                     yield Progress(None, "in_progress", result)
-                    continue
                 results.append(result)
                 self.items.append(result.output)
-                yield ItemAdded(self.shown, empty_item(result.output))
-                yield ItemDone(self.shown, result.output)
-                self.shown += 1
+                if display is None or item is None:
+                    for event in self._whole(result.output):
+                        yield event
+                else:
+                    wrong = result.error or not result.run
+                    state: State = "failed" if wrong and display.fails else "completed"
+                    status = "failed" if wrong else "completed"
+                    kept = _kept(call, self.calls[0].call_id, result.output.output)
+                    value = {**item.value, **result.fields, "status": status}
+                    yield Progress(self.shown, state)
+                    yield ItemDone(self.shown, replace(item, value=value, extra=kept))
+                    self.shown += 1
+        for call in waiting:
+            if (display := self._display(call)) is not None:
+                given = display.opened(call)
+                asked = {name: given[name] for name in _ASKED if name in given}
+                kept = _kept(call, self.calls[0].call_id, None)
+                for event in self._whole(Unknown(WIRE, APPROVAL, asked, f"mcpr_{new_id()}", kept)):
+                    yield event
         self.stopped = self.meter.spent(self.began, call=True)
         wrong = [result for result in results if result.error]
         self.rounds, self.errors = self.rounds + 1, self.errors + 1 if wrong else 0
@@ -321,10 +402,23 @@ class _Answer:
             self.choice = None  # what had to be called was
         elif isinstance(self.choice, AllowedTools):
             self.choice = replace(self.choice, mode="auto")
-        if self.waits or len(results) < len(calls):
-            self.end = Finished("completed", ("tool_calls",))
+        if self.waits or waiting:
+            asks = not self.waits and all(map(self._display, waiting))
+            self.end = Finished("completed", ("stop" if asks else "tool_calls",))
         elif not allowed or all(result.after == "user" for result in results):
             self.end = Finished("completed")
+
+    def _display(self, call: Call) -> Display | None:
+        """How a call is shown, where that is not as a call."""
+        tool = self.tools.find(call)
+        theirs = tool is None or (call.namespace, call.name) in self.theirs
+        return None if tool is None or theirs else tool.display
+
+    def _whole(self, item: Item) -> Iterator[Event]:
+        """An item that is there at once."""
+        yield ItemAdded(self.shown, empty_item(item))
+        yield ItemDone(self.shown, item)
+        self.shown += 1
 
     async def _model(self) -> AsyncGenerator[Event, None]:
         """Ask the model, and see what follows."""
@@ -339,9 +433,10 @@ class _Answer:
             tool_choice=self.choice if self.offered else None,
         )
         who = self.caller if self.begun is None else replace(self.caller, response=None)
-        base, fold = self.shown, Fold()
+        fold = Fold()
         end: Finished | Failed = Failed(CUT)
         names: dict[int, str] = {}
+        places: dict[int, int | None] = {}  # None of what is shown when it is run
         async with aclosing(self.loop.engine.stream(asked, who)) as events:
             async for event in events:
                 if isinstance(event, ENDS):
@@ -354,6 +449,8 @@ class _Answer:
                         self.ids.add(names[event.index])
                     call = replace(event.item, call_id=names[event.index])
                     event = replace(event, item=call)
+                    if self._display(call) is not None:
+                        places[event.index] = None
                 fold.feed(event)
                 if isinstance(event, Started):
                     if self.begun is None:
@@ -361,9 +458,13 @@ class _Answer:
                         yield event
                     else:
                         self.losses += event.losses
+                elif (index := event.index) is None:
+                    yield event
                 else:
-                    self.shown += isinstance(event, ItemAdded)
-                    yield _moved(event, base)
+                    if index not in places:
+                        places[index], self.shown = self.shown, self.shown + 1
+                    if (place := places[index]) is not None:
+                        yield event if place == index else replace(event, index=place)
         fold.feed(end)
         output, usage = fold.response.output, end.usage
         self.items += output
@@ -398,7 +499,7 @@ class _Answer:
             call
             for call in made
             if (call.namespace, call.name) not in self.theirs
-            and (self.tools.owns(call) or not self.hosted)
+            and (self.tools.find(call) or not self.hosted)
         ]
         self.waits = len(self.calls) < len(made)
         again = None
@@ -450,9 +551,10 @@ class _Answer:
                 last = error
         raise last
 
-    async def _run(self, calls: Sequence[Call], allowed: bool) -> AsyncGenerator[Any, None]:
-        """The results of calls in their order, and in between what tools report. Calls that wait
-        for consent have none."""
+    async def _run(
+        self, calls: Sequence[tuple[Call, Decision]], allowed: bool
+    ) -> AsyncGenerator[Any, None]:
+        """The results of calls in their order, and in between what tools report."""
         hooks, loop = self.loop, asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int | None, Any]] = asyncio.Queue()
         places = asyncio.Semaphore(1 if self.request.parallel_tool_calls is False else AT_ONCE)
@@ -484,14 +586,9 @@ class _Answer:
                 with suppress(RuntimeError):  # the loop was closed
                     loop.call_soon_threadsafe(queue.put_nowait, entry)
 
-        tasks: list[asyncio.Task[None]] = []
-        order: deque[int] = deque()
+        order = deque(range(len(calls)))
         done: dict[int, Result | BaseException] = {}
-        decisions = [await hooks.decide(call) if allowed else True for call in calls]
-        for number, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
-            if decision is not None:
-                order.append(number)
-                tasks.append(asyncio.ensure_future(run(number, call, decision)))
+        tasks = [asyncio.ensure_future(run(n, *each)) for n, each in enumerate(calls)]
         try:
             while order:
                 place, value = await queue.get()
@@ -539,9 +636,34 @@ def _free(id: str, taken: set[str]) -> str:
     return free
 
 
-def _moved(event: Event, places: int) -> Event:
-    index: int | None = getattr(event, "index", None)
-    return event if index is None else replace(event, index=index + places)
+def _opened(call: Call, display: Display) -> Unknown:
+    """The item that shows a call, as it begins; with the request that allowed it."""
+    allowed = (call.extra or {}).get(RECORD, {})
+    value = {**display.opened(call), **allowed, "status": "in_progress"}
+    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}")
+
+
+def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
+    """What is shown of a call before it is run."""
+    added, name = item, display.delta
+    if name is not None:
+        added = replace(item, value={**item.value, name: ""})
+    yield ItemAdded(place, added)
+    yield Progress(place, "in_progress")
+    if name is not None and (text := item.value.get(name)):
+        at = {"type": f"response.{item.kind}_{name}.delta", "item_id": "", "output_index": 0}
+        yield Progress(place, "raw", {WIRE: {**at, "delta": text}})
+        at["type"] = f"response.{item.kind}_{name}.done"
+        yield Progress(place, "raw", {WIRE: {**at, name: text}})
+    if display.working is not None:
+        yield Progress(place, display.working)
+
+
+def _kept(call: Call, round: str, output: Output | None) -> Extra:
+    """The call behind an item, for the next time the model is asked."""
+    text = call.input if isinstance(call, CustomToolCall) else call.arguments
+    record = Recorded(call.call_id, call.name, text, output, call.namespace, round)
+    return {RECORD: to_builtins(record)}
 
 
 def unanswered(items: Iterable[Item]) -> list[Call]:

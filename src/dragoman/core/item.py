@@ -17,7 +17,7 @@ JSON = Any
 Extra = dict[str, dict[str, JSON]]
 """Fields we do not know, by wire name: `{"chat": {"vendor_field": 1}}`."""
 INTERNAL = frozenset(
-    {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
+    {"agent", "error", "inline", "legacy", "models", "responses_vendor", "tool", "turn", "upstream"}
 )
 """Keys of an `extra` that are no wire's."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
+from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, HOPS_HEADER, Caller, Engine
 from dragoman.engines.base import request_id
@@ -22,6 +23,7 @@ from dragoman.engines.reasoning import (
 )
 from dragoman.engines.router import Prompted
 from dragoman.stores.base import StoreError
+from dragoman.tools.run import Hosted
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
@@ -41,14 +43,20 @@ from .websocket import Sockets, deny
 
 
 def with_middleware(
-    engine: Engine, settings: Settings, cipher: ReasoningCipher | None = None, share: float = 1.0
+    engine: Engine,
+    settings: Settings,
+    cipher: ReasoningCipher | None = None,
+    share: float = 1.0,
+    tools: Sequence[Hosted] = (),
 ) -> Engine:
-    """The engine, with all that makes conversations last around it; `share` is the part of the
-    cached reasoning that one tenant may have."""
+    """The engine, with all that makes conversations last around it, and these tools; `share` is the
+    part of the cached reasoning that one tenant may have."""
     again = RetryingReasoning(engine, again=settings.reasoning_retry)
     short = Compacting(Truncating(again))
-    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_cache, share))
-    return recalling if cipher is None else EncryptingReasoning(recalling, cipher)
+    engine = CachingReasoning(short, ReasoningCache(settings.reasoning_cache, share))
+    if tools:
+        engine = HostedTools(engine, tools)
+    return engine if cipher is None else EncryptingReasoning(engine, cipher)
 
 
 _HOPS = HOPS_HEADER.encode()
@@ -62,13 +70,19 @@ NO_WEBSOCKET = Fault("not_found", "There is no WebSocket here; ask by POST.", "c
 
 
 class App:
-    """An ASGI 3 application. `drain` ends its work, `close` releases its engine."""
+    """An ASGI 3 application. `drain` ends its work, `close` releases its engine and its tools."""
 
-    def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        memory: Memory | None = None,
+        tools: Sequence[Hosted] = (),
+    ) -> None:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
         cipher = None if memory is None else memory.cipher
-        engine = with_middleware(engine, settings, cipher, share)
+        engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory
         self._settings = settings

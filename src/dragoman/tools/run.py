@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.event import DeltaKind, State
 from dragoman.core.interfaces import ANYONE, Caller
@@ -25,12 +26,13 @@ from dragoman.core.item import (
     CallOutput,
     CustomToolCall,
     CustomToolCallOutput,
+    Extra,
     FunctionCallOutput,
     Part,
     Text,
     Unknown,
 )
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.request import CustomTool, FunctionTool, Namespace
 
 _log = logging.getLogger("dragoman")
 
@@ -178,13 +180,20 @@ RECORD = "tool"
 """The key in the `extra` of an item of a hosted tool under which its call is kept."""
 
 
-class Recorded(Struct, frozen=True):
-    """The call behind an item of a hosted tool: as the model wrote it, and what it was given."""
+_HOSTED: Extra = {RECORD: {}}
+"""What tells a format that the server runs a tool: models may have been trained with that."""
+
+
+class Recorded(Struct, frozen=True, omit_defaults=True):
+    """The call behind an item of a hosted tool: as the model wrote it, and what it was given. Calls
+    of one answer of the model have the same `round`."""
 
     call_id: str
     name: str
     arguments: str
-    output: str
+    output: Output | None = None
+    namespace: str | None = None
+    round: str = ""
 
 
 def recorded(item: Unknown) -> Recorded | None:
@@ -196,39 +205,57 @@ def recorded(item: Unknown) -> Recorded | None:
 
 
 class Result(Struct, frozen=True):
-    """What became of a call: the item for the model, whether that is an error, and what follows."""
+    """What became of a call: the item for the model, whether that is an error or it was not `run`,
+    what follows, and the fields of its display."""
 
     output: CallOutput
     error: bool = False
     after: Next = "model"
     retry: bool = True
+    run: bool = True
     fields: dict[str, JSON] = {}
 
 
 class Runner:
-    """Tools by name, each with one owner: here.
+    """Tools by namespace and name, each with one owner: here. `spaces` are tools by namespace.
 
     Raises ValueError where two have the same name.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), *, seconds: float = SECONDS) -> None:
-        self.tools: dict[str, Tool] = {}
+    def __init__(
+        self,
+        tools: Iterable[Tool] = (),
+        spaces: Mapping[str, Iterable[Tool]] = {},
+        *,
+        seconds: float = SECONDS,
+    ) -> None:
+        self.tools: dict[tuple[str | None, str], Tool] = {}
         self._seconds = seconds
-        for tool in tools:
-            if self.tools.setdefault(tool.spec.name, tool) is not tool:
-                raise ValueError(f"there are two tools with the name {tool.spec.name!r}")
+        for space, found in ((None, tools), *spaces.items()):
+            for tool in found:
+                if self.tools.setdefault((space, tool.spec.name), tool) is not tool:
+                    raise ValueError(f"there are two tools with the name {tool.spec.name!r}")
 
-    def offered(self) -> tuple[FunctionTool | CustomTool, ...]:
+    def offered(self) -> tuple[FunctionTool | CustomTool | Namespace, ...]:
         """What the model is shown."""
-        return tuple(tool.spec for tool in self.tools.values() if tool.enabled)
+        spaces: dict[str | None, list[FunctionTool | CustomTool]] = {None: []}
+        for (space, _), tool in self.tools.items():
+            if tool.enabled:
+                spec = tool.spec
+                if tool.display is not None and space is None:
+                    spec = replace(spec, extra=_HOSTED)
+                spaces.setdefault(space, []).append(spec)
+        own = spaces.pop(None)
+        names = [(str(name), tuple(each)) for name, each in spaces.items()]
+        return (*own, *(Namespace(name, each, extra=_HOSTED) for name, each in names))
 
-    def owns(self, call: Call) -> bool:
-        """Whether a call is run here."""
-        return call.namespace is None and call.name in self.tools
+    def find(self, call: Call) -> Tool | None:
+        """The tool that a call is of, where that is run here."""
+        return self.tools.get((call.namespace, call.name))
 
     async def needs_approval(self, call: Call) -> bool:
         """Whether a person must consent first. A rule that fails is a yes."""
-        tool = self.tools.get(call.name)
+        tool = self.find(call)
         if tool is None or isinstance(tool.approval, str):
             return tool is not None and tool.approval != "never"
         try:
@@ -240,9 +267,13 @@ class Runner:
 
     async def run(self, call: Call, context: Context) -> Result:
         """Run one call. Raises nothing but CancelledError, when it is cancelled itself."""
-        tool = self.tools[call.name] if self.owns(call) else None
+        tool = self.find(call)
         if tool is None:
-            names = ", ".join(spec.name for spec in self.offered()) or "none"
+            enabled = [key for key, each in self.tools.items() if each.enabled]
+            names = ", ".join(
+                name if space is None else f"{space}.{name}" for space, name in enabled
+            )
+            names = names or "none"
             return failed(call, f"There is no tool {call.name!r}. The tools are: {names}.")
         seconds = self._seconds if tool.seconds is None else tool.seconds
         most = tool.auto_truncate or LONGEST
@@ -309,7 +340,7 @@ def failed(call: Call, problem: str, *, retry: bool = True) -> Result:
 
 def not_run(call: Call, why: str) -> Result:
     """The result of a call that was not made, which is no error of the model's."""
-    return Result(_item(call, why))
+    return Result(_item(call, why), run=False)
 
 
 def _item(call: Call, output: Output) -> CallOutput:

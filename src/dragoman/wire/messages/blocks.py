@@ -415,8 +415,50 @@ def encode_item(item: Item) -> list[JSON]:
             return [encode_call(item)]
         case Unknown(wire=wire) if wire == NAME:
             return [{"type": item.kind, **item.value}]
+        case Unknown() if item.kind in HOSTED:
+            return _encode_hosted(item)
         case _:
             return []
+
+
+HOSTED = frozenset(("code_interpreter_call", "mcp_call", "web_search_call"))
+"""Items of hosted tools that have blocks here: of the call, and of its result."""
+_SPOKEN_OF = ("name", "server_label", "arguments", "output", "error")
+
+
+def _encode_hosted(item: Unknown) -> list[JSON]:
+    """The blocks of a call that a server ran, and of its result. What the model was given is kept
+    where the protocol has something that only its server can read."""
+    value, failed = item.value, item.value.get("status") == "failed"
+    use: dict[str, JSON] = {"type": "server_tool_use", "id": f"srvtoolu_{item.id}"}
+    result: dict[str, JSON] = {"tool_use_id": use["id"]}
+    match item.kind:
+        case "code_interpreter_call":
+            use |= {"name": "code_execution", "input": {"code": value.get("code") or ""}}
+            logs = "".join(str(each.get("logs") or "") for each in value.get("outputs") or ())
+            done = {"stdout": logs, "stderr": "", "return_code": int(failed), "content": []}
+            content: JSON = {"type": "code_execution_result", **done}
+            result |= {"type": "code_execution_tool_result", "content": content}
+        case "mcp_call":
+            name, label, arguments, output, error = map(value.get, _SPOKEN_OF)
+            given = _encode_arguments(arguments or "")
+            use |= {"type": "mcp_tool_use", "name": name, "server_name": label, "input": given}
+            text = {"type": "text", "text": str(error or output or "")}
+            result |= {"type": "mcp_tool_result", "is_error": failed, "content": [text]}
+        case _:
+            action = value.get("action") or {}
+            asked = {name: action[name] for name in ("query", "url", "pattern") if action.get(name)}
+            use |= {"name": "web_search", "input": asked}
+            kept = b64encode(json.dump((item.extra or {}).get("tool"))).decode()
+            places = [each["url"] for each in action.get("sources") or ()] or [asked.get("url", "")]
+            page: dict[str, JSON] = {"type": "web_search_result", "page_age": None}
+            found = [
+                {**page, "url": url, "title": url, "encrypted_content": "" if number else kept}
+                for number, url in enumerate(places)
+            ]
+            wrong = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
+            result |= {"type": "web_search_tool_result", "content": wrong if failed else found}
+    return [use, result]
 
 
 def is_signed(item: Reasoning) -> bool:

@@ -1,0 +1,476 @@
+"""Gives every model the tools that the server has: those that a request names are run by the loop.
+
+What the model sees of them are functions and their outputs; what the client sees are the items that
+the Responses protocol has for them. Each such item keeps the call behind it, so that the next
+request of the conversation shows the model what it saw before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from base64 import b64decode
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError, bad_request, unsupported
+from dragoman.core.event import Delta, Event, ItemDone, PartDone
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.item import (
+    JSON,
+    Annotation,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Text,
+    Unknown,
+)
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    NamedTool,
+    Namespace,
+    Request,
+    ToolChoice,
+    UnknownTool,
+)
+from dragoman.engines.base import Driver, Prepared, Wrapper
+from dragoman.tools.run import RECORD, Hosted, Recorded, Rewriter, Runner, Session, recorded
+
+from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
+
+ANSWER = "mcp_approval_response"
+RESPONSES, MESSAGES = "responses", "messages"
+MOST_ROUNDS = 64
+"""Rounds of calls in one answer of the server, after which the model is to answer."""
+GONE = "This tool is not there any more."
+_DATED = re.compile(r"(web_search|code_execution)_20\d{6}")
+_SAME = {"code_execution": "code_interpreter"}
+"""Tools of the Messages protocol whose names differ."""
+
+
+class HostedTools(Wrapper):
+    """Middleware that runs hosted tools; a tool that is not on here is left for the engine inside.
+
+    Raises ValueError where two of them are turned on by the same type of tool.
+    """
+
+    acts_on = frozenset(("tools", "web_search", Unknown))
+
+    def __init__(self, engine: Engine, tools: Sequence[Hosted]) -> None:
+        super().__init__(engine)
+        self._tools = tools
+        self._by_kind: dict[str, Hosted] = {}
+        for tool in tools:
+            for kind in tool.kinds:
+                if self._by_kind.setdefault(kind, tool) is not tool:
+                    raise ValueError(f"there are two tools of type {kind!r}")
+
+    def prepare(
+        self, request: Request, caller: Caller
+    ) -> Prepared | Awaitable[Prepared | None] | None:
+        """Run the tools that the request names, and tell the model of earlier calls."""
+        wanted: dict[int, tuple[Hosted, dict[str, JSON]]] = {}
+        for number, tool in enumerate(request.tools):
+            if isinstance(tool, UnknownTool):
+                found = _DATED.fullmatch(tool.kind)
+                kind = _SAME.get(found[1], found[1]) if found else tool.kind
+                if (hosted := self._by_kind.get(kind)) is not None:
+                    wanted[number] = hosted, {"type": kind, **tool.value}
+        search = self._by_kind.get("web_search") if request.web_search is not None else None
+        if search is not None:
+            options = request.web_search if isinstance(request.web_search, dict) else {}
+            wanted[len(request.tools)] = search, {"type": "web_search", **options}
+            request = replace(request, web_search=None)
+        if wanted:
+            if (request.sampling.n or 1) > 1:
+                raise FaultError(unsupported("an answer with tools is one choice", "n"))
+            return self._open(request, caller, wanted)
+        items, _ = told(request.items)
+        return None if items is None else Prepared(replace(request, items=items))
+
+    async def close(self) -> None:
+        """Close the tools, then the engine."""
+        try:
+            await asyncio.gather(*(tool.close() for tool in self._tools))
+        finally:
+            await super().close()
+
+    async def _open(
+        self,
+        request: Request,
+        caller: Caller,
+        wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
+    ) -> Prepared:
+        known = [item for item in request.items if isinstance(item, Unknown)]
+        opened = await asyncio.gather(
+            *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
+            return_exceptions=True,
+        )
+        sessions = dict(zip(wanted, opened, strict=True))
+        try:
+            for number, session in sessions.items():
+                if isinstance(session, FaultError):
+                    fault = session.fault
+                    at = ".".join(filter(None, (f"tools[{number}]", fault.param)))
+                    raise FaultError(replace(fault, param=at)) from session
+                if isinstance(session, BaseException):
+                    raise session
+                _check_names(request, number, session)
+            own = {n: s for n, s in sessions.items() if not isinstance(s, BaseException)}
+            choice = _chosen(request, own)
+            runner = Runner(
+                (tool for each in own.values() if each.namespace is None for tool in each.tools),
+                {each.namespace: each.tools for each in own.values() if each.namespace is not None},
+            )
+        except BaseException:
+            await _close(opened)
+            raise
+        items, decisions = told(request.items, runner)
+        kept = tuple(tool for n, tool in enumerate(request.tools) if n not in own)
+        asked = replace(
+            request,
+            items=items or request.items,
+            tools=kept,
+            tool_choice=choice,
+            max_tool_calls=None,
+            include=tuple(n for n in request.include if n.partition(".")[0] not in _HIDDEN),
+        )
+        loop = Loop(
+            Citing(self.engine, [each.rewriter for each in own.values()]),
+            runner,
+            max_rounds=MOST_ROUNDS,
+            meter=Meter(Budget(calls=request.max_tool_calls)),
+            approve=lambda call: decisions.get(call.call_id),
+            opening=[item for each in own.values() for item in each.items],
+        )
+        events = _answered(loop, asked, caller, tuple(own.values()), request.include)
+        return Prepared(asked, start=partial(Driver, events))
+
+
+async def _answered(
+    loop: Loop,
+    request: Request,
+    caller: Caller,
+    sessions: Sequence[Session],
+    include: Sequence[str],
+) -> AsyncGenerator[Event, None]:
+    """The answer, without those results that its request did not include."""
+    try:
+        async with aclosing(loop.stream(request, caller)) as events:
+            async for event in events:
+                if isinstance(event, ItemDone) and isinstance(item := event.item, Unknown):
+                    value = {**item.value}
+                    for name in _HIDDEN.get(item.kind, ()) if caller.wire == RESPONSES else ():
+                        if f"{item.kind}.{name}" not in include:
+                            _hide(value, name)
+                    event = replace(event, item=replace(item, value=value))
+                yield event
+    finally:
+        await _close(sessions)
+
+
+_HIDDEN = {
+    "code_interpreter_call": ("outputs",),
+    "file_search_call": ("results",),
+    "web_search_call": ("results", "action.sources"),
+}
+"""The fields of items that a client sees only where it includes them."""
+
+
+def _hide(value: dict[str, JSON], name: str) -> None:
+    first, _, rest = name.partition(".")
+    if not rest:
+        if first in value:
+            value[first] = None
+    elif isinstance(within := value.get(first), dict) and rest in within:
+        value[first] = {key: each for key, each in within.items() if key != rest}
+
+
+async def _close(sessions: Sequence[Session | BaseException]) -> None:
+    ending = [each.close() for each in sessions if not isinstance(each, BaseException)]
+    for result in await asyncio.gather(*ending, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+
+
+def _check_names(request: Request, number: int, session: Session) -> None:
+    """Raises FaultError where a function that a hosted tool brings is one of the client's."""
+    for place, tool in enumerate(request.tools):
+        if isinstance(tool, Namespace):
+            clash = tool.name == session.namespace
+        elif isinstance(tool, UnknownTool) or session.namespace is not None:
+            clash = False
+        else:
+            clash = tool.name in [each.spec.name for each in session.tools]
+        if clash and not isinstance(tool, UnknownTool):
+            problem = f"is {tool.name!r}, which tools[{number}] brings already: choose another name"
+            raise FaultError(bad_request(problem, f"tools[{place}].name"))
+
+
+def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | None:
+    """The choice of a tool, with functions where it names hosted tools."""
+
+    def named(entry: UnknownTool) -> list[NamedTool]:
+        found: list[NamedTool] = []
+        for number, session in sessions.items():
+            tool = request.tools[number] if number < len(request.tools) else None
+            if not isinstance(tool, UnknownTool) or tool.kind != entry.kind:
+                continue
+            label, name = entry.value.get("server_label"), entry.value.get("name")
+            if label is not None and label != tool.value.get("server_label"):
+                continue
+            found += [
+                NamedTool(each.spec.name, _kind(each.spec), session.namespace)
+                for each in session.tools
+                if entry.kind != "mcp" or name in (None, each.spec.name)
+            ]
+        return found
+
+    match choice := request.tool_choice:
+        case UnknownTool():
+            tools = named(choice)
+            if not tools:
+                return choice  # of the engine inside, or nobody's
+            return tools[0] if len(tools) == 1 else AllowedTools("required", tuple(tools))
+        case AllowedTools(tools=entries):
+            every: list[NamedTool | UnknownTool] = []
+            for entry in entries:
+                every += (named(entry) if isinstance(entry, UnknownTool) else []) or [entry]
+            return replace(choice, tools=tuple(every))
+        case _:
+            return choice
+
+
+def _kind(spec: Any) -> Any:
+    return "custom" if isinstance(spec, CustomTool) else "function"
+
+
+# ---- the conversation, as the model is to see it ---------------------------------------------
+
+
+def told(
+    items: Sequence[Item], runner: Runner | None = None
+) -> tuple[tuple[Item, ...] | None, dict[str, Decision]]:
+    """The conversation with calls and outputs in place of the items of hosted tools, and what the
+    user has decided about calls that wait, by their ids. None where it has no such items."""
+    items = _from_blocks(items)
+    answers: dict[str, Unknown] = {}
+    done: set[str] = set()  # calls that were run after they were allowed
+    found = False
+    for item in items:
+        if isinstance(item, Unknown):
+            found = found or item.kind in _OURS or recorded(item) is not None
+            if item.kind == ANSWER:
+                answers[str(item.value.get("approval_request_id"))] = item
+            elif item.kind != APPROVAL:
+                done.add(str(item.value.get("approval_request_id")))
+    if not found:
+        return None, {}
+    decisions: dict[str, Decision] = {}
+    told: list[Item] = []
+    for _, group in groupby(items, _round):
+        outputs: list[Item] = []
+        for item in group:
+            call = _record(item) if isinstance(item, Unknown) else None
+            if not isinstance(item, Unknown) or (call is None and item.kind not in _SILENT):
+                told.append(item)
+            elif call is not None and item.kind != APPROVAL:
+                told.append(_call(call))
+                outputs.append(FunctionCallOutput(call.call_id, call.output or ""))
+            elif call is not None and (item.id or "") not in done:
+                made = replace(
+                    _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}
+                )
+                told.append(made)
+                answer = answers.get(item.id or "")
+                reason = answer.value.get("reason") if answer is not None else None
+                if runner is not None and runner.find(made) is None:
+                    outputs.append(FunctionCallOutput(call.call_id, GONE))
+                elif answer is not None and answer.value.get("approve") is True:
+                    decisions[call.call_id] = True
+                else:
+                    words = f"{NOT_ALLOWED} {reason}" if reason else NOT_ALLOWED
+                    outputs.append(FunctionCallOutput(call.call_id, words))
+        told += outputs
+    return tuple(told), decisions
+
+
+_SILENT = frozenset((ANSWER, "mcp_list_tools"))
+"""Items that are no news to the model."""
+_OURS = frozenset((APPROVAL, ANSWER, "mcp_list_tools", "mcp_call", "code_interpreter_call"))
+_OURS |= frozenset(("web_search_call", "file_search_call"))
+
+
+def _round(item: Item) -> object:
+    """What is the same for calls of one answer of the model, and for nothing else."""
+    call = _record(item) if isinstance(item, Unknown) else None
+    return call.round or id(item) if call is not None else id(item)
+
+
+def _call(call: Recorded) -> FunctionCall:
+    return FunctionCall(call.call_id, call.name, call.arguments, call.namespace)
+
+
+def _record(item: Unknown) -> Recorded | None:
+    """The call behind an item, as it was kept, or as far as the item itself says it: a client that
+    stores its conversation itself brings no more."""
+    if (kept := recorded(item)) is not None:
+        return kept
+    call_id = item.id or ""
+    match item.kind, item.value:
+        case "code_interpreter_call", {"code": str(code), **rest}:
+            outputs = rest.get("outputs") or []
+            logs = [each["logs"] for each in outputs if isinstance(each, dict) and "logs" in each]
+            return _python(call_id, code, "\n".join(map(str, logs)))
+        case (
+            "mcp_call" | "mcp_approval_request",
+            {"name": str(name), "arguments": str(arguments), "server_label": str(label), **rest},
+        ):
+            output = rest.get("output") or rest.get("error") or ""
+            return Recorded(call_id, name, arguments, str(output), label)
+        case _:
+            return None
+
+
+def _python(call_id: str, code: str, output: str) -> Recorded:
+    return Recorded(call_id, "python", msgspec.json.encode({"code": code}).decode(), output)
+
+
+_USED = re.compile(r"srvtoolu_((?:ws|ci|mcp)_\w+)")
+"""The ids of our own calls in blocks of the Messages protocol."""
+
+
+def _from_blocks(items: Sequence[Item]) -> Sequence[Item]:
+    """The items with those that the blocks of our calls stand for, each in place of the block of
+    its result."""
+    if not any(isinstance(item, Unknown) and item.wire == MESSAGES for item in items):
+        return items
+    found: list[Item] = []
+    uses: dict[str, dict[str, JSON]] = {}
+    for item in items:
+        if isinstance(item, Unknown) and item.wire == MESSAGES:
+            use_id = str(item.value.get("id") or item.value.get("tool_use_id"))
+            if (ours := _USED.fullmatch(use_id)) is not None:
+                if item.kind.endswith("_use"):
+                    uses[use_id] = item.value
+                elif (use := uses.get(use_id)) is not None:
+                    call = _from_result(ours[1], use, item.value)
+                    kept = {RECORD: msgspec.to_builtins(call)}
+                    found.append(Unknown(MESSAGES, item.kind, {}, ours[1], kept))
+                continue
+        found.append(item)
+    return found
+
+
+def _from_result(id: str, use: dict[str, JSON], result: dict[str, JSON]) -> Recorded:
+    given = msgspec.json.encode(use.get("input") or {}).decode()
+    match use, result.get("content"):
+        case {"name": "web_search"}, [{"encrypted_content": str(kept)}, *_]:
+            with suppress(ValueError):
+                return msgspec.convert(msgspec.json.decode(b64decode(kept)), Recorded)
+        case {"name": "code_execution", "input": {"code": str(code)}}, {"stdout": str(logs)}:
+            return _python(id, code, logs)
+        case {"name": str(name), "server_name": str(label)}, [{"text": str(text)}, *_]:
+            return Recorded(id, name, given, text, label)
+    return Recorded(id, str(use.get("name")), given, "It failed.")
+
+
+# ---- citations -------------------------------------------------------------------------------
+
+
+class Citing(Wrapper):
+    """Middleware that finds citations in the text of answers. `finders` make what finds them in one
+    part of a text; the first that does is used."""
+
+    def __init__(self, engine: Engine, finders: Sequence[Any]) -> None:
+        super().__init__(engine)
+        self._finders = finders
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """The answer, its texts rewritten."""
+        parts: dict[tuple[int, int], _Part] = {}
+        async with aclosing(self.engine.stream(request, caller)) as events:
+            async for event in events:
+                match event:
+                    case Delta(kind="text", index=index, part_index=number):
+                        part = self._part(parts, index, number)
+                        if part is None:
+                            yield event
+                            continue
+                        for each in part.feed(event):
+                            yield each
+                    case PartDone(part=Text() as text, index=index, part_index=number):
+                        if (part := parts.get((index, number))) is None:
+                            yield event
+                            continue
+                        for each in part.end(index, number):
+                            yield each
+                        yield replace(event, part=part.made(text))
+                    case ItemDone(item=Message(content=tuple(content)) as message, index=index):
+                        made = tuple(
+                            part.made(each)
+                            if isinstance(each, Text) and (part := parts.get((index, number)))
+                            else each
+                            for number, each in enumerate(content)
+                        )
+                        yield replace(event, item=replace(message, content=made))
+                    case _:
+                        yield event
+
+    def _part(self, parts: dict[tuple[int, int], _Part], index: int, number: int) -> _Part | None:
+        if (part := parts.get((index, number))) is None:
+            for finder in self._finders:
+                if (found := finder()) is not None:
+                    part = parts[index, number] = _Part(found)
+                    break
+        return part
+
+
+class _Part:
+    """One part of a text, as it is rewritten."""
+
+    def __init__(self, finder: Rewriter) -> None:
+        self._finder = finder
+        self._text: list[str] = []
+        self._notes: list[Annotation] = []
+        self._changed = False
+
+    def feed(self, delta: Delta) -> Iterator[Delta]:
+        """What is known with another piece."""
+        pieces = self._finder.feed(delta.data)
+        if pieces == [delta.data]:
+            self._text.append(delta.data)
+            yield delta
+            return
+        self._changed = True
+        yield from self._give(pieces, delta.index, delta.part_index)
+
+    def end(self, index: int, number: int) -> Iterator[Delta]:
+        """The rest."""
+        yield from self._give(self._finder.end(), index, number)
+
+    def _give(self, pieces: Sequence[str | Annotation], index: int, number: int) -> Iterator[Delta]:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._text.append(piece)
+                yield Delta(index, number, "text", piece)
+            else:
+                self._notes.append(piece)
+                yield Delta(index, number, "annotation", piece)
+
+    def made(self, text: Text) -> Text:
+        """The whole part. Probabilities of tokens are left out where the text has changed."""
+        whole, tokens = "".join(self._text), () if self._changed else text.tokens
+        return replace(
+            text, text=whole, annotations=(*text.annotations, *self._notes), tokens=tokens
+        )
