@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
+from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Unknown
 from dragoman.tools.python import BUSY, KIND, LONGEST, NO_OUTPUT, Python, code_of
 from dragoman.tools.run import Context, Hosted, Runner, ToolError
-from dragoman.tools.sandbox import MB, NODES, NOT_STARTED, Limits, LostError, Monty, _Process
-from tests.wire.responses.schema import problems_of
+from dragoman.tools.sandbox import MB, NODES, NOT_STARTED, Limits, LostError, _Process
+from tests.agent.hosting import wants
+from tests.agent.stage import Model
+from tests.oracle import problems, sdk_problems
+from tests.server.state.storing import storing
+from tests.wire.responses.order_checker import check_order, parse
 
 ADA, BOB = Caller("ada"), Caller("bob")
 AUTO: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -114,12 +119,14 @@ async def test_a_container_keeps_its_interpreter_from_answer_to_answer() -> None
 
 
 async def test_a_container_is_its_tenants() -> None:
-    tool, sandbox = python()
+    tool, _ = python()
     session = await opened(tool)
     await ran(session, "secret = 1")
     id = session.container.id
     for caller in (BOB, ANYONE, Caller("")):
-        with pytest.raises(FaultError, match=r"no container 'cntr_\w+', or it has expired") as raised:
+        with pytest.raises(
+            FaultError, match=r"no container 'cntr_\w+', or it has expired"
+        ) as raised:
             await opened(tool, caller, {"container": id})
         assert raised.value.fault.param == "container"
         assert raised.value.fault.code == "not_found"
@@ -284,7 +291,10 @@ async def test_a_call_is_shown_as_the_protocol_has_it() -> None:
     }
     shown = await session.tool.call(call.arguments, Context(call))
     assert (shown.output, shown.failed) == ("0: 1", False)
-    assert shown.fields == {**begun, "outputs": [{"type": "logs", "logs": "0: 1"}]} - {"code"}
+    assert shown.fields == {
+        "container_id": session.container.id,
+        "outputs": [{"type": "logs", "logs": "0: 1"}],
+    }
     silent = await session.tool.call("", Context(call))
     assert (silent.output, silent.fields["outputs"]) == (NO_OUTPUT, [])
     await tool.close()
@@ -322,10 +332,9 @@ def test_without_a_sandbox_there_is_no_tool(monkeypatch) -> None:
         patched.setattr(sandbox, "find_spec", lambda name: None)
         with pytest.raises(ImportError, match="pip install"):
             Python()
-    with monkeypatch.context() as patched:
-        patched.setenv("MONTY_BIN", "/nowhere")
-        patched.setattr(Monty, "library", None, raising=False)
-        with pytest.raises(ImportError, match="program was not found"):
+    for program in ("/nowhere", shutil.which("true")):
+        monkeypatch.setenv("MONTY_BIN", program)
+        with pytest.raises(ImportError, match="Its program does not run"):
             Python()
 
 
@@ -437,3 +446,31 @@ async def test_a_run_that_is_cancelled_ends_at_once(monty) -> None:
     asyncio.get_running_loop().remove_reader(process)
     os.close(process)
     assert "NameError" in await ran(session, "x")
+
+
+# ---- in a server ---------------------------------------------------------------------------------
+
+
+async def test_a_conversation_keeps_its_container() -> None:
+    model = Model(
+        *(wants("python", code="x = 40"), wants("python", code="x + 2"), "42"),
+        *(wants("python", code="x"), "40"),
+    )
+    fields = {"tools": [AUTO], "include": ["code_interpreter_call.outputs"]}
+    async with storing(HostedTools(model, [Python()])) as server:
+        told, _ = parse((await server.ask(stream=True, **fields)).body)
+        check_order(told)
+        for event in told:
+            assert not problems(event), event
+            assert not sdk_problems(event), event
+        first = told[-1]["response"]
+        second = await server.ask(previous_response_id=first["id"], **fields)
+        other = await server.ask(tools=[{"type": "code_interpreter", "container": "cntr_1"}])
+    calls = [item for item in first["output"] + second.json["output"] if item["type"] == KIND]
+    assert [call["code"] for call in calls] == ["x = 40", "x + 2", "x"]
+    assert [call["status"] for call in calls] == ["completed"] * 3
+    logs = [[each["logs"] for each in call["outputs"]] for call in calls]
+    assert logs == [[], ["42"], ["40"]]
+    assert len({call["container_id"] for call in calls}) == 1
+    assert model.asked[1].items[-1].output == NO_OUTPUT
+    assert (other.status, other.json["error"]["param"]) == (404, "tools[0].container")

@@ -16,9 +16,9 @@ from msgspec.structs import astuple
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Call, FunctionCall, Unknown
-from dragoman.core.request import FunctionTool
+from dragoman.core.request import CustomTool, FunctionTool
 
-from .run import Approval, Context, Display, Next, Shown, ToolError
+from .run import Approval, Context, Display, Next, Rewriter, Session, Shown, Tool, ToolError
 from .sandbox import MB, Bubblewrap, Interpreter, Limits, LostError, Monty, Sandbox
 
 KIND = "code_interpreter_call"
@@ -84,7 +84,7 @@ class Python:
 
     async def open(
         self, asked: Mapping[str, JSON], items: Sequence[Unknown], caller: Caller
-    ) -> PythonSession:
+    ) -> Session:
         """The container that the request names, that of the conversation before, or a new one. Its
         interpreter starts with the first call."""
         ids = [each.value.get("container_id") for each in items if each.kind == KIND]
@@ -217,10 +217,11 @@ class PythonSession:
 
     def __init__(self, python: Python, container: Container) -> None:
         self.container = container
-        self.tools = (PythonCode(python, container),)
+        self.tools: Sequence[Tool] = (PythonCode(python, container),)
 
-    def rewriter(self) -> None:
+    def rewriter(self) -> Rewriter | None:
         """Python cites nothing."""
+        return None
 
     async def close(self) -> None:
         """The container stays, for the answers that follow."""
@@ -230,10 +231,10 @@ class PythonCode:
     """The function `python` of one answer, whose one argument is `code`."""
 
     after: Next = "model"
-    auto_retry = True
-    enabled = True
+    auto_retry = enabled = True
     approval: Approval = "never"
     repeatable = False
+    auto_truncate: int | None = None
     # Each run has its own limit; calls of one container wait for each other.
     seconds: float | None = 24 * 3600.0
 
@@ -245,9 +246,8 @@ class PythonCode:
             "required": ["code"],
             "additionalProperties": False,
         }
-        self.spec = FunctionTool(NAME, python.sandbox.about, parameters)
+        self.spec: FunctionTool | CustomTool = FunctionTool(NAME, python.sandbox.about, parameters)
         self.display: Display | None = Display(KIND, self.opened, "code", "interpreting")
-        self.auto_truncate: int | None = None
 
     def opened(self, call: Call) -> dict[str, JSON]:
         """The item of a call when it begins."""

@@ -37,11 +37,14 @@ _log = logging.getLogger("dragoman")
 MB = 1024 * 1024
 
 
+LATE = "It did not end within {:g} seconds, and was stopped."
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     """What code may take: wall-clock seconds of a call, bytes of memory of a container and of its
     files, and characters of a call's output. Monty has no files."""
 
-    seconds: float = 30.0
+    seconds: float = 120.0  # what models that were trained with such a tool expect
     memory: int = 512 * MB
     disk: int = 64 * MB
     output: int = 50_000
@@ -122,10 +125,12 @@ class Monty:
         self.limits = limits
         self.library = import_module("pydantic_monty")
         try:
+            with self.library.Monty(max_processes=1) as pool, pool.checkout() as session:
+                session.feed_run("1")
             # A process serves one container, never another after it.
             self._pool = self.library.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
-        except FileNotFoundError as error:
-            raise ImportError(f"{NO_MONTY} Its program was not found: {error}") from None
+        except (OSError, RuntimeError, self.library.MontyError) as error:
+            raise ImportError(f"{NO_MONTY} Its program does not run: {error}") from None
         self._lock = asyncio.Lock()
         self._open = False
 
@@ -167,29 +172,38 @@ class _MontyInterpreter:
         limits, library = self._monty.limits, self._monty.library
         if self._session is None:
             self._session = await self._monty.session()
-        written = library.CollectString(4 * limits.output)  # in bytes
+        written: list[str] = []
+        room = limits.output
+
+        def write(_: str, text: str) -> None:
+            nonlocal room
+            written.append(text)
+            room -= len(text)
+            if room < 0:
+                raise ValueError  # which ends the run, and no other
+
         error: Any = None
         value = None
         try:
-            value = await self._session.feed_run(code, print_callback=written)
+            value = await self._session.feed_run(code, print_callback=write)
         except library.MontyError as raised:
             error = raised
         except BaseException:
             await self.close()
             raise
-        lines = [written.output.rstrip("\n")]
+        lines = ["".join(written).rstrip("\n")]
         if error is None:
-            if value is not None:
-                lines.append(_shown(value))
+            lines += [_shown(value)] if value is not None else []
         elif getattr(error, "traceback", list)():
             lines.append(error.display())
-        elif len(lines[0]) <= limits.output:  # a limit, and not that of the output
+        elif room >= 0:  # a limit of the interpreter, or its end
             late = isinstance(error.exception(), TimeoutError) or getattr(error, "timed_out", False)
-            lines.append(error.display() if hasattr(error, "display") else str(error))
+            words = error.display() if hasattr(error, "display") else str(error)
             if late or self._session.worker_pid is None:
                 await self.close()
-                why = f"It did not end within {limits.seconds:g} seconds, and was stopped."
-                raise LostError(why if late else lines[1], fitted(lines[0], limits.output))
+                words = LATE.format(limits.seconds) if late else words
+                raise LostError(words, fitted(lines[0], limits.output))
+            lines.append(words)
         return fitted("\n".join(filter(None, lines)), limits.output)
 
     async def close(self) -> None:
@@ -575,7 +589,7 @@ class _Process:
                         why = "It wrote too much, and was stopped."
                         break
         except TimeoutError:
-            why = f"It did not end within {limits.seconds:g} seconds, and was stopped."
+            why = LATE.format(limits.seconds)
         except ProcessLookupError:
             pass
         text = buffer if end < 0 else buffer[:end]
