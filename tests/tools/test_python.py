@@ -341,7 +341,7 @@ def test_without_a_sandbox_there_is_no_tool(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("which", None, "install the package bubblewrap"),
+        ("which", None, "bwrap: install the package bubblewrap"),
         ("which", shutil.which("false"), "user namespaces"),
         ("machine", "riscv64", "x86-64 or ARM64"),
     ],
@@ -353,11 +353,20 @@ def test_without_bubblewrap_the_other_sandbox_is_named(monkeypatch, name, value,
         Python("bubblewrap")
 
 
-async def test_a_sandbox_that_does_not_start_runs_nothing() -> None:
-    process = _Process([shutil.which("false")], Limits())
+@pytest.mark.parametrize("program", [shutil.which("false"), "/nowhere"])
+async def test_a_sandbox_that_does_not_start_runs_nothing(program) -> None:
+    process = _Process(([program], []), Limits())
     with pytest.raises(ToolError, match="could not be started"):
         await process.run("1")
     await process.close()
+
+
+async def test_monty_that_does_not_start_runs_nothing(monkeypatch) -> None:
+    tool = Python()
+    monkeypatch.setenv("MONTY_BIN", "/nowhere")
+    tool.sandbox._pool = tool.sandbox.library.AsyncMonty()
+    assert await ran(await opened(tool), "1") == NOT_STARTED
+    await tool.close()
 
 
 # ---- Monty ---------------------------------------------------------------------------------------

@@ -25,6 +25,10 @@ KIND = "code_interpreter_call"
 NAME = "python"
 LONGEST = 200_000
 """Characters of code."""
+CONTAINERS, PER_TENANT = 16, 8
+"""Interpreters of a worker of the server, and those of one tenant among them."""
+IDLE = 1200.0
+"""Seconds after its last call that an interpreter is closed."""
 NO_OUTPUT = "(no output)"
 GONE = "What earlier calls defined is gone."
 BUSY = "All containers of this server are at work. Try again later, or answer without running code."
@@ -60,9 +64,9 @@ class Python:
         sandbox: str = "monty",
         *,
         limits: Limits | None = None,
-        containers: int = 32,
-        per_tenant: int = 8,
-        idle: float = 20 * 60.0,
+        containers: int = CONTAINERS,
+        per_tenant: int = PER_TENANT,
+        idle: float = IDLE,
     ) -> None:
         self._limits = limits or Limits()
         if min(containers, per_tenant, idle, *astuple(self._limits)) <= 0:

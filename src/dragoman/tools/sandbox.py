@@ -35,8 +35,19 @@ from .run import ToolError
 _log = logging.getLogger("dragoman")
 
 MB = 1024 * 1024
+SECONDS = 120.0
+"""Wall-clock seconds of one call; what models that were trained with such a tool expect."""
+MEMORY = 512 * MB
+"""Bytes of memory of one interpreter in bubblewrap."""
+DISK = 64 * MB
+"""Bytes of its files, which are in memory, too."""
+OUTPUT = 50_000
+"""Characters that one call may write."""
 
 
+NOT_STARTED = (
+    "The sandbox could not be started; this is the server's fault. Answer without running code."
+)
 LATE = "It did not end within {:g} seconds, and was stopped."
 
 
@@ -44,10 +55,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     """What code may take: wall-clock seconds of a call, bytes of memory of a container and of its
     files, and characters of a call's output. Monty has no files."""
 
-    seconds: float = 120.0  # what models that were trained with such a tool expect
-    memory: int = 512 * MB
-    disk: int = 64 * MB
-    output: int = 50_000
+    seconds: float = SECONDS
+    memory: int = MEMORY
+    disk: int = DISK
+    output: int = OUTPUT
 
 
 class LostError(Exception):
@@ -140,20 +151,24 @@ class Monty:
 
     async def session(self) -> Any:
         """A process of its own, with state."""
-        async with self._lock:
-            if not self._open:
-                await self._pool.__aenter__()
-                self._open = True
-        session = self._pool.checkout(
-            script_name="python",
-            limits={
-                "max_feed_duration_secs": self.limits.seconds,
-                "max_memory": min(self.limits.memory, HEAP),
-                "max_suspensions": 1_000_000,  # refused attempts to open a file count
-            },
-            os_policy={"sleep": "zero"},
-        )
-        await session.__aenter__()
+        try:
+            async with self._lock:
+                if not self._open:
+                    await self._pool.__aenter__()
+                    self._open = True
+            session = self._pool.checkout(
+                script_name="python",
+                limits={
+                    "max_feed_duration_secs": self.limits.seconds,
+                    "max_memory": min(self.limits.memory, HEAP),
+                    "max_suspensions": 1_000_000,  # refused attempts to open a file count
+                },
+                os_policy={"sleep": "zero"},
+            )
+            await session.__aenter__()
+        except (OSError, RuntimeError, self.library.MontyError) as error:
+            _log.error("a sandbox did not start: %s", error)
+            raise ToolError(NOT_STARTED) from error
         return session
 
     async def close(self) -> None:
@@ -243,15 +258,13 @@ NO_BUBBLEWRAP = (
     "The sandbox python=bubblewrap needs {}. "
     "To run a part of Python without it, use the other sandbox: python."
 )
-NOT_STARTED = (
-    "The sandbox could not be started; this is the server's fault. Answer without running code."
-)
 START_SECONDS = 60.0
 """How long an interpreter may take to start, on a machine that does much else."""
 LIFE = 3600
 """Processor seconds of one interpreter, in all its calls."""
 FILES, THREADS, INODES = 64, 64, 4096
-NOBODY = 65534
+AS_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups")
+"""What makes setpriv start something as nobody."""
 WORK = "/mnt/data"
 
 # ---- what it may not ask of the system -------------------------------------------------------
@@ -462,20 +475,26 @@ class Bubblewrap:
         )
         if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
             raise ValueError(NO_BUBBLEWRAP.format("Linux on x86-64 or ARM64"))
-        program = shutil.which("bwrap")
-        if program is None:
-            raise ValueError(
-                NO_BUBBLEWRAP.format("bubblewrap: install the package bubblewrap of your system")
-            )
+        programs = {"bwrap": "bubblewrap"}
+        if os.geteuid() == 0:
+            programs["setpriv"] = "util-linux"
+        for program, package in programs.items():
+            if shutil.which(program) is None:
+                needed = f"{program}: install the package {package} of your system"
+                raise ValueError(NO_BUBBLEWRAP.format(needed))
         problem = "a Python in /usr or where Dragoman's is"
         own = Path(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}")
         for python in dict.fromkeys(path.resolve() for path in (own, Path("/usr/bin/python3"))):
             if python.is_file():
-                self.command = command(program, python, limits)
+                self.command = command(python, limits)
                 try:
-                    ready = _spawn(self.command).communicate(timeout=START_SECONDS)[0]
-                except subprocess.TimeoutExpired:
-                    ready = b"it did not start"
+                    with _spawn([*self.command[0], *self.command[1]]) as process:
+                        try:
+                            ready = process.communicate(timeout=START_SECONDS)[0]
+                        finally:
+                            process.kill()
+                except (OSError, subprocess.SubprocessError) as error:
+                    ready = str(error).encode()
                 if ready == READY:
                     return
                 words = ready.decode("utf-8", "replace").strip().rpartition("\n")[2]
@@ -493,8 +512,8 @@ class Bubblewrap:
 READY = b"\0ready\n"
 
 
-def command(program: str, python: Path, limits: Limits) -> list[str]:
-    """How an interpreter is started."""
+def command(python: Path, limits: Limits) -> tuple[list[str], list[str]]:
+    """How an interpreter is started: a program, and its options."""
     rlimits = {
         "RLIMIT_AS": limits.memory,
         "RLIMIT_CPU": LIFE,
@@ -518,29 +537,30 @@ def command(program: str, python: Path, limits: Limits) -> list[str]:
     # Not all of /usr: there are programs and services that keep their data in it.
     paths = ["/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"]
     paths += ["/etc/ld.so.cache", "/etc/alternatives", str(python.parents[1] / "lib"), str(python)]
-    words = [program, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+    words = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
     words += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]  # to mount its folder, then none
-    for path in paths:
-        words += ["--ro-bind-try", path, path]
-    for path in ("/lib", "/lib32", "/lib64"):
-        link = Path(path).is_symlink()
-        words += (
-            ["--symlink", str(Path(path).readlink()), path]
-            if link
-            else ["--ro-bind-try", path, path]
-        )
-    for path in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"):
-        words += ["--dev-bind", path, path]
+    for path in map(Path, ("/lib", "/lib32", "/lib64")):
+        if path.is_symlink():
+            words += ["--symlink", str(path.readlink()), str(path)]
+        else:
+            paths.append(str(path))
+    for name in paths:
+        words += ["--ro-bind-try", name, name]
+    for name in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"):
+        words += ["--dev-bind", name, name]
     words += ["--dir", WORK, "--symlink", WORK, f"/{'tmp'}", "--remount-ro", "/"]
     words += ["--clearenv", "--setenv", "HOME", WORK, "--setenv", "LANG", "C.UTF-8"]
     words += ["--setenv", "OPENBLAS_NUM_THREADS", "1"]  # each has a buffer of its own
-    return [*words, str(python), "-I", "-B", "-X", "utf8", "-c", text]
+    start = [str(shutil.which("bwrap"))]
+    if os.geteuid() == 0:
+        start = [str(shutil.which("setpriv")), *AS_NOBODY, *start]
+    return start, [*words, str(python), "-I", "-B", "-X", "utf8", "-c", text]
 
 
 def _spawn(words: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start it, from the thread of the event loop: it ends when this thread does."""
-    root = os.geteuid() == 0
+    """Start it, from the thread of the event loop: it ends when this thread does. Nothing here
+    keeps the system from starting it without a copy of the server's memory first."""
     return subprocess.Popen(  # noqa: S603
         words,
         stdin=subprocess.PIPE,
@@ -549,14 +569,12 @@ def _spawn(words: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Pop
         bufsize=0,
         env={},
         pass_fds=pass_fds,
-        user=NOBODY if root else None,
-        group=NOBODY if root else None,
-        extra_groups=[] if root else None,
+        process_group=0,  # Ctrl-C is ours to handle
     )
 
 
 class _Process:
-    def __init__(self, command: Sequence[str], limits: Limits) -> None:
+    def __init__(self, command: tuple[list[str], list[str]], limits: Limits) -> None:
         self._command, self._limits = command, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._inside = -1  # a descriptor of the interpreter, whose parent is `_process`
@@ -600,10 +618,13 @@ class _Process:
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
+        ready: object = b""
         info, theirs = os.pipe()
         try:
+            os.set_blocking(info, False)
             try:
-                words = [self._command[0], "--info-fd", str(theirs), *self._command[1:]]
+                program, options = self._command
+                words = [*program, "--info-fd", str(theirs), *options]
                 self._process = _spawn(words, (theirs,))
             finally:
                 os.close(theirs)
@@ -613,19 +634,18 @@ class _Process:
             self._pipes.append(pipe)
             self._writer, _ = await loop.connect_write_pipe(asyncio.Protocol, self._process.stdin)
             self._pipes.append(self._writer)
-            try:
-                async with asyncio.timeout(START_SECONDS):
-                    ready = await self._reader.readline()
-            except TimeoutError:
-                ready = b"It is too slow."
-            # bubblewrap has written this before the interpreter began.
-            found = re.search(rb'"child-pid": (\d+)', os.read(info, 4096))
-            if ready != READY or found is None:
-                _log.error("a sandbox did not start: %s", ready.decode("utf-8", "replace").strip())
-                raise ToolError(NOT_STARTED)
-            self._inside = os.pidfd_open(int(found[1]))
+            async with asyncio.timeout(START_SECONDS):
+                ready = await self._reader.readline()
+            if ready == READY:  # bubblewrap has written this before the interpreter began
+                found = re.findall(rb'"child-pid": (\d+)', os.read(info, 4096))
+                self._inside = os.pidfd_open(int(b"".join(found)))
+        except (OSError, ValueError, TimeoutError) as error:
+            ready = error
         finally:
             os.close(info)
+        if ready != READY:
+            _log.error("a sandbox did not start: %s", ready)
+            raise ToolError(NOT_STARTED)
 
     async def close(self) -> None:
         process, self._process = self._process, None
