@@ -20,11 +20,8 @@ from agents import (
 from dragoman.engines.completions import remote
 from dragoman.server.build import hosted
 from dragoman.server.config import HostedTool
-from dragoman.server.app import App
-from dragoman.server.settings import Settings
-from dragoman.server.testing import Transport
 from tests.mock import Asked, Reply, chunk, mock, stream
-from tests.server.state.storing import SETTINGS, storing
+from tests.server.state.storing import storing
 from tests.tools.browsing import Site
 from tests.tools.test_mcp import CHILD
 
@@ -96,7 +93,7 @@ async def test_web_search_python_and_mcp_with_approval_from_a_chat_only_model(st
             assert text == result.final_output
         else:
             result = await Runner.run(agent, "Tell me the story.")
-    story = f"([127.0.0.1](" if False else "The story "
+    story = "([127.0.0.1](" if False else "The story "
     assert result.final_output.startswith(story)
     assert result.final_output.endswith(" is told; 42 and 9.")
     assert approved == ["total"]
