@@ -23,8 +23,8 @@ from tests.samples import FULL, load_profile
 from tests.steady import LOOPS
 
 MAX_SKIPS = 5
-UNCOUNTED = {"chaos", "oracles", "hostile", "compliance", "sdk", "docs", "architecture"}
-"""Folders of tests that coverage does not count; a test elsewhere says it with a mark."""
+UNCOUNTED = {"chaos", "oracles", "compliance", "sdk", "docs", "architecture", "test_laws.py"}
+"""Folders and files that coverage does not count; a test elsewhere says it with a mark."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -133,14 +133,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @contextmanager
 def counted(node: pytest.Item | pytest.Collector) -> Iterator[None]:
-    """Coverage counts the examples that somebody wrote down for what they test: what is drawn may
-    be other lines next time, and what attacks or asks a whole server says nothing about a line. To
-    count takes as long again as what is counted, so tests are counted and pytest is not."""
+    """Coverage counts the examples that somebody wrote down: what chaos and the laws of a wire or a
+    format draw may be other lines next time, and who asks a whole server says little of a line. As
+    counting takes as long again as what is counted, tests are counted, and pytest is not."""
     controller = coverage_of(node.config)
-    uncounted = (
-        UNCOUNTED & {*node.nodeid.split("/")[1:2]}
-        or getattr(getattr(node, "obj", None), "is_hypothesis_test", False)
-        or node.get_closest_marker("uncounted")
+    uncounted = UNCOUNTED & {*node.nodeid.partition("::")[0].split("/")} or (
+        node.get_closest_marker("uncounted")
     )
     if not controller or controller.started or uncounted:
         yield

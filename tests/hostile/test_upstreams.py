@@ -222,6 +222,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.uncounted
 @pytest.mark.parametrize("name", FLOODS)
 def test_four_times_as_many_events_do_not_cost_sixteen_times_as_much(name) -> None:
     wire, event = FLOODS[name]

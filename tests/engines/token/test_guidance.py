@@ -260,7 +260,7 @@ def test_threads_may_share_a_guide() -> None:
     assert not wrong
 
 
-COUNT = samples(12, 250)
+COUNT = samples(8, 250)
 """Of each kind, in each format, greedy and by chance."""
 LIMIT = 6_000
 
