@@ -1,7 +1,8 @@
 """Any client that speaks an OpenAI protocol, in front of any model, with nothing lost in between.
 
-`connect` gives a client for an engine, `serve` serves one over the protocols, `transport` does so
-in process. Requests and answers are exported here; import the rest from its module.
+`connect` gives a client for an engine, `Agent` a model with tools, `serve` serves an engine over
+the protocols, `transport` does so in process. Requests and answers are exported here; import the
+rest from its module.
 """
 
 import typing as _typing
@@ -27,15 +28,20 @@ from .core.request import CustomTool, FunctionTool, JSONSchema, Request
 from .core.response import Response, Usage
 
 if _typing.TYPE_CHECKING:
+    from .agent import Agent, Budget, Price
     from .server.settings import Settings
+    from .tools import Context, ToolError, tool
 
 __version__ = _interfaces.VERSION
 
 __all__ = [
+    "Agent",
     "Answer",
     "AnswerError",
     "Audio",
+    "Budget",
     "Client",
+    "Context",
     "CustomTool",
     "CustomToolCall",
     "CustomToolCallOutput",
@@ -50,19 +56,40 @@ __all__ = [
     "Item",
     "JSONSchema",
     "Message",
+    "Price",
     "Reasoning",
     "Request",
     "Response",
     "Stream",
     "Text",
+    "ToolError",
     "Usage",
     "__version__",
     "arguments",
     "connect",
     "connect_sync",
     "serve",
+    "tool",
     "transport",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """Agents and tools are imported when they are first used: a server needs neither."""
+    if name in ("Agent", "Budget", "Price"):
+        from . import agent
+
+        return getattr(agent, name)
+    if name in ("Context", "ToolError", "tool"):
+        from . import tools
+
+        return getattr(tools, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """All names, those that were not used yet among them."""
+    return sorted({*globals(), *__all__})
 
 
 def serve(engine: Engine | str, settings: "Settings | None" = None) -> None:

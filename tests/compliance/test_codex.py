@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dragoman.server.testing import transport
 from tests.cases import cases
 from tests.mock import Asked, Reply, chunk, mock, plain, stream
 from tests.oracle import request_problems
-from tests.product import dragoman
+from tests.product import SOURCE, dragoman
 from tests.sdk.behind import Behind, behind
 from tests.sdk.blocks import blocks, text, thinking, tool_use
 
@@ -308,12 +308,16 @@ async def tapped(port: int) -> AsyncIterator[tuple[int, list[bytearray]]]:
         yield listener.sockets[0].getsockname()[1], heard
 
 
-async def run_codex(home: Path, *words: str) -> list[dict[str, Any]]:
-    """The events that it prints. It reaches nothing but this machine."""
+async def run_codex(
+    home: Path, *words: str, by: Sequence[str | Path] = (CODEX,)
+) -> list[dict[str, Any]]:
+    """The events that it prints, when started by these words. It reaches nothing but this
+    machine."""
     nowhere = "http://127.0.0.1:9"
-    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    path = f"{CODEX.parent}:{os.environ['PATH']}"
+    environ = {"PATH": path, "HOME": str(home), "NO_PROXY": "127.0.0.1", **SOURCE}
     process = await asyncio.create_subprocess_exec(
-        CODEX,
+        *by,
         *("exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access", *words),
         env={**environ, "HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere},
         stdin=asyncio.subprocess.DEVNULL,
@@ -360,6 +364,33 @@ async def test_codex_runs_a_command_and_finishes(transport, tmp_path) -> None:
         assert request_problems(asked.json, "chat") == []
     result = up.asked[-1].json["messages"][-1]
     assert "It works" in result["content"]
+
+
+@pytest.mark.skipif(not CODEX.exists(), reason="needs npm, by which `make test` installs Codex")
+async def test_dragoman_run_codex_edits_a_file(tmp_path) -> None:
+    """One command starts both. The configuration in the user's home, which Codex would refuse, is
+    not read, and nothing is added to it."""
+    home, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    (home / ".codex").mkdir(parents=True)
+    (home / ".codex" / "config.toml").write_text("no TOML")
+    (work / "note.txt").write_text("alpha\n")
+    edit = json.dumps({"cmd": f"sed -i s/alpha/beta/ {work}/note.txt"})
+
+    def act(asked: Asked) -> Reply:
+        if asked.json["messages"][-1]["role"] == "tool":
+            return answered({"content": "Done."})
+        return answered(call(0, "call_a", "exec_command"), more(0, edit))
+
+    async with mock(act) as up:
+        by = (sys.executable, "-m", "dragoman", "run", "codex", "--upstream", up.base_url)
+        words = ("--model", "mock", "--", "--cd", str(work))
+        events = await run_codex(home, "Edit it.", by=(*by, *words))
+    assert (work / "note.txt").read_text() == "beta\n"
+    assert events[-1]["type"] == "turn.completed"
+    assert [asked.json["model"] for asked in up.asked] == ["mock", "mock"]
+    assert [each.name for each in (home / ".codex").iterdir()] == ["config.toml"]
+    assert list((home / ".local" / "share" / "dragoman" / "run").iterdir()) == []
 
 
 def messages(asked: Asked) -> Reply:

@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from dragoman.cli.main import parser
+from dragoman.cli.main import parse
 from dragoman.server.build import assemble
 from dragoman.server.config import read, with_keys
 from tests.architecture.tree import ROOT
@@ -28,7 +28,7 @@ def test_commands_are_understood(page) -> None:
     for line in COMMAND.findall(PAGES[page].read_text().replace("\\\n", "")):
         words = shlex.split(line, comments=True)
         if words and words != ["--help"]:
-            assert parser().parse_args(words).command
+            assert parse(words).command
 
 
 @pytest.mark.parametrize("page", PAGES)

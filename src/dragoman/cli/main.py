@@ -24,6 +24,7 @@ examples:
   dragoman log --search sky                  search stored requests and answers
   dragoman tail resp_…                       replay or follow one answer
   dragoman chat                              a conversation; Ctrl-C stops an answer, Ctrl-D ends
+  dragoman run codex                         Codex on the model found on this machine
 """
 
 
@@ -41,6 +42,8 @@ def main(words: Sequence[str] | None = None) -> int:
         from .serve import serve as command
     elif options.command == "tokens":
         from .tokens import tokens as command
+    elif options.command == "run":
+        from .run import run as command
     else:
         from .chat import chat as command
     try:
@@ -89,18 +92,35 @@ _LOG = (
     "List stored requests and answers, the newest first. Responses are stored unless a request "
     "says otherwise; chat completions only where it says `store: true`, and Messages never."
 )
+_RUN = (
+    "Run an agent program on a model: with a configuration of its own, which is temporary, and "
+    "the user's left as it is. It asks the Dragoman that is named, or else the one on the usual "
+    "port, or else one that is started for as long as the program runs, with the target or the "
+    "upstream given here, the configuration's, or what is found on this machine. What comes after "
+    "-- is for the program; its exit status is ours."
+)
+_RUN_AT = "the Dragoman to ask; by default the one on the usual port, or else one is started"
+_TARGETS = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
+_CONFIG = "the configuration (dragoman.toml, if it exists)"
 _DATE = "the date that prompts say, where they say one: 2026-11-23, none, or today (the default)"
 _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://HOST/DATABASE"
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The options in a command line. Exits with status 2 for one that is none."""
+    arguments: Sequence[str] = ()
+    if words and words[0] == "run" and "--" in words:  # argparse would take them for targets
+        end = words.index("--")
+        words, arguments = words[:end], words[end + 1 :]
     top = parser()
     commands = [name for action in top._actions for name in action.choices or ()]
     if words and not words[0].startswith("-") and words[0] not in commands:
         near = hint(words[0], commands) or f"; there is {', '.join(commands)}"
         top.error(f"there is no command {words[0]!r}{near}")
     options, unknown = top.parse_known_args(words)
+    if options.command == "run" and not any(word.startswith("-") for word in unknown):
+        options.targets += unknown  # those after an option, which argparse gives to no list
+        unknown = []
     if unknown:
         command: argparse.ArgumentParser = options.parser
         # Without what all have in common, or each would be near any other.
@@ -108,6 +128,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         word, mark, name = unknown[0].partition("=")[0].rpartition("--")
         near = hint(name, names).replace("mean ", "mean --") if mark and not word else ""
         command.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+    options.arguments = arguments
     return options
 
 
@@ -129,24 +150,10 @@ def parser() -> argparse.ArgumentParser:
         return made.add_argument
 
     add = command("serve", "serve models over Chat Completions, Responses and Messages", _SERVE)
-    about = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
-    add("targets", nargs="*", metavar="TARGET", help=about)
+    add("targets", nargs="*", metavar="TARGET", help=_TARGETS)
     add("--host", help="the address to listen on (127.0.0.1); any other needs a key for clients")
     add("--port", type=port, help="the port (8000, or the next free one; exact if given)")
-    about = "serve the server at this URL; may be given several times"
-    add("--upstream", action="append", default=[], metavar="URL", help=about)
-    add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
-    add("--wire", metavar="NAME", help="the protocol to call it with; detected by default")
-    add("--format", metavar="NAME", help="the token format of its model, or a folder with one")
-    add("--date", metavar="DATE", help=_DATE)
-    about = "the context of each answer of gguf: models, in tokens; by default the model's own"
-    add("--context", type=positive, metavar="N", help=about)
-    about = "how many layers of gguf: models are on the graphics card; llama.cpp decides"
-    add("--gpu-layers", type=layers, metavar="N", help=about)
-    about = "how many threads compute hf: and gguf: models; by default they decide"
-    add("--threads", type=positive, metavar="N", help=about)
-    add("--retries", type=retries, metavar="N", help="how often its 429, 503 or 529 is retried (0)")
-    add("--profile", metavar="KIND", help="the kind of server; detected by default")
+    _add_upstream(add)
     add("--api-key-env", metavar="NAME", help="the variable that holds the API key for clients")
     add("--generate-key", action="store_true", help="create an API key for clients, and print it")
     about = "log each request to stderr"
@@ -155,8 +162,7 @@ def parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
     add("--workers", type=workers, metavar="N", help="processes that share the port (1)")
-    about = "the configuration (dragoman.toml, if it exists)"
-    add("--config", type=Path, metavar="FILE", help=about)
+    add("--config", type=Path, metavar="FILE", help=_CONFIG)
 
     for name, about in (
         ("models", "list the models a server offers"),
@@ -172,6 +178,16 @@ def parser() -> argparse.ArgumentParser:
             add("--model", "-m", help="the model's name; the first listed by default")
             add("--system", "-s", help="instructions for the model")
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
+
+    add = command("run", "run Codex, Claude Code or opencode on a model", _RUN)
+    names = ("codex", "claude", "opencode")
+    add("program", choices=names, metavar="PROGRAM", help=f"the program: {', '.join(names)}")
+    add("targets", nargs="*", metavar="TARGET", help=_TARGETS)
+    add("--model", "-m", help="the model's name; the first listed by default")
+    add("--at", metavar="URL", help=_RUN_AT)
+    add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+    _add_upstream(add)
+    add("--config", type=Path, metavar="FILE", help=_CONFIG)
 
     add = command("tokens", "show prompt and output as tokens", _TOKENS)
     add("question", nargs="*", help="the user message, if there is no --request")
@@ -199,6 +215,24 @@ def parser() -> argparse.ArgumentParser:
         add("--export", action="store_true", help="everything, one line of JSON each")
         add("--limit", type=positive, metavar="N", help="only the newest N")
     return top
+
+
+def _add_upstream(add: Callable[..., object]) -> None:
+    """Add the options that say what is served, and how."""
+    about = "serve the server at this URL; may be given several times"
+    add("--upstream", action="append", default=[], metavar="URL", help=about)
+    add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
+    add("--wire", metavar="NAME", help="the protocol to call it with; detected by default")
+    add("--format", metavar="NAME", help="the token format of its model, or a folder with one")
+    add("--date", metavar="DATE", help=_DATE)
+    about = "the context of each answer of gguf: models, in tokens; by default the model's own"
+    add("--context", type=positive, metavar="N", help=about)
+    about = "how many layers of gguf: models are on the graphics card; llama.cpp decides"
+    add("--gpu-layers", type=layers, metavar="N", help=about)
+    about = "how many threads compute hf: and gguf: models; by default they decide"
+    add("--threads", type=positive, metavar="N", help=about)
+    add("--retries", type=retries, metavar="N", help="how often its 429, 503 or 529 is retried (0)")
+    add("--profile", metavar="KIND", help="the kind of server; detected by default")
 
 
 def _number(name: str, low: int, high: float, problem: str) -> Callable[[str], int]:

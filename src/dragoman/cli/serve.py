@@ -153,15 +153,14 @@ def serve(options: Namespace) -> int:
         settings = replace(settings, keys=(key, *settings.keys))
         print(f"export {GENERATED}={key.reveal()}   # what clients must present\n", flush=True)
     check(settings)
-    upstreams, targets = _chosen(options, configuration), options.targets
+    upstreams, targets = chosen(options, configuration), options.targets
     discovering = upstreams is None
     if upstreams is None:
         file = options.config or Path(FILE)
         unused = f"{file} has no [[upstreams]]. " if file.exists() else ""
         print(f"{unused}Looking for model servers …", file=sys.stderr, flush=True)
         upstreams = as_upstreams(asyncio.run(discover(os.environ)))
-    words = ("context", "gpu_layers", "threads", *(() if options.upstream else ("format", "date")))
-    loading = {word: value for word in words if (value := getattr(options, word)) is not None}
+    loading = loading_options(options)
     # Its errors come before anything else is printed.
     prepare(upstreams, targets, settings, os.environ, loading)
     local = {each.name: ("this server", kind) for kind, each in find(targets, loading).items()}
@@ -190,6 +189,12 @@ def serve(options: Namespace) -> int:
 
     run(build, settings, listener, ready)
     return 0
+
+
+def loading_options(options: Namespace) -> dict[str, object]:
+    """The options that are for the targets."""
+    words = ("context", "gpu_layers", "threads", *(() if options.upstream else ("format", "date")))
+    return {word: value for word in words if (value := getattr(options, word)) is not None}
 
 
 async def _announce(
@@ -287,7 +292,7 @@ def _settings(options: Namespace, settings: Settings) -> Settings:
     return replace(settings, **given)
 
 
-def _chosen(options: Namespace, configuration: Configuration) -> Sequence[Upstream] | None:
+def chosen(options: Namespace, configuration: Configuration) -> Sequence[Upstream] | None:
     """The upstreams that the command line or the file names; None: discover some."""
     words = ("upstream_key_env", "profile", "wire", "format", "date", "retries")
     given = {word: value for word in words if (value := getattr(options, word)) is not None}

@@ -268,10 +268,7 @@ class Compacting(Wrapper):
             if alone:
                 yield Finished("completed", usage=used, completed_at=now())
                 return
-            users = [n for n, i in enumerate(items) if isinstance(i, Message) and i.role == "user"]
-            turn = filterfalse(_is_rule, items[users[-1] :] if users else ())  # to be answered
-            kept = (*filter(_is_rule, items), _as_message(summary), *turn)
-            asked = replace(asked, items=kept)
+            asked = replace(asked, items=compacted(items, summary))
         async with aclosing(self.engine.stream(asked, caller)) as events:
             async for event in events:
                 if not long:
@@ -307,6 +304,14 @@ async def summarise(
     if not response.text.strip():
         raise FaultError(Fault("upstream_error", "The model wrote no summary.", "upstream"))
     return response.text.strip(), response.usage
+
+
+def compacted(items: Sequence[Item], summary: str) -> tuple[Item, ...]:
+    """A conversation with a summary in place of what came before its last turn, which is still to
+    be answered."""
+    users = [n for n, i in enumerate(items) if isinstance(i, Message) and i.role == "user"]
+    turn = filterfalse(_is_rule, items[users[-1] :] if users else ())
+    return (*filter(_is_rule, items), _as_message(summary), *turn)
 
 
 def expanded(request: Request) -> Request:

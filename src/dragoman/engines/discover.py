@@ -38,13 +38,15 @@ KEYS = (
 
 class Discovered(Struct, frozen=True):
     """A server that was found. `key_env` names the variable that holds its key; `access` is `named`
-    where the environment names it, or else says what it did with the key, or without one."""
+    where the environment names it, or else says what it did with the key, or without one; `ours` is
+    a Dragoman."""
 
     base_url: str
     models: tuple[str, ...] = ()
     profile: Profile | None = None
     key_env: str | None = None
     access: Literal["named", "open", "granted", "refused"] = "open"
+    ours: bool = False
 
 
 async def discover(
@@ -113,7 +115,7 @@ async def look(
             bearer = ("authorization", f"Bearer {key.reveal()}")
             answer = await question(client, "GET", url, (bearer,), patience=PATIENCE)
         if answer.status != 200:
-            return Discovered(base_url, access="refused")
+            return Discovered(base_url, access="refused", ours=answer.ours)
         access = "granted"
     if answer.status != 200 or (answer.ours and not ours):
         return None
@@ -121,4 +123,4 @@ async def look(
     empty = isinstance(answer.value, dict) and answer.value.get("object") == "list"
     if not models and not empty:  # some list no models as null
         return None
-    return Discovered(base_url, models, recognise(answer), access=access)
+    return Discovered(base_url, models, recognise(answer), access=access, ours=answer.ours)

@@ -97,7 +97,7 @@ def key_refused(name: str, status: int, key: Secret | None) -> Fault:
     )
     return Fault(
         "upstream_authentication",
-        f"{message} (--upstream-key-env; for ask, chat and models --key-env).",
+        f"{message} (--upstream-key-env; for ask, chat, models and run --key-env).",
         "server",
         status=status,
     )

@@ -15,8 +15,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -244,6 +246,37 @@ def run(
 
     with listener:
         run_workers(work, settings.workers)
+
+
+@contextmanager
+def running(
+    build: Callable[[], App], settings: Settings, listener: socket.socket
+) -> Iterator[Callable[[], bool]]:
+    """Serve in a thread of its own while the block lasts; signals are for others to handle.
+
+    Gives what tells whether it still serves. Raises HostError where it does not start.
+    """
+    log_errors(as_json=settings.log_format == "json")
+    started: Future[None] = Future()
+    server = Server(build(), settings, lambda: started.set_result(None))
+
+    def work() -> None:
+        try:
+            server.run([listener])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            if not started.done():
+                started.set_exception(HostError("The server ended before it was ready."))
+
+    thread = Thread(target=work, name="server", daemon=True)
+    thread.start()
+    try:
+        started.result()
+        yield thread.is_alive
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 class Server(uvicorn.Server):

@@ -1,0 +1,461 @@
+"""An agent: a model with tools, instructions and a conversation, which answers in a type."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from dragoman.client.answer import Answer, AnswerError, Stream
+from dragoman.client.client import LOOP, Client, Input, build_request, engine_of
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event, Failed, ItemDone
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.item import (
+    Call,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Refusal,
+)
+from dragoman.core.request import Request
+from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
+from dragoman.tools.function import OutputType, PythonTool, as_tool
+from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
+
+from .loop import Approve, Budget, Decision, Loop, Meter, Price, unanswered
+
+_CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
+MOVED_ON = "It was not run: the user said something else first."
+CUT_OFF = "It was cut off, and not run."
+INTERRUPTED = "It was interrupted; whether it took effect is not known."
+NO_ANSWER = "It was not answered."
+
+_inside: ContextVar[frozenset[int]] = ContextVar("inside", default=frozenset())
+"""The agents of whose tools one is running."""
+
+
+class Run(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """What became of a run: an answer with all its items, calls and results among them.
+
+    `value` is the answer in the agent's type; None where it did not get that far, or does not fit.
+    `pending` are calls that wait for consent, `stopped` says which budget ended the run, and `cost`
+    is by the agent's prices.
+    """
+
+    value: Any = None
+    pending: tuple[Call, ...] = ()
+    stopped: str = ""
+    cost: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The text of the answer: what was said after the last result of a tool."""
+        place = max((n for n, i in enumerate(self.output, 1) if isinstance(i, _OUTPUTS)), default=0)
+        return "".join(item.text for item in self.output[place:] if isinstance(item, Message))
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """An agent's conversation, and what it has spent, as they are written to a file."""
+
+    version: int
+    name: str
+    model: str
+    history: tuple[Item, ...]
+    usage: dict[str, Any] = {}
+    cost: float = 0.0
+    calls: int = 0
+    rounds: int = 0
+
+
+class Agent:
+    """A model with tools, instructions and a conversation. One run at a time; those of other tasks
+    wait.
+
+    `target` is what `dragoman.connect` takes. Tools are functions, or tools. `output` is the type
+    of the answer: `str`, or any type that msgspec or pydantic knows; where an answer does not fit,
+    the model is asked again, `corrections` times. `pinned` items stand before the conversation and
+    are never left out; its oldest turns are, where the model's context (of `context` tokens, by
+    default what the engine knows) has no room for all. `settings` are those of a request, such as
+    `temperature`. The rest is as in `Loop`. A `meter` may be shared with other agents.
+
+    Subclasses may override `prompt`, `call` and `add`.
+
+    >>> def get_weather(city: str) -> str:
+    ...     "The weather in a city."
+    ...     return f"Sunny in {city}."
+    >>> agent = Agent("script", tools=[get_weather])
+    >>> agent.run_sync("Count to three.").text
+    '1, 2, 3.'
+    """
+
+    def __init__(
+        self,
+        target: str | Engine,
+        *,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        instructions: str | None = None,
+        output: Any = str,
+        model: str = "",
+        name: str = "agent",
+        pinned: Sequence[Item] = (),
+        history: Sequence[Item] = (),
+        context: int | None = None,
+        budget: Budget | None = None,
+        prices: Mapping[str, Price] | None = None,
+        meter: Meter | None = None,
+        max_rounds: int | None = None,
+        retries: int = 1,
+        corrections: int = 1,
+        continuations: int = 0,
+        approve: Approve | None = None,
+        state: Any = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.model, self.instructions = name, model, instructions
+        self.engine = engine_of(target)
+        self.tools = Runner(map(as_tool, tools))
+        self.pinned, self.history = tuple(pinned), tuple(history)
+        self.meter = meter or Meter(budget, prices or {})
+        self.output = None if output is str else OutputType(output)
+        self.approve, self.state, self.settings = approve, state, dict(settings or {})
+        self.context, self.corrections = context, corrections
+        self.max_rounds, self.retries, self.continuations = max_rounds, retries, continuations
+        self._turn = _Turn()
+
+    # ---- running -------------------------------------------------------------------------
+
+    async def run(self, said: Input | None = None, **options: Any) -> Run:
+        """Ask, run tools until the model has answered, and give all that came, which is then part
+        of the conversation. `options` are those of `stream`. Raises AnswerError when the answer
+        fails."""
+        async with self.stream(said, **options) as stream:
+            run = await stream.finish()
+        if run.error is not None:
+            raise AnswerError(run.error, run)
+        return run
+
+    def run_sync(self, said: Input | None = None, **options: Any) -> Run:
+        """The same for code without `async`."""
+        return LOOP.run(self.run, said, **options)
+
+    def stream(
+        self,
+        said: Input | None = None,
+        *,
+        allow: Decision | Mapping[str, Decision] | None = None,
+        caller: Caller = ANYONE,
+        **settings: Any,
+    ) -> RunStream:
+        """The same as it comes: the events of all rounds, as those of one answer.
+
+        Without anything `said`, the model goes on from the conversation as it is, and calls that
+        wait are run: so a run that waits for consent is resumed. `allow` is what was decided: for
+        all that wait, or for each by its `call_id`; words are a refusal that the model is given.
+        `caller` says who asks. `settings` are those of a request, for this run.
+        """
+        return RunStream(self, said, allow, caller, settings)
+
+    # ---- what subclasses may override ----------------------------------------------------
+
+    def prompt(self, request: Request, context: int | None) -> tuple[Item, ...]:
+        """What the model is shown of the conversation: the pinned items and the latest turns that
+        have room in `context` tokens, beside the rest of the request. Linear in their number."""
+        if context is None:
+            return (*self.pinned, *request.items)
+        room = context - (request.max_output_tokens or context // ANSWER)
+        room -= estimate(replace(request, items=self.pinned))
+        return (*self.pinned, *fit(request.items, room))
+
+    async def call(self, call: Call, context: Context) -> Result:
+        """Run one call of a tool."""
+        return await self.tools.run(call, context)
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Make these part of the conversation."""
+        self.history += tuple(items)
+
+    # ---- the conversation ----------------------------------------------------------------
+
+    @property
+    def pending(self) -> tuple[Call, ...]:
+        """The calls that wait for consent, or were not begun when a run was cancelled."""
+        return tuple(call for call in unanswered(self.history) if call.status != "incomplete")
+
+    def branch(self) -> Self:
+        """Another agent that goes on from the same conversation by itself. It spends from the same
+        budget."""
+        other = copy.copy(self)
+        other._turn = _Turn()
+        return other
+
+    def as_tool(self, description: str, *, name: str | None = None, **settings: Any) -> PythonTool:
+        """This agent as a tool of another: each call is a run on a branch of it. A run that does
+        not come to an answer is an error for the other one."""
+
+        async def ask(task: str, context: Context) -> Any:
+            run = await self.branch().run(task, caller=context.caller)
+            if run.pending:
+                raise ToolError("A person must consent to a call of this agent first.")
+            if run.status != "completed" or run.value is None:
+                raise ToolError(run.stopped or "This agent came to no answer.")
+            return run.value
+
+        settings = {"seconds": 3600.0, **settings}
+        return PythonTool(ask, name=name or self.name, description=description, **settings)
+
+    def dump(self) -> bytes:
+        """The conversation and what was spent, as JSON."""
+        meter = self.meter
+        usage = asdict(meter.usage)
+        saved = Saved(
+            1, self.name, self.model, self.history, usage, meter.cost, meter.calls, meter.rounds
+        )
+        return msgspec.json.encode(saved)
+
+    def load(self, data: bytes) -> None:
+        """Go on from a conversation that `dump` gave. Raises ValueError for anything else."""
+        saved = msgspec.json.decode(data, type=Saved)
+        if saved.version != 1:
+            raise ValueError(f"version {saved.version} of a saved agent is not known here")
+        self.history, meter = saved.history, self.meter
+        meter.usage = msgspec.convert(saved.usage, type(meter.usage))
+        meter.cost, meter.calls, meter.rounds = saved.cost, saved.calls, saved.rounds
+
+    def save(self, path: str | Path) -> None:
+        """Write what `dump` gives to a file, in one step."""
+        path = Path(path)
+        draft = path.with_name(path.name + ".part")
+        draft.write_bytes(self.dump())
+        draft.replace(path)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.engine.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+class _Turn:
+    """Lets one run of an agent at a time, on whatever event loop."""
+
+    def __init__(self) -> None:
+        self._lock: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None  # the one that reads the run
+
+    async def __aenter__(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._lock is not None and self._lock.locked():
+            if self._loop is not loop and self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("this agent is running on another event loop")
+            if self._loop is loop and self._task is task:
+                raise RuntimeError("a stream of this agent is still open here; close it first")
+        if self._lock is None or self._loop is not loop:
+            self._lock, self._loop = asyncio.Lock(), loop
+        await self._lock.acquire()
+        self._task = task
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task = None
+        if self._lock is not None:
+            self._lock.release()
+
+
+class RunStream(Stream):
+    """The events of a run; iterate it, or iterate its `text`, with `async with`. See
+    `dragoman.client.Stream`."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        said: Input | None,
+        allow: Decision | Mapping[str, Decision] | None,
+        caller: Caller,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._agent, self._allow, self._caller = agent, allow, caller
+        given: Input = () if said is None else said
+        asked = build_request(given, {**agent.settings, **settings}, stream=True)
+        super().__init__(self._run(asked))
+
+    async def finish(self) -> Run:
+        """Read on to the end and give the whole run, a failed one too."""
+        async for _ in self:
+            pass
+        return self.answer
+
+    @property
+    def answer(self) -> Run:
+        """All that has come so far."""
+        answer, typed = super().answer, self._agent.output
+        about = (answer.extra or {}).get("agent") or {}
+        run = Run(**asdict(answer), cost=about.get("cost", 0.0), stopped=about.get("stopped", ""))
+        pending = tuple(unanswered(run.output)) if run.status == "completed" else ()
+        value: Any = run.text
+        if typed is not None:
+            try:
+                value = typed.value(_last_text(run.output))
+            except ToolError:
+                value = None
+        return replace(run, pending=pending, value=None if pending else value)
+
+    async def _run(self, asked: Request) -> AsyncGenerator[Event, None]:
+        agent, said = self._agent, asked.items
+        if id(agent) in _inside.get():
+            raise RuntimeError("a tool of this agent cannot run it; a branch of it can be run")
+        async with agent._turn:
+            answered = {item.call_id for item in said if isinstance(item, _OUTPUTS)}
+            left = [call for call in unanswered(agent.history) if call.call_id not in answered]
+            pending = {call.call_id for call in left if agent.tools.owns(call)}
+            if said and pending and self._allow is not None:
+                raise TypeError("`allow` is for going on, without anything new being said")
+            if not said and not agent.history:
+                raise TypeError("nothing was said yet that could be answered")
+            for call in left:  # what will not be run has a result now
+                if call.status == "incomplete":
+                    agent.add([not_run(call, CUT_OFF).output])
+                elif said or call.call_id not in pending:
+                    words = MOVED_ON if call.call_id in pending else NO_ANSWER
+                    agent.add([not_run(call, words).output])
+            typed, meter = agent.output, agent.meter
+            try:
+                model = asked.model or agent.model or await _first_model(agent.engine)
+                known = await agent.engine.capabilities(model)
+            except FaultError as error:
+                yield Failed(error.fault)
+                return
+            if meter.budget.cost is not None and meter.price(model) is None:
+                raise ValueError(f"there is a budget for the cost, and no price for {model!r}")
+            request = replace(
+                asked,
+                model=model,
+                items=(*agent.history, *said),
+                instructions=asked.instructions or agent.instructions,
+                # Some servers suppress calls where a schema is asked for.
+                format=asked.format if typed is None or agent.tools.offered() else typed.format,
+            )
+            context = known.context if agent.context is None else agent.context
+            request = replace(request, items=agent.prompt(expanded(request), context))
+            loop = _AgentLoop(agent, pending, self._allow)
+            try:
+                async with aclosing(loop.stream(request, self._caller)) as events:
+                    async for event in events:
+                        if isinstance(event, ItemDone):
+                            loop.done.append(event.item)
+                        yield event
+            finally:  # of what was cancelled or failed, what was done stays
+                loop.settle()
+                summaries = [item for item in loop.done if isinstance(item, Compaction)]
+                rest = [item for item in loop.done if not isinstance(item, Compaction)]
+                if loop.done:  # a summary stands for what was before the last turn
+                    agent.add((*summaries, *said, *rest))
+
+
+class _AgentLoop(Loop):
+    """A loop with the hooks, the decisions and the type of an agent. `done` is what will be part of
+    the conversation."""
+
+    always = True
+
+    def __init__(
+        self, agent: Agent, pending: set[str], allow: Decision | Mapping[str, Decision] | None
+    ) -> None:
+        super().__init__(
+            agent.engine,
+            agent.tools,
+            max_rounds=agent.max_rounds,
+            retries=agent.retries,
+            continuations=agent.continuations,
+            meter=agent.meter,
+            approve=agent.approve,
+            state=agent.state,
+            pinned=len(agent.pinned),
+            taken=[item.call_id for item in agent.history if isinstance(item, _CALLS)],
+        )
+        self.done: list[Item] = []
+        self._agent, self._pending, self._allow = agent, pending, allow
+        self._left = agent.corrections if agent.output is not None else 0
+        self._inserted: list[tuple[int, Item]] = []
+        self._begun: dict[str, Call] = {}
+        self._ended: dict[str, Result] = {}
+
+    async def call(self, call: Call, context: Context) -> Result:
+        _inside.set(_inside.get() | {id(self._agent)})
+        return await self._agent.call(call, context)
+
+    async def decide(self, call: Call) -> Decision | None:
+        if call.call_id in self._pending and self._allow is not None:
+            allow = self._allow
+            decision = allow.get(call.call_id) if isinstance(allow, Mapping) else allow
+            if decision is not None:
+                return decision
+        return await super().decide(call)
+
+    def check(self, request: Request, output: Sequence[Item]) -> Request | None:
+        """Ask again for an answer that does not fit the agent's type."""
+        typed = self._agent.output
+        parts = [part for item in output if isinstance(item, Message) for part in item.parts]
+        if typed is None or not self._left or any(isinstance(part, Refusal) for part in parts):
+            return None
+        try:
+            typed.value(_last_text(output))
+        except ToolError as error:
+            self._left -= 1
+            items = (*request.items, Message("user", f"{error} Answer again, in JSON alone."))
+            return replace(request, items=items, format=typed.format, tool_choice="none")
+        return None
+
+    def insert(self, item: Item, place: int) -> None:
+        self._inserted.append((place, item))
+
+    def begin(self, call: Call) -> None:
+        self._begun[call.call_id] = call
+
+    def end(self, call: Call, result: Result) -> None:
+        self._ended[call.call_id] = result
+
+    def settle(self) -> None:
+        """Give the results that did not come to be part of the answer, and say of calls that were
+        begun that they were interrupted: none of them is run twice."""
+        for place, item in reversed(self._inserted):
+            if place <= len(self.done):
+                self.done.insert(place, item)
+        given = {item.call_id for item in self.done if isinstance(item, _OUTPUTS)}
+        for id, result in self._ended.items():
+            if id not in given:
+                self.done.append(result.output)
+        for id, call in self._begun.items():
+            tool = self.tools.tools.get(call.name)
+            if id not in self._ended and id not in given and not (tool and tool.repeatable):
+                self.done.append(not_run(call, INTERRUPTED).output)
+
+
+def _last_text(output: Sequence[Item]) -> str:
+    """The text of the last message."""
+    return next((item.text for item in reversed(output) if isinstance(item, Message)), "")
+
+
+async def _first_model(engine: Engine) -> str:
+    if isinstance(engine, Client):
+        return ""  # it has a model of its own
+    models = await engine.models()
+    if not models:
+        problem = "No model was named, and the engine lists none."
+        raise FaultError(Fault("model_not_found", problem, "client", "model"))
+    return models[0].id

@@ -1,0 +1,575 @@
+"""Answers with tools: asks the engine, runs the tools it calls, and asks again until it is done.
+
+It is an engine around an engine. All rounds are one answer: every call and every result is an item
+of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import CUT, Fault, FaultError, unsupported
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
+from dragoman.core.fold import Fold
+from dragoman.core.interfaces import Caller, Engine
+from dragoman.core.item import (
+    Call,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+)
+from dragoman.core.loss import Loss
+from dragoman.core.open_item import empty_item
+from dragoman.core.request import AllowedTools, NamedTool, Namespace, Request, UnknownTool
+from dragoman.core.response import Usage
+from dragoman.engines.base import ENDS, Driver, Prepared, Wrapper, new_id, now
+from dragoman.engines.compaction import (
+    compacted,
+    encode_summary,
+    estimate,
+    fit,
+    summarise,
+    weight,
+)
+from dragoman.engines.fan_out import add_usage
+from dragoman.tools.run import PATIENCE, Context, Result, Runner, not_run
+
+AT_ONCE = 32
+"""Calls of one round that run at the same time; the others wait for one to end."""
+MOST_REPORTS = 100
+"""Reports of tools that wait to be read; more are left out."""
+HALVINGS = 4
+"""How often a summary is asked for of half as much."""
+_CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
+NOT_ALLOWED = "The user did not allow this call."
+SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
+CONTINUE = "Continue exactly where you were cut off, without repeating anything."
+
+
+class Price(Struct, frozen=True):
+    """What a million tokens of a model cost, in any currency. Without a price of their own, tokens
+    from a cache cost what others do."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached: float | None = None
+    cache_write: float | None = None
+
+    def of(self, usage: Usage) -> float:
+        """The cost of an answer.
+
+        >>> Price(input=2.0, output=10.0, cached=0.5).of(
+        ...     Usage(input_tokens=1_000_000, output_tokens=100_000, cached_tokens=400_000)
+        ... )
+        2.4
+        """
+        cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
+        plain = max((usage.input_tokens or 0) - cached - written, 0)
+        cost = plain * self.input + (usage.output_tokens or 0) * self.output
+        cost += cached * (self.input if self.cached is None else self.cached)
+        cost += written * (self.input if self.cache_write is None else self.cache_write)
+        return round(cost / 1_000_000, 12)
+
+
+class Budget(Struct, frozen=True):
+    """What an agent may spend, in all its runs together: tokens, cost, calls of tools and of the
+    model (`rounds`), and seconds of one run. None stands for no limit.
+
+    It is checked before each call of the model and of a tool; nothing is begun then that it leaves
+    no room for. What is under way is not cut off: agents that run side by side may exceed it by one
+    call each. Where a server reports no usage, tokens are estimated.
+    """
+
+    tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost: float | None = None
+    calls: int | None = None
+    rounds: int | None = None
+    seconds: float | None = None
+
+
+class Meter:
+    """What has been spent, against a budget. Agents and their sub-agents may share one."""
+
+    def __init__(self, budget: Budget | None = None, prices: Mapping[str, Price] = {}) -> None:
+        self.budget = budget or Budget()
+        self.usage = Usage()
+        self.cost = 0.0
+        self.calls = self.rounds = 0
+        self._prices = prices
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything is limited."""
+        return self.budget != Budget()
+
+    def add(self, usage: Usage, model: str) -> float:
+        """Count an answer of a model, and give its cost."""
+        self.usage = add_usage([self.usage, usage]) or self.usage
+        price = self.price(model)
+        cost = price.of(usage) if price else 0.0
+        self.cost += cost
+        return cost
+
+    def price(self, model: str) -> Price | None:
+        """The price of a model."""
+        return self._prices.get(model) or self._prices.get("*")
+
+    def spent(self, began: float, call: bool = False) -> str:
+        """Which part of the budget leaves no room for the next call of a tool (`call`) or of the
+        model, in a sentence; empty where there is room. `began` is when the run did."""
+        usage, budget = self.usage, self.budget
+        tokens = (usage.input_tokens or 0) + (usage.output_tokens or 0)
+        counts: list[tuple[str, float | None, float]] = [
+            ("tokens", budget.tokens, tokens),
+            ("input tokens", budget.input_tokens, usage.input_tokens or 0),
+            ("output tokens", budget.output_tokens, usage.output_tokens or 0),
+            ("cost", budget.cost, self.cost),
+            ("seconds", budget.seconds, time.monotonic() - began),
+        ]
+        if call:
+            counts.append(("calls of tools", budget.calls, self.calls))
+        else:
+            counts.append(("calls of the model", budget.rounds, self.rounds))
+        for what, most, used in counts:
+            if most is not None and used >= most:
+                return f"The budget is used up: {what}, {used:g} of {most:g}."
+        return ""
+
+
+Decision = bool | str
+"""Whether a call is allowed; words are a refusal that the model is given."""
+Approve = Callable[[Call], Decision | Awaitable[Decision | None] | None]
+"""Asks a person about a call that needs consent; None leaves it open, which ends the answer."""
+
+
+class Loop(Wrapper):
+    """Middleware that runs tools. With nothing to do it is the engine inside.
+
+    A call of a tool that the request brings itself is its client's; any other is run here, and
+    where there is no such tool, the model is told so. Calls in the request that have no result are
+    run first: so an answer that waited for consent, or was cut off, goes on. The results of a round
+    have the order of its calls.
+
+    - After `max_rounds` rounds of calls, or more than `retries` rounds in a row with errors, the
+      model may call nothing more, and is asked for its answer.
+    - Where the budget of the `meter` leaves no room, the answer ends, `incomplete` for `budget`.
+    - `approve` is asked about calls that need consent. Where it leaves one open, the answer ends
+      for `tool_calls`, and that call has no result.
+    - A conversation that is too long for the model is summarised up to its last turn, once.
+    - An answer that a limit of tokens cut off is continued, `continuations` times.
+    - `state` is what tools find in their context.
+    - `pinned` is the number of items at the beginning that no summary replaces.
+
+    Subclasses may override `call`, `decide` and `check`, are told of what happens by `insert`,
+    `begin` and `end`, and may be `always` at work. Raises ValueError for a negative limit.
+    """
+
+    always = False
+
+    def __init__(
+        self,
+        engine: Engine,
+        tools: Runner,
+        *,
+        max_rounds: int | None = None,
+        retries: int = 1,
+        continuations: int = 0,
+        meter: Meter | None = None,
+        approve: Approve | None = None,
+        state: Any = None,
+        pinned: int = 0,
+        taken: Iterable[str] = (),
+    ) -> None:
+        super().__init__(engine)
+        if min(max_rounds or 0, retries, continuations) < 0:
+            raise ValueError("max_rounds, retries and continuations cannot be negative")
+        self.tools = tools
+        self.meter = meter or Meter()
+        self.pinned, self.taken = pinned, frozenset(taken)
+        self.max_rounds, self.retries = max_rounds, retries
+        self.continuations, self._approve, self.state = continuations, approve, state
+
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Take over where there is something to do."""
+        if not (self.tools.tools or self.continuations or self.meter.limited or self.always):
+            return None
+        if (request.sampling.n or 1) > 1:
+            raise FaultError(unsupported("an answer with tools is one choice", "n"))
+        return Prepared(request, start=partial(Driver, _Answer(self, request, caller).events()))
+
+    async def call(self, call: Call, context: Context) -> Result:
+        """Run one call."""
+        return await self.tools.run(call, context)
+
+    async def decide(self, call: Call) -> Decision | None:
+        """Whether a call is allowed; None where a person has not said."""
+        if not await self.tools.needs_approval(call):
+            return True
+        if self._approve is None:
+            return None
+        decision = self._approve(call)
+        decision = await decision if isinstance(decision, Awaitable) else decision
+        return decision if decision is None or isinstance(decision, str) else bool(decision)
+
+    def check(self, request: Request, output: Sequence[Item]) -> Request | None:
+        """The next request, where a complete answer will not do; its items are those before, the
+        answer among them, and one more."""
+        return None
+
+    def insert(self, item: Item, place: int) -> None:
+        """An item is part of the conversation after `place` items of the answer, but not of it."""
+
+    def begin(self, call: Call) -> None:
+        """A call is begun."""
+
+    def end(self, call: Call, result: Result) -> None:
+        """A call has a result, which may not be part of the answer yet."""
+
+
+class _Answer:
+    """One answer of a loop: all its rounds as one sequence of events."""
+
+    def __init__(self, loop: Loop, request: Request, caller: Caller) -> None:
+        self.loop, self.request, self.caller = loop, request, caller
+        self.tools, self.meter, self.began = loop.tools, loop.meter, time.monotonic()
+        self.theirs, self.hosted = _names(request)
+        offered = [spec for spec in loop.tools.offered() if (None, spec.name) not in self.theirs]
+        self.offered = (*request.tools, *offered)
+        self.items = list(request.items)
+        self.choice = "none" if loop.max_rounds == 0 else request.tool_choice
+        self.calls = [  # to be run before the model is asked
+            call
+            for call in unanswered(self.items)
+            if loop.tools.owns(call) and call.status != "incomplete"
+        ]
+        self.ids = {item.call_id for item in self.items if isinstance(item, _CALLS)}
+        self.ids |= loop.taken
+        self.begun: Started | None = None
+        self.end: Finished | Failed | None = None
+        self.losses: list[Loss] = []  # of the rounds after the first
+        self.used: list[Usage] = []
+        self.cost, self.stopped = 0.0, ""
+        self.shown = self.rounds = self.errors = self.continued = 0
+        self.waits = self.summarised = False  # for results of the client's; for nothing more
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """The events: of calls and of the model by turns."""
+        if self.calls or self.meter.spent(self.began):
+            yield self._begin()
+        while self.end is None:
+            if self.calls:
+                async with aclosing(self._results()) as results:
+                    async for event in results:
+                        yield event
+            if self.end is None:
+                async with aclosing(self._model()) as events:
+                    async for event in events:
+                        yield event
+        about = {"cost": self.cost, **({"stopped": self.stopped} if self.stopped else {})}
+        extra = {**(self.end.extra or {}), "agent": about}
+        end = replace(self.end, usage=add_usage(self.used), extra=extra)
+        if isinstance(end, Finished):
+            losses = tuple(dict.fromkeys((*self.losses, *end.losses)))
+            end = replace(end, completed_at=now(), losses=losses)
+        yield end
+
+    def _begin(self) -> Started:
+        self.begun = Started(self.caller.response or new_id(), now(), self.request.model)
+        return self.begun
+
+    async def _results(self) -> AsyncGenerator[Event, None]:
+        """Run the calls of the last round, and see what follows."""
+        calls, results = self.calls, list[Result]()
+        allowed = self.choice != "none"
+        async with aclosing(self._run(calls, allowed)) as running:
+            async for result in running:
+                if not isinstance(result, Result):
+                    yield Progress(None, "in_progress", result)
+                    continue
+                results.append(result)
+                self.items.append(result.output)
+                yield ItemAdded(self.shown, empty_item(result.output))
+                yield ItemDone(self.shown, result.output)
+                self.shown += 1
+        self.stopped = self.meter.spent(self.began, call=True)
+        wrong = [result for result in results if result.error]
+        self.rounds, self.errors = self.rounds + 1, self.errors + 1 if wrong else 0
+        if (
+            self.rounds == self.loop.max_rounds
+            or self.errors > self.loop.retries
+            or self.stopped
+            or not all(result.retry for result in wrong)
+        ):
+            self.choice = "none"
+        elif self.choice == "required" or isinstance(self.choice, NamedTool):
+            self.choice = None  # what had to be called was
+        elif isinstance(self.choice, AllowedTools):
+            self.choice = replace(self.choice, mode="auto")
+        if self.waits or len(results) < len(calls):
+            self.end = Finished("completed", ("tool_calls",))
+        elif not allowed or all(result.after == "user" for result in results):
+            self.end = Finished("completed")
+
+    async def _model(self) -> AsyncGenerator[Event, None]:
+        """Ask the model, and see what follows."""
+        if stopped := self.meter.spent(self.began):
+            self.stopped, self.end = stopped, Finished("incomplete", ("budget",))
+            return
+        self.meter.rounds += 1
+        asked = replace(
+            self.request,
+            items=tuple(self.items),
+            tools=self.offered,
+            tool_choice=self.choice if self.offered else None,
+        )
+        who = self.caller if self.begun is None else replace(self.caller, response=None)
+        base, fold = self.shown, Fold()
+        end: Finished | Failed = Failed(CUT)
+        names: dict[int, str] = {}
+        async with aclosing(self.loop.engine.stream(asked, who)) as events:
+            async for event in events:
+                if isinstance(event, ENDS):
+                    end = event
+                    break
+                if isinstance(event, ItemAdded | ItemDone) and isinstance(event.item, _CALLS):
+                    # Some servers count the calls of each answer from zero, or name none.
+                    if event.index not in names:
+                        names[event.index] = _free(event.item.call_id, self.ids)
+                        self.ids.add(names[event.index])
+                    call = replace(event.item, call_id=names[event.index])
+                    event = replace(event, item=call)
+                fold.feed(event)
+                if isinstance(event, Started):
+                    if self.begun is None:
+                        self.begun = event
+                        yield event
+                    else:
+                        self.losses += event.losses
+                else:
+                    self.shown += isinstance(event, ItemAdded)
+                    yield _moved(event, base)
+        fold.feed(end)
+        output, usage = fold.response.output, end.usage
+        self.items += output
+        self.used += [usage] if usage is not None else ()
+        if usage is None and self.meter.limited and isinstance(end, Finished):
+            written = sum(map(weight, output))
+            usage = Usage(input_tokens=estimate(asked), output_tokens=written)
+        if usage is not None:
+            self.cost += self.meter.add(usage, self.request.model)
+        self.calls = []
+        match end:
+            case Failed(fault=fault) if too_long(fault) and not output and not self.summarised:
+                async with aclosing(self._summarise(asked, who)) as told:
+                    async for event in told:
+                        yield event
+            case Finished(reasons=("length",)) if (
+                self.continued < self.loop.continuations
+                and output
+                and not any(isinstance(item, _CALLS) for item in output)
+            ):
+                self.continued += 1
+                self._insert(Message("user", CONTINUE))
+            case Finished(status="completed"):
+                self._follow(end, asked, output)
+            case _:
+                self.end = end
+
+    def _follow(self, end: Finished, asked: Request, output: Sequence[Item]) -> None:
+        """After a complete answer: there are calls to run, it will not do, or it is the end."""
+        made = [item for item in output if isinstance(item, _CALLS)]
+        self.calls = [
+            call
+            for call in made
+            if (call.namespace, call.name) not in self.theirs
+            and (self.tools.owns(call) or not self.hosted)
+        ]
+        self.waits = len(self.calls) < len(made)
+        again = None
+        if not made:
+            again = self.loop.check(replace(asked, items=tuple(self.items)), output)
+        if again is not None:
+            self.request, self.choice = again, again.tool_choice
+            self._insert(again.items[-1])
+        if self.calls or again is not None:
+            self.losses += end.losses
+        else:
+            self.end = end
+
+    def _insert(self, item: Item) -> None:
+        self.items.append(item)
+        self.loop.insert(item, self.shown)
+
+    async def _summarise(self, asked: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        """Put a summary in place of what came before the last turn."""
+        self.summarised = True
+        if self.begun is None:
+            yield self._begin()
+        blank = Compaction("", f"cmp_{new_id()}")
+        yield ItemAdded(self.shown, blank)
+        yield Progress(self.shown, "compacting")
+        summary, usage = await self._summary(asked, caller)
+        if usage is not None:
+            self.cost += self.meter.add(usage, asked.model)
+            self.used.append(usage)
+        yield ItemDone(self.shown, replace(blank, encrypted=encode_summary(summary)))
+        self.shown += 1
+        pinned, rest = self.items[: self.loop.pinned], self.items[self.loop.pinned :]
+        self.items = [*pinned, *compacted(rest, summary)]
+
+    async def _summary(self, asked: Request, caller: Caller) -> tuple[str, Usage | None]:
+        """A summary of a conversation that is too long: of as many of its latest turns as the model
+        takes. Raises FaultError."""
+        room = estimate(replace(asked, items=()))
+        context = (await self.loop.engine.capabilities(asked.model)).context
+        budget = (context or estimate(asked)) // 2 - room
+        for _ in range(HALVINGS):
+            try:
+                shorter = replace(asked, items=fit(asked.items, max(budget, 1)))
+                return await summarise(self.loop.engine, shorter, caller)
+            except FaultError as error:
+                if not too_long(error.fault):
+                    raise
+                budget //= 2
+                last = error
+        raise last
+
+    async def _run(self, calls: Sequence[Call], allowed: bool) -> AsyncGenerator[Any, None]:
+        """The results of calls in their order, and in between what tools report. Calls that wait
+        for consent have none."""
+        hooks, loop = self.loop, asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[int | None, Any]] = asyncio.Queue()
+        places = asyncio.Semaphore(1 if self.request.parallel_tool_calls is False else AT_ONCE)
+
+        async def run(number: int, call: Call, decision: Decision) -> None:
+            result: Result | BaseException
+            try:
+                if not allowed:
+                    result = not_run(call, SWITCHED_OFF)
+                elif decision is not True:
+                    result = not_run(call, decision or NOT_ALLOWED)
+                else:
+                    async with places:
+                        if stopped := self.meter.spent(self.began, call=True):
+                            result = not_run(call, f"It was not run. {stopped}")
+                        else:
+                            self.meter.calls += 1
+                            hooks.begin(call)
+                            about = Context(call, self.caller, hooks.state, partial(report, call))
+                            result = await hooks.call(call, about)
+                hooks.end(call, result)
+            except BaseException as error:  # of what overrides `call`; its reader must not wait
+                result = error
+            queue.put_nowait((number, result))
+
+        def report(call: Call, what: Any) -> None:  # in the thread of the tool
+            if queue.qsize() < MOST_REPORTS:
+                entry = (None, {"call_id": call.call_id, "report": what})
+                with suppress(RuntimeError):  # the loop was closed
+                    loop.call_soon_threadsafe(queue.put_nowait, entry)
+
+        tasks: list[asyncio.Task[None]] = []
+        order: deque[int] = deque()
+        done: dict[int, Result | BaseException] = {}
+        decisions = [await hooks.decide(call) if allowed else True for call in calls]
+        for number, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
+            if decision is not None:
+                order.append(number)
+                tasks.append(asyncio.ensure_future(run(number, call, decision)))
+        try:
+            while order:
+                place, value = await queue.get()
+                if place is None:
+                    yield value
+                    continue
+                done[place] = value
+                while order and order[0] in done:
+                    ended = done.pop(order.popleft())
+                    if isinstance(ended, Exception):
+                        raise ended
+                    if isinstance(ended, BaseException):
+                        raise RuntimeError(f"{type(ended).__name__} while a call was run")
+                    yield ended
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=2 * PATIENCE)
+
+
+def _names(request: Request) -> tuple[set[tuple[str | None, str]], bool]:
+    """The names of a client's own tools, in their namespaces, and whether it has some of kinds that
+    are not known here, whose calls could have any name."""
+    names: set[tuple[str | None, str]] = set()
+    hosted = False
+    for tool in request.tools:
+        if isinstance(tool, Namespace):
+            names |= {(tool.name, each.name) for each in tool.tools if hasattr(each, "name")}
+        elif isinstance(tool, UnknownTool):
+            hosted = True
+        else:
+            names.add((None, tool.name))
+    return names, hosted
+
+
+def _free(id: str, taken: set[str]) -> str:
+    """An id that no other call has: this one, or one made of it."""
+    if not id:
+        return f"call_{new_id()}"
+    free, number = id, 0
+    while free in taken:
+        number += 1
+        free = f"{id}_{number}"
+    return free
+
+
+def _moved(event: Event, places: int) -> Event:
+    index: int | None = getattr(event, "index", None)
+    return event if index is None else replace(event, index=index + places)
+
+
+def unanswered(items: Iterable[Item]) -> list[Call]:
+    """The calls that have no result.
+
+    >>> [call.call_id for call in unanswered((FunctionCall("c1", "f", "{}"),))]
+    ['c1']
+    """
+    calls: dict[str, Call] = {}
+    for item in items:
+        if isinstance(item, _CALLS):
+            calls[item.call_id] = item
+        elif isinstance(item, _OUTPUTS):
+            calls.pop(item.call_id, None)
+    return list(calls.values())
+
+
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens"
+    r"|exceeds? the (available )?context|input is too long",
+    re.IGNORECASE,
+)
+"""How servers say that a prompt is too long for the model, where they have no code for it."""
+
+
+def too_long(fault: Fault) -> bool:
+    """Whether a request failed because it is too long for the model."""
+    return fault.upstream_code == "context_length_exceeded" or (
+        fault.code in ("invalid_request", "upstream_refused", "too_large")
+        and _TOO_LONG.search(fault.message) is not None
+    )
