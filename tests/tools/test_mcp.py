@@ -15,6 +15,7 @@ from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Audio, CustomToolCall, File, FunctionCall, Image, Text
+from dragoman.core.request import NamedTool
 from dragoman.server.build import hosted
 from dragoman.server.config import ConfigurationError, read
 from dragoman.tools import mcp
@@ -644,6 +645,9 @@ async def test_a_chain_with_consent_lists_tools_once_and_is_read_by_the_official
             assert "response.mcp_call.failed" in [event["type"] for event in events]
             assert fake.count("tools/list") == 1
             assert b"secret" not in answer.body
+            choice = {"type": "mcp", "server_label": "s", "name": "files/read"}
+            await server.ask(tools=[tool], tool_choice=choice)
+            assert model.asked[-1].tool_choice == NamedTool(read, namespace="s")
             (space,) = model.asked[0].tools
             assert (space.name, [each.name for each in space.tools]) == ("s", [read, write])
     sent = {headers["authorization"] for _, headers, _ in fake.asked}

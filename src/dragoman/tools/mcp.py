@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -26,14 +27,17 @@ from msgspec import Meta, Struct
 from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, unsupported
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Audio, Call, CustomToolCall, File, Image, Part, Text, Unknown
-from dragoman.core.request import FunctionTool
+from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
-from dragoman.tools.run import LONGEST, Context, Display, Shown, truncated
+from dragoman.tools import run
+from dragoman.tools.run import LONGEST, Context, Display, Next, Rewriter, Shown, Tool, truncated
 from dragoman.wire import json
 
 if TYPE_CHECKING:
     from dragoman.tools.mcp_client import Connection
+
+_log = logging.getLogger("dragoman")
 
 KIND, LIST, CALL = "mcp", "mcp_list_tools", "mcp_call"
 WIRE = "responses"
@@ -51,8 +55,6 @@ MOST_TOOLS = 256
 """Tools of one server that a model is shown."""
 MOST_SCHEMAS = 1024 * 1024
 """Bytes of their names, descriptions and schemas."""
-MOST_BLOCKS = 256
-"""Blocks of one result; more are left out, and the model is told so."""
 GRACE = 10.0
 """Seconds that a late call has to be cancelled."""
 
@@ -457,8 +459,8 @@ class _Session:
     def __init__(self, asked: Asked, release: Callable[[], None]) -> None:
         self.namespace: str | None = asked.server_label
         self.description = asked.server_description
-        self.tools: tuple[_Tool, ...] = ()
-        self.items: tuple[Unknown, ...] = ()
+        self.tools: Sequence[Tool] = ()
+        self.items: Sequence[Unknown] = ()
         self._asked = asked
         self._release: Callable[[], None] | None = release
 
@@ -470,6 +472,7 @@ class _Session:
             tools = self._allowed(server, await link.tools() if known is None else known)
         except FaultError as error:
             problem = error.fault.message
+            _log.warning("no tools: %s", problem)
         if known is None:
             listed = [
                 msgspec.to_builtins(tool) | {"description": tool.description} for tool in tools
@@ -496,8 +499,9 @@ class _Session:
             raise FaultError(Fault("too_large", problem + "needed in allowed_tools.", "client"))
         return tools
 
-    def rewriter(self) -> None:
+    def rewriter(self) -> Rewriter | None:
         """There are no citations."""
+        return None
 
     async def close(self) -> None:
         """The answer has ended."""
@@ -542,14 +546,16 @@ def fit_name(name: str) -> str:
 class _Tool:
     """A tool of a server, as `tools.run.Tool`."""
 
-    after: Literal["model"] = "model"
+    after: Next = "model"
     auto_retry = True
-    auto_truncate = None
+    auto_truncate: int | None = None
     enabled = True
 
     def __init__(self, tool: _Listed, label: str, link: _Link, approval: Approval) -> None:
-        self.spec = FunctionTool(fit_name(tool.name), tool.description, tool.input_schema or _EMPTY)
-        self.approval: Approval = approval
+        self.spec: FunctionTool | CustomTool = FunctionTool(
+            fit_name(tool.name), tool.description, tool.input_schema or _EMPTY
+        )
+        self.approval: run.Approval = approval
         self.seconds: float | None = link.server.seconds + START + GRACE  # its own limit is less
         self.repeatable = tool.annotated("readOnlyHint") or tool.annotated("idempotentHint")
         self.display: Display | None = Display(CALL, self._opened, delta="arguments", fails=True)
@@ -603,9 +609,6 @@ def _shown(result: dict[str, JSON]) -> Shown:
     if not blocks and result.get("structuredContent") is not None:
         # A server that gives both has the same in its text.
         blocks = [{"type": "text", "text": json.text(result["structuredContent"])}]
-    if len(blocks) > MOST_BLOCKS:
-        left_out = f"[{len(blocks) - MOST_BLOCKS} more blocks are left out]"
-        blocks = [*blocks[:MOST_BLOCKS], {"type": "text", "text": left_out}]
     for block in blocks:
         part, words = _part(block)
         said.append(words)
