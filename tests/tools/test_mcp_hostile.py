@@ -96,29 +96,31 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("row", HOSTILE)
-async def test_what_a_hostile_server_answers_to_a_call_is_an_error_and_the_session_lives(
-    row, monkeypatch
+@pytest.mark.parametrize("silent", [True, False])
+async def test_what_hostile_servers_answer_to_calls_is_an_error_and_the_session_lives(
+    silent,
 ) -> None:
-    answer, words, code = HOSTILE[row]
-    fake = Fake(tools_call=answer)
-    silent = row.startswith("silent")
+    fake = Fake()
     seconds = 0.2 if silent else 60.0
     async with served(fake, seconds=seconds) as (server, _), opened(server) as session:
-        result = await ran(session, "t")
-        assert result.error
-        problem = result.output.output
-        assert words in problem
-        assert len(problem) <= 4096
-        assert "\x1b" not in problem
-        found = result.fields["error"]
-        assert found["message"] == problem
-        kind = "http_error" if code in (401, 503) else "mcp_protocol_error"
-        assert found["type"] == kind
-        assert code in (None, found["code"])
-        # The next call is answered, in the same session.
-        fake.answers["tools/call"] = {"content": [{"type": "text", "text": "still here"}]}
-        assert (await ran(session, "t")).output.output == "still here"
+        for row, (answer, words, code) in HOSTILE.items():
+            if row.startswith("silent") is not silent:
+                continue
+            fake.answers["tools/call"] = answer
+            result = await ran(session, "t")
+            assert result.error, row
+            problem = result.output.output
+            assert words in problem, row
+            assert len(problem) <= 4096, row
+            assert "\x1b" not in problem
+            found = result.fields["error"]
+            assert found["message"] == problem
+            kind = "http_error" if code in (401, 503) else "mcp_protocol_error"
+            assert found["type"] == kind, row
+            assert code in (None, found["code"]), row
+            # The next call is answered, in the same session.
+            fake.answers["tools/call"] = {"content": [{"type": "text", "text": row}]}
+            assert (await ran(session, "t")).output.output == row
         assert fake.sessions == 1
     assert not mcp_tasks()
 
