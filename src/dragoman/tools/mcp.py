@@ -30,8 +30,17 @@ from dragoman.core.item import JSON, Audio, Call, CustomToolCall, File, Image, P
 from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
-from dragoman.tools import run
-from dragoman.tools.run import LONGEST, Context, Display, Next, Rewriter, Shown, Tool, truncated
+from dragoman.tools.run import (
+    LONGEST,
+    Approval,
+    Context,
+    Display,
+    Next,
+    Rewriter,
+    Shown,
+    Tool,
+    truncated,
+)
 from dragoman.wire import json
 
 if TYPE_CHECKING:
@@ -58,7 +67,7 @@ MOST_SCHEMAS = 1024 * 1024
 GRACE = 10.0
 """Seconds that a late call has to be cancelled."""
 
-Approval = Literal["always", "never"]
+Consent = Literal["always", "never"]
 _T = TypeVar("_T")
 
 _LABEL = r"^[A-Za-z0-9_-]{1,64}$"
@@ -95,7 +104,7 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: tuple[str, ...] = ()
     headers: dict[str, str] = {}
     environment: tuple[str, ...] = ()
-    approval: Approval = "always"
+    approval: Consent = "always"
     allowed_tools: tuple[str, ...] | None = None
     seconds: Annotated[float, Meta(gt=0)] = 60.0
 
@@ -160,7 +169,7 @@ class Asked(Struct):
     authorization: str | None = None
     headers: dict[str, str] | None = None
     allowed_tools: list[str] | Filter | None = None
-    require_approval: Approval | Rules | None = None
+    require_approval: Consent | Rules | None = None
     server_description: str | None = None
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
@@ -520,7 +529,7 @@ def _known(items: Sequence[Unknown], label: str) -> list[_Listed] | None:
     return None
 
 
-def _approval(asked: Approval | Rules | None, server: Server, tool: _Listed) -> Approval:
+def _approval(asked: Consent | Rules | None, server: Server, tool: _Listed) -> Consent:
     """Whether calls of a tool need consent; where both rules fit, they do."""
     if asked is None:
         return server.approval
@@ -551,11 +560,11 @@ class _Tool:
     auto_truncate: int | None = None
     enabled = True
 
-    def __init__(self, tool: _Listed, label: str, link: _Link, approval: Approval) -> None:
+    def __init__(self, tool: _Listed, label: str, link: _Link, approval: Consent) -> None:
         self.spec: FunctionTool | CustomTool = FunctionTool(
             fit_name(tool.name), tool.description, tool.input_schema or _EMPTY
         )
-        self.approval: run.Approval = approval
+        self.approval: Approval = approval
         self.seconds: float | None = link.server.seconds + START + GRACE  # its own limit is less
         self.repeatable = tool.annotated("readOnlyHint") or tool.annotated("idempotentHint")
         self.display: Display | None = Display(CALL, self._opened, delta="arguments", fails=True)

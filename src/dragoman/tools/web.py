@@ -369,7 +369,8 @@ class Browser:
         """Take over what an earlier answer showed. An item that a client has sent back may have no
         record, only an action: then its cursor is the next."""
         cursor, record = self._next(), recorded(item)
-        head = HEAD.match(record.output) if record is not None else None
+        shown = record.output if record is not None and isinstance(record.output, str) else ""
+        head = HEAD.match(shown)
         if (record is not None and head is None) or item.value.get("status") == "failed":
             return
         url, pattern = str(action.get("url")), action.get("pattern")
@@ -386,7 +387,7 @@ class Browser:
             if isinstance(pattern, str):
                 view.kind, view.pattern = "find", pattern
         if record is not None and head is not None:
-            cursor, view.seen, view.first = int(head[1]), record.output, int(head[3])
+            cursor, view.seen, view.first = int(head[1]), shown, int(head[3])
             for kind in (view.kind, "source"):
                 title = head[2].removesuffix(
                     msgspec.structs.replace(view, kind=kind, title="").head
