@@ -42,7 +42,16 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.engines.base import Driver, Prepared, Wrapper
-from dragoman.tools.run import RECORD, Hosted, Recorded, Rewriter, Runner, Session, recorded
+from dragoman.tools.run import (
+    RECORD,
+    Hosted,
+    Recorded,
+    Rewriter,
+    Runner,
+    Session,
+    Tool,
+    recorded,
+)
 from dragoman.wire.responses.items import RESULTS
 
 from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
@@ -203,7 +212,7 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             found += [
                 NamedTool(each.spec.name, _kind(each.spec), session.namespace)
                 for each in session.tools
-                if entry.kind != "mcp" or name in (None, each.spec.name)
+                if entry.kind != "mcp" or name in (None, each.spec.name, _shown_name(each))
             ]
         return found
 
@@ -220,6 +229,13 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             return replace(choice, tools=tuple(every))
         case _:
             return choice
+
+
+def _shown_name(tool: Tool) -> JSON:
+    """The name that clients see of a tool, where models need another."""
+    if tool.display is None:
+        return None
+    return tool.display.opened(FunctionCall("", tool.spec.name, "")).get("name")
 
 
 def _kind(spec: Any) -> Any:
