@@ -308,6 +308,25 @@ async def test_items_that_a_client_sent_back_have_cursors_too(model, site) -> No
     assert "# 【0†match at L0】" in await model.shown("open", cursor=2)
 
 
+async def test_records_alone_are_enough_for_pages(model, site) -> None:
+    """As clients of the Messages protocol bring them back."""
+    site.pages["/ä b"] = "x"
+    await model.shown("search", query="x")
+    await model.shown("open", id=f"{site.base}/")
+    await model.shown("find", pattern="paragraph 7")
+    await model.shown("open", id=f"{site.base}/second", view_source=True)
+    site.pages[f"/{'x' * 300}"] = "long"
+    await model.shown("open", id=f"{site.base}/{'x' * 300}")
+    model.items = [replace(item, wire="messages", kind="result", value={}) for item in model.items]
+    await model.begin()
+    assert "【0†A title" in await model.shown("open", cursor=0)
+    assert "no link 0" in await model.refused("open", cursor=0, id=0)
+    assert "[6] A long story" in await model.shown("open", cursor=1, num_lines=1)
+    assert "# 【0†match at L18】" in await model.shown("open", cursor=2)
+    assert "<p>Second page" in await model.shown("open", cursor=3)
+    assert "no cursor 4" in await model.refused("open", cursor=4)  # its address was cut
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -421,6 +440,29 @@ async def test_domains_limit_searches_pages_and_redirects(tool, site, monkeypatc
     assert site.paths.count("/") == 1
 
 
+async def test_options_of_other_protocols(tool, site, monkeypatch) -> None:
+    resolving(monkeypatch, {f"{name}.test": [["127.0.0.1"]] for name in ("a", "b.a", "c")})
+    asked = {
+        "allowed_domains": ["a.test"],
+        "blocked_domains": ["b.a.test"],
+        "max_uses": 1,
+        "user_location": {"type": "approximate", "approximate": {"city": "Rome"}},
+    }
+    model = await Model(tool, asked).begin()
+    about = model.browser.tools[0].spec.description
+    assert "near Rome" in about
+    assert "Pages of b.a.test are not." in about
+    site.found = [{"url": f"http://{name}.test:{site.port}/"} for name in ("a", "b.a", "c")]
+    assert (await model.shown("search", query="x")).count("【") == 1
+    await model.shown("open", id=0)
+    for name in ("b.a", "c"):
+        words = await model.refused("open", id=f"http://{name}.test:{site.port}/")
+        assert words == f"Pages of {name}.test may not be opened here."
+    assert "No more searches" in await model.refused("search", query="y")
+    await model.begin()
+    await model.shown("search", query="x")
+
+
 async def test_sizes_and_places(tool, site) -> None:
     site.found = [site.result(f"/{n}", content="x" * 2000) for n in range(40)]
     sizes = []
@@ -438,7 +480,7 @@ async def test_sizes_and_places(tool, site) -> None:
 @pytest.mark.parametrize(
     ("asked", "param", "words"),
     [
-        ({"filters": {"blocked_domains": []}}, "filters.blocked_domains", "not known here"),
+        ({"filters": {"other": []}}, "filters.other", "not known here"),
         ({"filters": 5}, "filters", "Expected `object"),
         ({"filters": {"allowed_domains": "x"}}, "filters.allowed_domains", "Expected `array"),
         *(
@@ -450,6 +492,8 @@ async def test_sizes_and_places(tool, site) -> None:
             for each in ("http://x", "", "x/y", "*.x", "a..b", "x:80", "\udcff", "a" * 64)
         ),
         ({"filters": {"allowed_domains": ["x"] * 101}}, "filters.allowed_domains", "<= 100"),
+        ({"blocked_domains": ["x/y"]}, "blocked_domains[0]", "without a path"),
+        ({"max_uses": -1}, "max_uses", ">= 0"),
         ({"search_context_size": "huge"}, "search_context_size", "Invalid enum value"),
         ({"external_web_access": "no"}, "external_web_access", "Expected `bool"),
         ({"user_location": {"type": "exact"}}, "user_location.type", "Invalid enum value"),

@@ -12,6 +12,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -40,7 +41,17 @@ from .page import (
     shown_lines,
     wrapped,
 )
-from .run import Approval, Context, Display, Next, Shown, ToolError, recorded
+from .run import (
+    Approval,
+    Context,
+    Display,
+    Next,
+    Recorded,
+    Shown,
+    Tool,
+    ToolError,
+    recorded,
+)
 from .search import (
     LONGEST_QUERY,
     SECONDS,
@@ -68,42 +79,58 @@ MOST_DOMAINS = 100
 # ---- what a request may say ------------------------------------------------------------------
 
 _Name = Annotated[str, Meta(max_length=100)] | None
+_Domains = Annotated[list[str], Meta(max_length=MOST_DOMAINS)] | None
 
 
 class _Location(Struct):
+    """Where the user is; Chat has it one level deeper."""
+
     type: Literal["approximate"] = "approximate"
     country: Annotated[str, Meta(pattern="^([A-Za-z]{2})?$")] | None = None
     region: _Name = None
     city: _Name = None
     timezone: _Name = None
+    approximate: _Location | None = None
 
 
 class _Filters(Struct, forbid_unknown_fields=True):
-    allowed_domains: Annotated[list[str], Meta(max_length=MOST_DOMAINS)] | None = None
+    allowed_domains: _Domains = None
+    blocked_domains: _Domains = None
 
 
 class _Options(Struct):
-    """The tool as a request has it."""
+    """The tool as a request has it: of Responses and Chat, and (the last three) of Messages."""
 
     external_web_access: bool | None = None
     filters: _Filters | None = None
     user_location: _Location | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
     search_content_types: list[str] | None = None
+    allowed_domains: _Domains = None
+    blocked_domains: _Domains = None
+    max_uses: Annotated[int, Meta(ge=0)] | None = None
 
 
 _DOMAIN = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
 
 
 class Options(Struct, frozen=True):
-    """What a request asks of the tool."""
+    """What a request asks of the tool: on which domains, how many searches, and how much of what
+    they find is shown."""
 
     outside: bool
     domains: tuple[str, ...]
+    blocked: tuple[str, ...]
     place: Place
+    searches: int | None
     results: int
     shown: int
     longest: int
+
+    def may(self, host: str) -> bool:
+        """Whether pages of a host may be opened."""
+        within = not self.domains or is_within(host, self.domains)
+        return within and not is_within(host, self.blocked)
 
 
 def options_of(asked: Mapping[str, JSON]) -> Options:
@@ -119,25 +146,36 @@ def options_of(asked: Mapping[str, JSON]) -> Options:
         raise FaultError(bad_request(problem, place.rstrip("`") or None)) from None
     if given.search_content_types and "text" not in given.search_content_types:
         raise FaultError(unsupported("only text can be searched here", "search_content_types"))
-    domains: list[str] = []
-    for number, each in enumerate((given.filters and given.filters.allowed_domains) or ()):
+    within = given.filters or _Filters()
+    allowed, blocked = (
+        _domains(getattr(within, name), f"filters.{name}") + _domains(getattr(given, name), name)
+        for name in _Filters.__struct_fields__
+    )
+    near = given.user_location or _Location()
+    near = near.approximate or near
+    user = Place(
+        (near.country or "").upper(),
+        *(one_line(each or "") for each in (near.region, near.city, near.timezone)),
+    )
+    size = SIZES[given.search_context_size or "medium"]
+    outside = given.external_web_access is not False
+    return Options(outside, allowed, blocked, user, given.max_uses, *size)
+
+
+def _domains(given: Sequence[str] | None, field: str) -> tuple[str, ...]:
+    """Domains, as hosts are written. Raises FaultError."""
+    found: list[str] = []
+    for number, each in enumerate(given or ()):
         name = each.strip().lower().rstrip(".")
         try:
             name = name if name.isascii() else name.encode("idna").decode()
         except UnicodeError:
             name = ""
         if not _DOMAIN.fullmatch(name):
-            field = f"filters.allowed_domains[{number}]"
-            raise FaultError(bad_request("must be a domain, without http://", field))
-        domains.append(name)
-    near = given.user_location or _Location()
-    user = Place(
-        (near.country or "").upper(),
-        *(one_line(each or "") for each in (near.region, near.city, near.timezone)),
-    )
-    results, shown, longest = SIZES[given.search_context_size or "medium"]
-    outside = given.external_web_access is not False
-    return Options(outside, tuple(domains), user, results, shown, longest)
+            problem = "must be a domain, without http:// and without a path"
+            raise FaultError(bad_request(problem, f"{field}[{number}]"))
+        found.append(name)
+    return tuple(found)
 
 
 # ---- what the model may ask ------------------------------------------------------------------
@@ -240,6 +278,19 @@ def _action(name: str, wanted: str, url: str | None) -> dict[str, JSON]:
     return {"type": "find_in_page", "url": url or "", "pattern": wanted}
 
 
+_PLACE = re.compile(r" \((?:view-source:)?(https?://[^…]*?)(?:/find\?pattern=.*)?\)$")
+
+
+def _recorded_action(call: Recorded, title: str) -> dict[str, JSON]:
+    """What a call did, from its record: the address is in what was shown, if it was short."""
+    place = _PLACE.search(title)
+    with suppress(ToolError):
+        given = _arguments(call.name, call.arguments)
+        wanted = str(given.get("pattern" if call.name == "find" else "query", ""))
+        return _action(call.name, wanted, place[1].replace(" ", "%20") if place else None)
+    return {}
+
+
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.[^\W\d]{2,}(?=[:/?#]|$)")
 
@@ -252,6 +303,26 @@ def _target(id: int | str) -> int | str:
     if not text or _NUMBER.fullmatch(text):
         return int(text or -1)
     return f"https://{text}" if _HOST.match(text) else text
+
+
+def _view_of(action: Mapping[str, JSON]) -> View | None:
+    """What an action showed, as far as it says so itself. The protocol lets it say anything."""
+    url, pattern = str(action.get("url")), action.get("pattern")
+    if action.get("type") == "search":
+        sources = action.get("sources")
+        found = [
+            Link(str(each.get("url") if isinstance(each, dict) else ""))
+            for each in (sources if isinstance(sources, list) else ())
+        ]
+        title = one_line(str(action.get("query", "")))[:LONGEST_TITLE]
+        return View("results", "", title, links=found)
+    try:
+        target(url)
+    except ToolError:
+        return None
+    if isinstance(pattern, str):
+        return View("find", url, domain(url), pattern=pattern)
+    return View("page", url, domain(url))
 
 
 # ---- the tool --------------------------------------------------------------------------------
@@ -307,12 +378,13 @@ class Browser:
     ) -> None:
         self._web, self._options, self._caller = web, options, caller
         self._views: dict[int, View] = {}  # by cursor
+        self._searches = self._after = 0  # calls of `search`, and the least cursor that is free
         for item in items:
-            if item.kind == KIND and isinstance(action := item.value.get("action"), dict):
-                self._restore(item, action)
+            if item.kind == KIND or recorded(item) is not None:
+                self._restore(item)
         self.ended = asyncio.Event()  # of the latest call: that it and all before it have ended
         self.ended.set()
-        self.tools: Sequence[_Function] = (
+        self.tools: Sequence[Tool] = (
             _Function(self, "search", self._search),
             _Function(self, "open", self._open),
             _Function(self, "find", self._find),
@@ -339,6 +411,8 @@ class Browser:
             about.append(f"The user is near {', '.join(known)}.")
         if name != "find" and options.domains:
             about.append(f"Only pages of {', '.join(options.domains)} are searched and opened.")
+        if name != "find" and options.blocked:
+            about.append(f"Pages of {', '.join(options.blocked)} are not.")
         if name != "find" and not options.outside:
             about.append("Only pages that were opened in this conversation are at hand.")
         return " ".join(about)
@@ -365,39 +439,32 @@ class Browser:
 
     # ---- what was shown --------------------------------------------------------------------
 
-    def _restore(self, item: Unknown, action: dict[str, JSON]) -> None:
-        """Take over what an earlier answer showed. An item that a client has sent back may have no
-        record, only an action: then its cursor is the next."""
-        cursor, record = self._next(), recorded(item)
-        head = HEAD.match(record.output) if record is not None else None
-        if (record is not None and head is None) or item.value.get("status") == "failed":
+    def _restore(self, item: Unknown) -> None:
+        """Take over what an earlier answer showed. Of an item that a client has sent back there may
+        be no record, only an action: then its cursor is the next; or a record, and no action."""
+        record, action, head = recorded(item), item.value.get("action"), None
+        if record is not None:
+            head = HEAD.match(record.output) if isinstance(record.output, str) else None
+            if head is None or record.name not in _FUNCTIONS:
+                return  # an error, or another tool's
+            self._after = max(self._after, int(head[1]) + 1)
+            if not isinstance(action, dict):
+                action = _recorded_action(record, head[2])
+        if not isinstance(action, dict) or item.value.get("status") == "failed":
             return
-        url, pattern = str(action.get("url")), action.get("pattern")
-        if action.get("type") == "search":
-            view = View("results", title=one_line(str(action.get("query", "")))[:LONGEST_TITLE])
-            for each in sources if isinstance(sources := action.get("sources"), list) else ():
-                view.links.append(Link(str(each.get("url") if isinstance(each, dict) else "")))
-        else:
-            try:
-                target(url)
-            except ToolError:
-                return
-            view = View("page", url, domain(url))
-            if isinstance(pattern, str):
-                view.kind, view.pattern = "find", pattern
-        if record is not None and head is not None:
-            cursor, view.seen, view.first = int(head[1]), record.output, int(head[3])
+        if (view := _view_of(action)) is not None and (record is None or head is None):
+            self._views[self._next()] = view
+        elif view is not None and record is not None and head is not None:
+            view.seen, view.first = str(record.output), int(head[3])
             for kind in (view.kind, "source"):
-                title = head[2].removesuffix(
-                    msgspec.structs.replace(view, kind=kind, title="").head
-                )
-                if title != head[2]:
-                    view.kind, view.title = kind, title
+                end = msgspec.structs.replace(view, kind=kind, title="").head
+                if end and head[2].endswith(end):
+                    view.kind, view.title = kind, head[2].removesuffix(end)
                     break
-        self._views[cursor] = view
+            self._views[int(head[1])] = view
 
     def _next(self) -> int:
-        return max(self._views, default=-1) + 1
+        return max(self._after, max(self._views, default=-1) + 1)
 
     def _view(self, cursor: int) -> View:
         """What has this cursor; the latest without one. Raises ToolError."""
@@ -435,8 +502,8 @@ class Browser:
 
     async def _fetched(self, url: str, kind: Literal["page", "source"]) -> View:
         """A page of the web. Raises ToolError."""
-        web, domains = self._web, self._options.domains
-        fetched = await web.fetcher.fetch(url, lambda host: is_within(host, domains))
+        web = self._web
+        fetched = await web.fetcher.fetch(url, self._options.may)
         try:
             if self._caller.count is not None:
                 self._caller.count(len(fetched.body))
@@ -455,10 +522,13 @@ class Browser:
         options, text = self._options, one_line(given.query)[:LONGEST_QUERY]
         if not text:
             raise ToolError("There is nothing to search for: fill in `query`.")
+        self._searches += 1
+        if options.searches is not None and self._searches > options.searches:
+            raise ToolError("No more searches are allowed in this answer.")
         if options.outside:
             most = min(max(given.topn, 1), options.results)
             query = Query(text, most, options.domains, options.place)
-            found = await self._web.fetcher.search(self._web.service, query)
+            found = await self._web.fetcher.search(self._web.service, query, options.may)
             await before.wait()
         else:
             await before.wait()
