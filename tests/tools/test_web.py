@@ -320,11 +320,11 @@ async def test_records_alone_are_enough_for_pages(model, site) -> None:
     model.items = [replace(item, wire="messages", kind="result", value={}) for item in model.items]
     await model.begin()
     assert "【0†A title" in await model.shown("open", cursor=0)
-    assert "no link 0" in await model.refused("open", cursor=0, id=0)
-    assert "[6] A long story" in await model.shown("open", cursor=1, num_lines=1)
+    assert "[6] A long story" in await model.shown("open", cursor=0, id=0, num_lines=1)
+    assert "[7] A long story" in await model.shown("open", cursor=1, num_lines=1)
     assert "# 【0†match at L18】" in await model.shown("open", cursor=2)
     assert "<p>Second page" in await model.shown("open", cursor=3)
-    assert "no cursor 4" in await model.refused("open", cursor=4)  # its address was cut
+    assert "L0: long" in await model.shown("open", cursor=4)
 
 
 @pytest.mark.parametrize(
@@ -352,20 +352,28 @@ async def test_items_of_no_use_are_passed_over(tool, value) -> None:
 
 async def test_forged_records_neither_fail_nor_cost(tool, site) -> None:
     model = await Model(tool, {"external_web_access": False}).begin()
-    action = {"type": "open_page", "url": f"{site.base}/"}
-    for output in (
-        "[1",
-        "[999999999] x\n**viewing lines [9999999 - 9999999] of 9999999**\n\nL9999999: y",
-        "[99999999999] x\n**viewing lines [0 - 0] of 0**\n\nL0: y",
+    page = {"kind": "page", "url": f"{site.base}/"}
+    far = "[999999999] x\n**viewing lines [9999999 - 9999999] of 9999999**\n\nL9999999: y"
+    head = "[3] x\n**viewing lines [0 - 0] of 0**\n\nL0: y"
+    for output, kept in (
+        ("[1", page),
+        (far, page),
+        (far.replace("[9", "[99"), page),
+        (None, page),
+        ([{"type": "text", "text": head}], page),
+        *((head, kept) for kept in (None, {}, 5, {"kind": "x"}, {**page, "url": "file:///x"})),
+        (head, {"kind": "results", "links": [5]}),
+        (head, {**page, "url": "http://u:p@ex.test/"}),
     ):
-        about = {"call_id": "c", "name": "open", "arguments": "", "output": output}
-        model.items.append(Unknown("responses", KIND, {"action": action}, "ws", {"tool": about}))
-    sources = {"type": "search", "query": 5, "sources": [5, {}, {"url": 3}]}
-    model.items.append(Unknown("responses", KIND, {"action": sources}))
+        about = {"call_id": "c", "name": "open", "arguments": "", "output": output, "kept": kept}
+        model.items.append(Unknown("responses", KIND, {}, "ws", {"tool": about}))
+    for sources in ([5], [{}], [{"url": 3}], "x"):
+        action = {"type": "search", "query": 5, "sources": sources}
+        model.items.append(Unknown("responses", KIND, {"action": action}))
     await model.begin()
-    assert "not at hand" in await model.refused("open", id=1, cursor=1_000_000_000)
     shown = await model.shown("open", cursor=999_999_999)
     assert shown.endswith("[9999999 - 9999999] of 9999999**\n\nL9999999: y")
+    assert "no cursor 3" in await model.refused("open", cursor=3)
 
 
 async def test_a_link_that_has_changed_since_is_not_followed(model, site) -> None:

@@ -136,9 +136,7 @@ class View(Struct, eq=False):
         return f"{self.title} ({place})"
 
 
-HEAD = re.compile(
-    r"\[(\d{1,9})\] (.*)\n\*\*viewing lines \[(\d{1,7}) - \d{1,7}\] of \d{1,7}\*\*\n\n"
-)
+HEAD = re.compile(r"\[(\d{1,9})\] .*\n\*\*viewing lines \[(\d{1,7}) - \d{1,7}\] of \d{1,7}\*\*\n\n")
 _NUMBERED = re.compile(r"^L\d{1,7}: ?", re.MULTILINE)
 _LINK_MARKS = re.compile(r"【\d+†|(?:†[^†【】]*)?】")
 

@@ -278,19 +278,6 @@ def _action(name: str, wanted: str, url: str | None) -> dict[str, JSON]:
     return {"type": "find_in_page", "url": url or "", "pattern": wanted}
 
 
-_PLACE = re.compile(r" \((?:view-source:)?(https?://[^…]*?)(?:/find\?pattern=.*)?\)$")
-
-
-def _recorded_action(call: Recorded, title: str) -> dict[str, JSON]:
-    """What a call did, from its record: the address is in what was shown, if it was short."""
-    place = _PLACE.search(title)
-    with suppress(ToolError):
-        given = _arguments(call.name, call.arguments)
-        wanted = str(given.get("pattern" if call.name == "find" else "query", ""))
-        return _action(call.name, wanted, place[1].replace(" ", "%20") if place else None)
-    return {}
-
-
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.[^\W\d]{2,}(?=[:/?#]|$)")
 
@@ -305,27 +292,37 @@ def _target(id: int | str) -> int | str:
     return f"https://{text}" if _HOST.match(text) else text
 
 
-def _view_of(action: Mapping[str, JSON]) -> View | None:
-    """What an action showed, as far as it says so itself. The protocol lets it say anything."""
-    url, pattern = str(action.get("url")), action.get("pattern")
-    if action.get("type") == "search":
-        sources = action.get("sources")
-        found = [
-            Link(str(each.get("url") if isinstance(each, dict) else ""))
-            for each in (sources if isinstance(sources, list) else ())
-        ]
-        title = one_line(str(action.get("query", "")))[:LONGEST_TITLE]
-        return View("results", "", title, links=found)
-    try:
-        target(url)
-    except ToolError:
-        return None
-    if isinstance(pattern, str):
-        return View("find", url, domain(url), pattern=pattern)
-    return View("page", url, domain(url))
+class Kept(Struct, frozen=True, omit_defaults=True):
+    """What the record of a call keeps, beside what was shown."""
+
+    kind: Literal["results", "page", "source", "find"]
+    url: str = ""
+    title: str = ""
+    pattern: str = ""
+    links: tuple[str, ...] = ()
 
 
-# ---- the tool --------------------------------------------------------------------------------
+def _kept(record: Recorded | None, item: Unknown) -> Kept:
+    """What a record keeps; of an item that a client has sent back without one, what its action says
+    of it. Raises ToolError, TypeError, LookupError or msgspec.ValidationError where that is not
+    what we write."""
+    if record is not None:
+        kept = msgspec.convert(record.kept, Kept)
+    else:
+        action = item.value.get("action")
+        action = action if isinstance(action, dict) else {}
+        if action.get("type") == "search" and item.value.get("status") != "failed":
+            title = one_line(str(action.get("query", "")))[:LONGEST_TITLE]
+            sources = action.get("sources")
+            found = [each["url"] for each in sources] if isinstance(sources, list) else []
+            return msgspec.convert({"kind": "results", "title": title, "links": found}, Kept)
+        url = "" if item.value.get("status") == "failed" else str(action.get("url"))
+        pattern = action.get("pattern")
+        kind: Literal["find", "page"] = "find" if isinstance(pattern, str) else "page"
+        kept = Kept(kind, url, domain(url), str(pattern))
+    if kept.kind != "results":
+        target(kept.url)
+    return kept
 
 
 class Web:
@@ -378,9 +375,10 @@ class Browser:
     ) -> None:
         self._web, self._options, self._caller = web, options, caller
         self._views: dict[int, View] = {}  # by cursor
-        self._searches = self._after = 0  # calls of `search`, and the least cursor that is free
+        self._searches = 0
         for item in items:
-            if item.kind == KIND or recorded(item) is not None:
+            record = recorded(item)
+            if record.name in _FUNCTIONS if record is not None else item.kind == KIND:
                 self._restore(item)
         self.ended = asyncio.Event()  # of the latest call: that it and all before it have ended
         self.ended.set()
@@ -440,31 +438,23 @@ class Browser:
     # ---- what was shown --------------------------------------------------------------------
 
     def _restore(self, item: Unknown) -> None:
-        """Take over what an earlier answer showed. Of an item that a client has sent back there may
-        be no record, only an action: then its cursor is the next; or a record, and no action."""
-        record, action, head = recorded(item), item.value.get("action"), None
-        if record is not None:
-            head = HEAD.match(record.output) if isinstance(record.output, str) else None
-            if head is None or record.name not in _FUNCTIONS:
-                return  # an error, or another tool's
-            self._after = max(self._after, int(head[1]) + 1)
-            if not isinstance(action, dict):
-                action = _recorded_action(record, head[2])
-        if not isinstance(action, dict) or item.value.get("status") == "failed":
-            return
-        if (view := _view_of(action)) is not None and (record is None or head is None):
-            self._views[self._next()] = view
-        elif view is not None and record is not None and head is not None:
-            view.seen, view.first = str(record.output), int(head[3])
-            for kind in (view.kind, "source"):
-                end = msgspec.structs.replace(view, kind=kind, title="").head
-                if end and head[2].endswith(end):
-                    view.kind, view.title = kind, head[2].removesuffix(end)
-                    break
-            self._views[int(head[1])] = view
+        """Take over what an earlier answer showed: under the cursor that is in its record, or where
+        there is no record, under the next."""
+        record, cursor, seen, first = recorded(item), self._next(), "", 0
+        if record is not None and isinstance(record.output, str):
+            seen = record.output
+            if (head := HEAD.match(seen)) is None:
+                return
+            cursor, first = int(head[1]), int(head[2])
+        with suppress(ToolError, TypeError, LookupError, msgspec.ValidationError):
+            kept = _kept(record, item)
+            links = [Link(each) for each in kept.links]
+            self._views[cursor] = View(
+                kept.kind, kept.url, kept.title, None, links, kept.pattern, seen, first
+            )
 
     def _next(self) -> int:
-        return max(self._after, max(self._views, default=-1) + 1)
+        return max(self._views, default=-1) + 1
 
     def _view(self, cursor: int) -> View:
         """What has this cursor; the latest without one. Raises ToolError."""
@@ -624,7 +614,9 @@ class Browser:
             each.lines, each.links = None, []
         span = f"**viewing lines [{place} - {place + len(shown) - 1}] of {last}**"
         text = "\n".join((f"[{cursor}] {view.head}", span, "", *shown))
-        return Shown(text, {"action": action})
+        known = tuple(each.url for each in view.links) if view.kind == "results" else ()
+        kept = Kept(view.kind, view.url, view.title, view.pattern, known)
+        return Shown(text, {"action": action}, kept=msgspec.to_builtins(kept))
 
 
 class _Function:
@@ -649,7 +641,7 @@ class _Function:
         required = [each for each, about in properties.items() if "default" not in about]
         schema = {"type": "object", "properties": properties, "required": required}
         self.spec: FunctionTool | CustomTool = FunctionTool(name, browser.about(name), schema)
-        self.display: Display | None = Display(KIND, self._opened, working="searching", fails=True)
+        self.display: Display | None = Display(KIND, self._opened, working="searching")
 
     def _opened(self, call: Call) -> dict[str, JSON]:
         text = call.input if isinstance(call, CustomToolCall) else call.arguments
