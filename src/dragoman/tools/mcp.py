@@ -26,10 +26,10 @@ from msgspec import Meta, Struct
 from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, unsupported
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Audio, Call, CustomToolCall, File, Image, Part, Text, Unknown
-from dragoman.core.request import FunctionTool
+from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
-from dragoman.tools.run import LONGEST, Context, Display, Shown, truncated
+from dragoman.tools.run import LONGEST, Approval, Context, Display, Next, Shown, truncated
 from dragoman.wire import json
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ MOST_BLOCKS = 256
 GRACE = 10.0
 """Seconds that a late call has to be cancelled."""
 
-Approval = Literal["always", "never"]
+Consent = Literal["always", "never"]
 _T = TypeVar("_T")
 
 _LABEL = r"^[A-Za-z0-9_-]{1,64}$"
@@ -93,7 +93,7 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: tuple[str, ...] = ()
     headers: dict[str, str] = {}
     environment: tuple[str, ...] = ()
-    approval: Approval = "always"
+    approval: Consent = "always"
     allowed_tools: tuple[str, ...] | None = None
     seconds: Annotated[float, Meta(gt=0)] = 60.0
 
@@ -158,7 +158,7 @@ class Asked(Struct):
     authorization: str | None = None
     headers: dict[str, str] | None = None
     allowed_tools: list[str] | Filter | None = None
-    require_approval: Approval | Rules | None = None
+    require_approval: Consent | Rules | None = None
     server_description: str | None = None
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
@@ -516,7 +516,7 @@ def _known(items: Sequence[Unknown], label: str) -> list[_Listed] | None:
     return None
 
 
-def _approval(asked: Approval | Rules | None, server: Server, tool: _Listed) -> Approval:
+def _approval(asked: Consent | Rules | None, server: Server, tool: _Listed) -> Consent:
     """Whether calls of a tool need consent; where both rules fit, they do."""
     if asked is None:
         return server.approval
@@ -542,13 +542,15 @@ def fit_name(name: str) -> str:
 class _Tool:
     """A tool of a server, as `tools.run.Tool`."""
 
-    after: Literal["model"] = "model"
+    after: Next = "model"
     auto_retry = True
-    auto_truncate = None
+    auto_truncate: int | None = None
     enabled = True
 
-    def __init__(self, tool: _Listed, label: str, link: _Link, approval: Approval) -> None:
-        self.spec = FunctionTool(fit_name(tool.name), tool.description, tool.input_schema or _EMPTY)
+    def __init__(self, tool: _Listed, label: str, link: _Link, approval: Consent) -> None:
+        self.spec: FunctionTool | CustomTool = FunctionTool(
+            fit_name(tool.name), tool.description, tool.input_schema or _EMPTY
+        )
         self.approval: Approval = approval
         self.seconds: float | None = link.server.seconds + START + GRACE  # its own limit is less
         self.repeatable = tool.annotated("readOnlyHint") or tool.annotated("idempotentHint")
