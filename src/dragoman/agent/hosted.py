@@ -119,7 +119,7 @@ class HostedTools(Wrapper):
         caller: Caller,
         wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
     ) -> Prepared:
-        known = [item for item in request.items if isinstance(item, Unknown)]
+        known = [item for item in _from_blocks(request.items) if isinstance(item, Unknown)]
         opened = await asyncio.gather(
             *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
             return_exceptions=True,
@@ -157,6 +157,7 @@ class HostedTools(Wrapper):
             Citing(self.engine, [each.rewriter for each in own.values()]),
             runner,
             max_rounds=MOST_ROUNDS,
+            retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
             meter=Meter(Budget(calls=request.max_tool_calls)),
             approve=lambda call: decisions.get(call.call_id),
             opening=[item for each in own.values() for item in each.items],
