@@ -84,10 +84,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules that wait until they are used are imported while that counts. Then all there is,
-    ten thousand tests, is there to stay: the collector need not look at it again and again."""
+    """Modules that wait until they are used are imported while that counts, but for the one that
+    brings an SDK of a second. Then all there is, ten thousand tests, is there to stay: the
+    collector need not look at it again and again."""
     for module in walk_packages(dragoman.__path__, "dragoman."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", "tools.mcp_client")):
             import_module(module.name)
     gc.collect()
     gc.freeze()

@@ -253,7 +253,8 @@ class Loop(Wrapper):
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Take over where there is something to do."""
-        if not (self.tools.tools or self.continuations or self.meter.limited or self.always):
+        at_work = self.tools.tools or self.opening or self.continuations or self.meter.limited
+        if not (at_work or self.always):
             return None
         if (request.sampling.n or 1) > 1:
             raise FaultError(unsupported("an answer with tools is one choice", "n"))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -349,7 +349,7 @@ def _filled(kind: type[_T], fields: Fields) -> _T:
 
 def _taken(fields: Fields, name: str, hint: Any, meta: Any) -> Any:
     """The value of one field, as its type hint and its bounds would have it; None if absent."""
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (UnionType, Union):  # the latter of a Literal
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     match get_origin(hint) or hint:
         case builtins.bool:

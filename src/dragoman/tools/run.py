@@ -144,9 +144,20 @@ class Session(Protocol):
     """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
     in none, and items that are shown before it is asked, such as a list of tools."""
 
-    namespace: str | None
-    tools: Sequence[Tool]
-    items: Sequence[Unknown]
+    @property
+    def namespace(self) -> str | None:
+        """That of its functions."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The functions."""
+        ...
+
+    @property
+    def items(self) -> Sequence[Unknown]:
+        """The items."""
+        ...
 
     def rewriter(self) -> Rewriter | None:
         """What finds this tool's citations in one part of the text, if it has any."""

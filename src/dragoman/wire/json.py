@@ -139,12 +139,12 @@ def check_size(data: bytes, limits: Limits) -> int:
         raise FaultError(bad_request(f"The body has more than {MAX_ESCAPES} backslashes."))
     found = sum([marks(data[at : at + LARGE]) for at in starts])
     if found > most or found * VALUE > len(data):
-        found = sum([marks(b"".join(texts[within::2])) for within, texts in _split(data)])
+        found = sum([marks(b"".join(texts[within::2])) for within, texts in split_at_quotes(data)])
     if found <= most:
         return found
     found = depth = 0
     name = last = b""
-    slices = _split(data)
+    slices = split_at_quotes(data)
     while found <= most:
         within, texts = next(slices)
         for place, text in enumerate(texts, within):
@@ -163,7 +163,7 @@ def check_size(data: bytes, limits: Limits) -> int:
     raise FaultError(bad_request(problem if param else f"The body {problem}", param))
 
 
-def _split(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
+def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
     """Slices of JSON, split at their quotes: what is between strings, and in them, by turns; the
     first is in a string where the number is 1."""
     within, rest = 0, b""
