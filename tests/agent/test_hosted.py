@@ -262,6 +262,16 @@ async def test_client_keeps_its_own_functions() -> None:
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools[0].name")
 
 
+async def test_call_of_a_tool_that_is_not_there_is_told_to_the_model_alone() -> None:
+    """A client would run it, or give up: it has no such function either."""
+    model = Model([wants("python", code="1"), wants("set_alarm", id="b")], "Done.")
+    async with storing(HostedTools(model, [python()])) as server:
+        told = checked(parse((await server.ask(stream=True, tools=[PYTHON])).body)[0])
+    kinds = [item["type"] for item in told[-1]["response"]["output"]]
+    assert kinds == ["code_interpreter_call", "message"]
+    assert model.asked[1].items[-1].output == "There is no tool 'set_alarm'. The tools are: python."
+
+
 async def test_one_tool_named_twice_is_refused() -> None:
     async with storing(HostedTools(Model("Hello."), [python(), mcp()])) as server:
         for tools in ([PYTHON, PYTHON], [MCP, MCP]):

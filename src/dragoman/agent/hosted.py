@@ -162,6 +162,7 @@ class HostedTools(Wrapper):
             meter=Meter(Budget(calls=request.max_tool_calls)),
             approve=lambda call: decisions.get(call.call_id),
             opening=[item for each in own.values() for item in each.items],
+            quiet=True,
         )
         events = _answered(loop, asked, caller, tuple(own.values()))
         return Prepared(asked, start=partial(Driver, events))

@@ -218,6 +218,8 @@ class Loop(Wrapper):
     - `state` is what tools find in their context.
     - `pinned` is the number of items at the beginning that no summary replaces.
     - `opening` are lists of tools that the answer begins with.
+    - Where it is `quiet`, calls of tools that are not there are told to the model alone: a client
+      would take them for calls of its own.
 
     Calls of tools with a display are items of their own kind, in place of a call and its output;
     one that waits for consent is a request for it.
@@ -242,6 +244,7 @@ class Loop(Wrapper):
         pinned: int = 0,
         taken: Iterable[str] = (),
         opening: Sequence[Unknown] = (),
+        quiet: bool = False,
     ) -> None:
         super().__init__(engine)
         if min(max_rounds or 0, retries, continuations) < 0:
@@ -249,6 +252,7 @@ class Loop(Wrapper):
         self.tools = tools
         self.meter = meter or Meter()
         self.pinned, self.taken, self.opening = pinned, frozenset(taken), opening
+        self.quiet = quiet
         self.max_rounds, self.retries = max_rounds, retries
         self.continuations, self._approve, self.state = continuations, approve, state
 
@@ -372,7 +376,7 @@ class _Answer:
                 results.append(result)
                 self.items.append(result.output)
                 if display is None or item is None:
-                    for event in self._whole(result.output):
+                    for event in () if self._hidden(call) else self._whole(result.output):
                         yield event
                 else:
                     wrong = result.error or not result.run
@@ -416,6 +420,11 @@ class _Answer:
         theirs = tool is None or (call.namespace, call.name) in self.theirs
         return None if tool is None or theirs else tool.display
 
+    def _hidden(self, call: Call) -> bool:
+        """Whether only the model is told of a call."""
+        own = self.hosted or (call.namespace, call.name) in self.theirs
+        return self.loop.quiet and not own and self.tools.find(call) is None
+
     def _whole(self, item: Item) -> Iterator[Event]:
         """An item that is there at once."""
         yield ItemAdded(self.shown, empty_item(item))
@@ -451,7 +460,7 @@ class _Answer:
                         self.ids.add(names[event.index])
                     call = replace(event.item, call_id=names[event.index])
                     event = replace(event, item=call)
-                    if self._display(call) is not None:
+                    if self._display(call) is not None or self._hidden(call):
                         places[event.index] = None
                 fold.feed(event)
                 if isinstance(event, Started):
