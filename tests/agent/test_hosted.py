@@ -124,10 +124,14 @@ async def test_code_is_streamed_and_its_output_included() -> None:
     assert item["outputs"] == [{"type": "logs", "logs": "4"}]
 
 
-async def test_client_that_keeps_its_own_conversation_brings_calls_back() -> None:
+@pytest.mark.parametrize("stored", [True, False])
+async def test_client_that_keeps_its_own_conversation_brings_calls_back(stored) -> None:
+    """What was stored is known, though the client was not shown it."""
     model = Model(wants("python", code="2+2"), "4", "Bye.")
     async with storing(HostedTools(model, [python()])) as server:
-        fields = {"tools": [PYTHON], "include": ["code_interpreter_call.outputs"], "store": False}
+        fields: dict[str, Any] = {"tools": [PYTHON]}
+        if not stored:
+            fields |= {"include": ["code_interpreter_call.outputs"], "store": False}
         first = await server.ask(**fields)
         items = [{"role": "user", "content": "Hi"}, *first.json["output"]]
         again = await server.ask(**fields, input=[*items, {"role": "user", "content": "Bye"}])

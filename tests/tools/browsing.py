@@ -90,7 +90,8 @@ class Model:
         result = await Runner(self.browser.tools).run(call, Context(call, self.caller))
         value = {"status": "failed" if result.error else "completed", **opened, **result.fields}
         about = {"call_id": call.call_id, "name": name, "arguments": text}
-        extra = {RECORD: {**about, "output": result.output.output}}
+        record = {**about, "output": result.output.output, "kept": result.kept}
+        extra = {RECORD: json.loads(json.dumps(record))}
         self.items.append(Unknown("responses", KIND, value, f"ws_{len(self.items)}", extra))
         return result
 

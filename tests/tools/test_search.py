@@ -84,7 +84,7 @@ async def test_how_a_service_is_asked_and_read(name, answer, line, headers, body
         query = "?k=v" if name == "searxng" else ""
         service = find_service(f"{name}:{peer.url}x{query}", KEYS)
         fetcher = Fetcher()
-        found = await fetcher.search(service, QUERY)
+        found = await fetcher.search(service, QUERY, lambda host: host == "ex.test")
         await fetcher.close()
     assert [(each.url, each.title, each.text) for each in found] == [
         ("https://ex.test/1", "One", "Te … xt" if name == "exa" else "Text")
@@ -149,7 +149,9 @@ def test_networks_that_are_none_are_refused() -> None:
 async def test_proxies_of_the_environment_are_used() -> None:
     async with Peer(answering(plain(b'{"results": []}'))) as peer:
         fetcher = Fetcher(proxies=Proxies(http=parse_url(peer.url)))
-        assert await fetcher.search(find_service("searxng:http://x.test", {}), Query("x")) == []
+        assert (
+            await fetcher.search(find_service("searxng:http://x.test", {}), Query("x"), bool) == []
+        )
         await fetcher.close()
     assert peer.requests[0].startswith(b"GET http://x.test/search?q=x&format=json HTTP/1.1")
 
@@ -168,7 +170,7 @@ async def test_answers_of_any_shape_are_results_or_none(answer) -> None:
     async with Peer(answering(plain(json.dumps(answer).encode()))) as peer:
         fetcher = Fetcher()
         service: Service = find_service(f"searxng:{peer.url}", {})
-        assert await fetcher.search(service, Query("x")) == []
+        assert await fetcher.search(service, Query("x"), bool) == []
         await fetcher.close()
 
 

@@ -308,6 +308,25 @@ async def test_items_that_a_client_sent_back_have_cursors_too(model, site) -> No
     assert "# 【0†match at L0】" in await model.shown("open", cursor=2)
 
 
+async def test_records_alone_are_enough_for_pages(model, site) -> None:
+    """As clients of the Messages protocol bring them back."""
+    site.pages["/ä b"] = "x"
+    await model.shown("search", query="x")
+    await model.shown("open", id=f"{site.base}/")
+    await model.shown("find", pattern="paragraph 7")
+    await model.shown("open", id=f"{site.base}/second", view_source=True)
+    site.pages[f"/{'x' * 300}"] = "long"
+    await model.shown("open", id=f"{site.base}/{'x' * 300}")
+    model.items = [replace(item, wire="messages", kind="result", value={}) for item in model.items]
+    await model.begin()
+    assert "【0†A title" in await model.shown("open", cursor=0)
+    assert "[6] A long story" in await model.shown("open", cursor=0, id=0, num_lines=1)
+    assert "[7] A long story" in await model.shown("open", cursor=1, num_lines=1)
+    assert "# 【0†match at L18】" in await model.shown("open", cursor=2)
+    assert "<p>Second page" in await model.shown("open", cursor=3)
+    assert "L0: long" in await model.shown("open", cursor=4)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -333,20 +352,28 @@ async def test_items_of_no_use_are_passed_over(tool, value) -> None:
 
 async def test_forged_records_neither_fail_nor_cost(tool, site) -> None:
     model = await Model(tool, {"external_web_access": False}).begin()
-    action = {"type": "open_page", "url": f"{site.base}/"}
-    for output in (
-        "[1",
-        "[999999999] x\n**viewing lines [9999999 - 9999999] of 9999999**\n\nL9999999: y",
-        "[99999999999] x\n**viewing lines [0 - 0] of 0**\n\nL0: y",
+    page = {"kind": "page", "url": f"{site.base}/"}
+    far = "[999999999] x\n**viewing lines [9999999 - 9999999] of 9999999**\n\nL9999999: y"
+    head = "[3] x\n**viewing lines [0 - 0] of 0**\n\nL0: y"
+    for output, kept in (
+        ("[1", page),
+        (far, page),
+        (far.replace("[9", "[99"), page),
+        (None, page),
+        ([{"type": "text", "text": head}], page),
+        *((head, kept) for kept in (None, {}, 5, {"kind": "x"}, {**page, "url": "file:///x"})),
+        (head, {"kind": "results", "links": [5]}),
+        (head, {**page, "url": "http://u:p@ex.test/"}),
     ):
-        about = {"call_id": "c", "name": "open", "arguments": "", "output": output}
-        model.items.append(Unknown("responses", KIND, {"action": action}, "ws", {"tool": about}))
-    sources = {"type": "search", "query": 5, "sources": [5, {}, {"url": 3}]}
-    model.items.append(Unknown("responses", KIND, {"action": sources}))
+        about = {"call_id": "c", "name": "open", "arguments": "", "output": output, "kept": kept}
+        model.items.append(Unknown("responses", KIND, {}, "ws", {"tool": about}))
+    for sources in ([5], [{}], [{"url": 3}], "x"):
+        action = {"type": "search", "query": 5, "sources": sources}
+        model.items.append(Unknown("responses", KIND, {"action": action}))
     await model.begin()
-    assert "not at hand" in await model.refused("open", id=1, cursor=1_000_000_000)
     shown = await model.shown("open", cursor=999_999_999)
     assert shown.endswith("[9999999 - 9999999] of 9999999**\n\nL9999999: y")
+    assert "no cursor 3" in await model.refused("open", cursor=3)
 
 
 async def test_a_link_that_has_changed_since_is_not_followed(model, site) -> None:
@@ -421,6 +448,29 @@ async def test_domains_limit_searches_pages_and_redirects(tool, site, monkeypatc
     assert site.paths.count("/") == 1
 
 
+async def test_options_of_other_protocols(tool, site, monkeypatch) -> None:
+    resolving(monkeypatch, {f"{name}.test": [["127.0.0.1"]] for name in ("a", "b.a", "c")})
+    asked = {
+        "allowed_domains": ["a.test"],
+        "blocked_domains": ["b.a.test"],
+        "max_uses": 1,
+        "user_location": {"type": "approximate", "approximate": {"city": "Rome"}},
+    }
+    model = await Model(tool, asked).begin()
+    about = model.browser.tools[0].spec.description
+    assert "near Rome" in about
+    assert "Pages of b.a.test are not." in about
+    site.found = [{"url": f"http://{name}.test:{site.port}/"} for name in ("a", "b.a", "c")]
+    assert (await model.shown("search", query="x")).count("【") == 1
+    await model.shown("open", id=0)
+    for name in ("b.a", "c"):
+        words = await model.refused("open", id=f"http://{name}.test:{site.port}/")
+        assert words == f"Pages of {name}.test may not be opened here."
+    assert "No more searches" in await model.refused("search", query="y")
+    await model.begin()
+    await model.shown("search", query="x")
+
+
 async def test_sizes_and_places(tool, site) -> None:
     site.found = [site.result(f"/{n}", content="x" * 2000) for n in range(40)]
     sizes = []
@@ -438,7 +488,7 @@ async def test_sizes_and_places(tool, site) -> None:
 @pytest.mark.parametrize(
     ("asked", "param", "words"),
     [
-        ({"filters": {"blocked_domains": []}}, "filters.blocked_domains", "not known here"),
+        ({"filters": {"other": []}}, "filters.other", "not known here"),
         ({"filters": 5}, "filters", "Expected `object"),
         ({"filters": {"allowed_domains": "x"}}, "filters.allowed_domains", "Expected `array"),
         *(
@@ -450,6 +500,8 @@ async def test_sizes_and_places(tool, site) -> None:
             for each in ("http://x", "", "x/y", "*.x", "a..b", "x:80", "\udcff", "a" * 64)
         ),
         ({"filters": {"allowed_domains": ["x"] * 101}}, "filters.allowed_domains", "<= 100"),
+        ({"blocked_domains": ["x/y"]}, "blocked_domains[0]", "without a path"),
+        ({"max_uses": -1}, "max_uses", ">= 0"),
         ({"search_context_size": "huge"}, "search_context_size", "Invalid enum value"),
         ({"external_web_access": "no"}, "external_web_access", "Expected `bool"),
         ({"user_location": {"type": "exact"}}, "user_location.type", "Invalid enum value"),

@@ -42,7 +42,16 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.engines.base import Driver, Prepared, Wrapper
-from dragoman.tools.run import RECORD, Hosted, Recorded, Rewriter, Runner, Session, recorded
+from dragoman.tools.run import (
+    RECORD,
+    Hosted,
+    Recorded,
+    Rewriter,
+    Runner,
+    Session,
+    Tool,
+    recorded,
+)
 from dragoman.wire.responses.items import RESULTS
 
 from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
@@ -110,7 +119,7 @@ class HostedTools(Wrapper):
         caller: Caller,
         wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
     ) -> Prepared:
-        known = [item for item in request.items if isinstance(item, Unknown)]
+        known = [item for item in _from_blocks(request.items) if isinstance(item, Unknown)]
         opened = await asyncio.gather(
             *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
             return_exceptions=True,
@@ -148,6 +157,7 @@ class HostedTools(Wrapper):
             Citing(self.engine, [each.rewriter for each in own.values()]),
             runner,
             max_rounds=MOST_ROUNDS,
+            retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
             meter=Meter(Budget(calls=request.max_tool_calls)),
             approve=lambda call: decisions.get(call.call_id),
             opening=[item for each in own.values() for item in each.items],
@@ -203,7 +213,7 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             found += [
                 NamedTool(each.spec.name, _kind(each.spec), session.namespace)
                 for each in session.tools
-                if entry.kind != "mcp" or name in (None, each.spec.name)
+                if entry.kind != "mcp" or name in (None, each.spec.name, _shown_name(each))
             ]
         return found
 
@@ -220,6 +230,13 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             return replace(choice, tools=tuple(every))
         case _:
             return choice
+
+
+def _shown_name(tool: Tool) -> JSON:
+    """The name that clients see of a tool, where models need another."""
+    if tool.display is None:
+        return None
+    return tool.display.opened(FunctionCall("", tool.spec.name, "")).get("name")
 
 
 def _kind(spec: Any) -> Any:

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urljoin
 
 from msgspec import Struct, field
 
+from dragoman.core.error import cut
 from dragoman.formats.citations import domain
 
 WIDTH = 80
@@ -29,7 +30,8 @@ MOST_LINKS = 1_000
 LONGEST_LINK = 200
 """Characters of a link's text."""
 LONGEST_URL = 2048
-LONGEST_TITLE = 200
+LONGEST_TITLE, LONGEST_PLACE = 200, 256
+"""Characters of a page's title, and of its address where it is shown."""
 MOST_MATCHES = 50
 AROUND = 4
 """Lines that are shown from a match on, and before the place that a link leads to."""
@@ -123,7 +125,7 @@ class View(Struct, eq=False):
     @property
     def head(self) -> str:
         """The title, and the address as far as it is shown."""
-        place = one_line(unquote(self.url))[:200]
+        place = cut(one_line(unquote(self.url)), LONGEST_PLACE)
         match self.kind:
             case "results":
                 return self.title
@@ -134,9 +136,7 @@ class View(Struct, eq=False):
         return f"{self.title} ({place})"
 
 
-HEAD = re.compile(
-    r"\[(\d{1,9})\] (.*)\n\*\*viewing lines \[(\d{1,7}) - \d{1,7}\] of \d{1,7}\*\*\n\n"
-)
+HEAD = re.compile(r"\[(\d{1,9})\] .*\n\*\*viewing lines \[(\d{1,7}) - \d{1,7}\] of \d{1,7}\*\*\n\n")
 _NUMBERED = re.compile(r"^L\d{1,7}: ?", re.MULTILINE)
 _LINK_MARKS = re.compile(r"【\d+†|(?:†[^†【】]*)?】")
 

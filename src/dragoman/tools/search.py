@@ -194,9 +194,11 @@ class Fetcher:
 
     # ---- searching -------------------------------------------------------------------------
 
-    async def search(self, service: Service, query: Query) -> list[Found]:
-        """The results. Raises ToolError, in words for the model; what the operator may do about it
-        is logged."""
+    async def search(
+        self, service: Service, query: Query, may: Callable[[str], bool]
+    ) -> list[Found]:
+        """The results at hosts that may be asked. Raises ToolError, in words for the model; what
+        the operator may do about it is logged."""
         asked = service.ask(service.base, service.key.reveal(), query)
         headers: HeaderFields = (
             ("accept", "application/json"),
@@ -215,7 +217,7 @@ class Fetcher:
                     status = response.status
                     answer = await response.read(MOST_ANSWER)
             if status == 200:
-                return _results(service, msgspec.json.decode(answer), query)
+                return _results(service, msgspec.json.decode(answer), query.most, may)
             problem = _STATUSES.get(status, f"it answered with status {status}")
         except TimeoutError:
             problem = f"it did not answer within {SECONDS:g} seconds"
@@ -298,20 +300,20 @@ def _text_of(url: Url) -> str:
     return f"{url.scheme}://{url.authority}{url.target}"
 
 
-def _results(service: Service, answer: JSON, query: Query) -> list[Found]:
+def _results(service: Service, answer: JSON, most: int, may: Callable[[str], bool]) -> list[Found]:
     """The results in an answer: those with an address that may be opened."""
     for name in service.results:
         answer = answer.get(name) if isinstance(answer, dict) else None
     found: list[Found] = []
     for each in answer if isinstance(answer, list) else ():
         url = each.get("url") if isinstance(each, dict) else None
-        if not isinstance(url, str) or len(found) == query.most:
+        if not isinstance(url, str) or len(found) == most:
             continue
         try:
             host = target(url).host
         except ToolError:
             continue
-        if is_within(host, query.domains):
+        if may(host):
             texts = [_words(each.get(name)) for name in service.texts]
             found.append(Found(url, _words(each.get("title")), " ".join(filter(None, texts))))
     return found
@@ -325,10 +327,10 @@ def _words(value: JSON) -> str:
 
 
 def is_within(host: str, domains: Sequence[str]) -> bool:
-    """Whether a host is one of these domains or below one; with none it is.
+    """Whether a host is one of these domains, or below one.
 
     >>> is_within("docs.example.com", ["example.com"]), is_within("notexample.com", ["example.com"])
     (True, False)
     """
     host = host.rstrip(".")
-    return not domains or any(host == each or host.endswith(f".{each}") for each in domains)
+    return any(host == each or host.endswith(f".{each}") for each in domains)

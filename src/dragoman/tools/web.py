@@ -12,6 +12,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -40,7 +41,17 @@ from .page import (
     shown_lines,
     wrapped,
 )
-from .run import Approval, Context, Display, Next, Shown, ToolError, recorded
+from .run import (
+    Approval,
+    Context,
+    Display,
+    Next,
+    Recorded,
+    Shown,
+    Tool,
+    ToolError,
+    recorded,
+)
 from .search import (
     LONGEST_QUERY,
     SECONDS,
@@ -68,42 +79,58 @@ MOST_DOMAINS = 100
 # ---- what a request may say ------------------------------------------------------------------
 
 _Name = Annotated[str, Meta(max_length=100)] | None
+_Domains = Annotated[list[str], Meta(max_length=MOST_DOMAINS)] | None
 
 
 class _Location(Struct):
+    """Where the user is; Chat has it one level deeper."""
+
     type: Literal["approximate"] = "approximate"
     country: Annotated[str, Meta(pattern="^([A-Za-z]{2})?$")] | None = None
     region: _Name = None
     city: _Name = None
     timezone: _Name = None
+    approximate: _Location | None = None
 
 
 class _Filters(Struct, forbid_unknown_fields=True):
-    allowed_domains: Annotated[list[str], Meta(max_length=MOST_DOMAINS)] | None = None
+    allowed_domains: _Domains = None
+    blocked_domains: _Domains = None
 
 
 class _Options(Struct):
-    """The tool as a request has it."""
+    """The tool as a request has it: of Responses and Chat, and (the last three) of Messages."""
 
     external_web_access: bool | None = None
     filters: _Filters | None = None
     user_location: _Location | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
     search_content_types: list[str] | None = None
+    allowed_domains: _Domains = None
+    blocked_domains: _Domains = None
+    max_uses: Annotated[int, Meta(ge=0)] | None = None
 
 
 _DOMAIN = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
 
 
 class Options(Struct, frozen=True):
-    """What a request asks of the tool."""
+    """What a request asks of the tool: on which domains, how many searches, and how much of what
+    they find is shown."""
 
     outside: bool
     domains: tuple[str, ...]
+    blocked: tuple[str, ...]
     place: Place
+    searches: int | None
     results: int
     shown: int
     longest: int
+
+    def may(self, host: str) -> bool:
+        """Whether pages of a host may be opened."""
+        within = not self.domains or is_within(host, self.domains)
+        return within and not is_within(host, self.blocked)
 
 
 def options_of(asked: Mapping[str, JSON]) -> Options:
@@ -119,25 +146,36 @@ def options_of(asked: Mapping[str, JSON]) -> Options:
         raise FaultError(bad_request(problem, place.rstrip("`") or None)) from None
     if given.search_content_types and "text" not in given.search_content_types:
         raise FaultError(unsupported("only text can be searched here", "search_content_types"))
-    domains: list[str] = []
-    for number, each in enumerate((given.filters and given.filters.allowed_domains) or ()):
+    within = given.filters or _Filters()
+    allowed, blocked = (
+        _domains(getattr(within, name), f"filters.{name}") + _domains(getattr(given, name), name)
+        for name in _Filters.__struct_fields__
+    )
+    near = given.user_location or _Location()
+    near = near.approximate or near
+    user = Place(
+        (near.country or "").upper(),
+        *(one_line(each or "") for each in (near.region, near.city, near.timezone)),
+    )
+    size = SIZES[given.search_context_size or "medium"]
+    outside = given.external_web_access is not False
+    return Options(outside, allowed, blocked, user, given.max_uses, *size)
+
+
+def _domains(given: Sequence[str] | None, field: str) -> tuple[str, ...]:
+    """Domains, as hosts are written. Raises FaultError."""
+    found: list[str] = []
+    for number, each in enumerate(given or ()):
         name = each.strip().lower().rstrip(".")
         try:
             name = name if name.isascii() else name.encode("idna").decode()
         except UnicodeError:
             name = ""
         if not _DOMAIN.fullmatch(name):
-            field = f"filters.allowed_domains[{number}]"
-            raise FaultError(bad_request("must be a domain, without http://", field))
-        domains.append(name)
-    near = given.user_location or _Location()
-    user = Place(
-        (near.country or "").upper(),
-        *(one_line(each or "") for each in (near.region, near.city, near.timezone)),
-    )
-    results, shown, longest = SIZES[given.search_context_size or "medium"]
-    outside = given.external_web_access is not False
-    return Options(outside, tuple(domains), user, results, shown, longest)
+            problem = "must be a domain, without http:// and without a path"
+            raise FaultError(bad_request(problem, f"{field}[{number}]"))
+        found.append(name)
+    return tuple(found)
 
 
 # ---- what the model may ask ------------------------------------------------------------------
@@ -254,7 +292,37 @@ def _target(id: int | str) -> int | str:
     return f"https://{text}" if _HOST.match(text) else text
 
 
-# ---- the tool --------------------------------------------------------------------------------
+class Kept(Struct, frozen=True, omit_defaults=True):
+    """What the record of a call keeps, beside what was shown."""
+
+    kind: Literal["results", "page", "source", "find"]
+    url: str = ""
+    title: str = ""
+    pattern: str = ""
+    links: tuple[str, ...] = ()
+
+
+def _kept(record: Recorded | None, item: Unknown) -> Kept:
+    """What a record keeps; of an item that a client has sent back without one, what its action says
+    of it. Raises ToolError, TypeError, LookupError or msgspec.ValidationError where that is not
+    what we write."""
+    if record is not None:
+        kept = msgspec.convert(record.kept, Kept)
+    else:
+        action = item.value.get("action")
+        action = action if isinstance(action, dict) else {}
+        if action.get("type") == "search" and item.value.get("status") != "failed":
+            title = one_line(str(action.get("query", "")))[:LONGEST_TITLE]
+            sources = action.get("sources")
+            found = [each["url"] for each in sources] if isinstance(sources, list) else []
+            return msgspec.convert({"kind": "results", "title": title, "links": found}, Kept)
+        url = "" if item.value.get("status") == "failed" else str(action.get("url"))
+        pattern = action.get("pattern")
+        kind: Literal["find", "page"] = "find" if isinstance(pattern, str) else "page"
+        kept = Kept(kind, url, domain(url), str(pattern))
+    if kept.kind != "results":
+        target(kept.url)
+    return kept
 
 
 class Web:
@@ -307,12 +375,14 @@ class Browser:
     ) -> None:
         self._web, self._options, self._caller = web, options, caller
         self._views: dict[int, View] = {}  # by cursor
+        self._searches = 0
         for item in items:
-            if item.kind == KIND and isinstance(action := item.value.get("action"), dict):
-                self._restore(item, action)
+            record = recorded(item)
+            if record.name in _FUNCTIONS if record is not None else item.kind == KIND:
+                self._restore(item)
         self.ended = asyncio.Event()  # of the latest call: that it and all before it have ended
         self.ended.set()
-        self.tools: Sequence[_Function] = (
+        self.tools: Sequence[Tool] = (
             _Function(self, "search", self._search),
             _Function(self, "open", self._open),
             _Function(self, "find", self._find),
@@ -339,6 +409,8 @@ class Browser:
             about.append(f"The user is near {', '.join(known)}.")
         if name != "find" and options.domains:
             about.append(f"Only pages of {', '.join(options.domains)} are searched and opened.")
+        if name != "find" and options.blocked:
+            about.append(f"Pages of {', '.join(options.blocked)} are not.")
         if name != "find" and not options.outside:
             about.append("Only pages that were opened in this conversation are at hand.")
         return " ".join(about)
@@ -365,37 +437,21 @@ class Browser:
 
     # ---- what was shown --------------------------------------------------------------------
 
-    def _restore(self, item: Unknown, action: dict[str, JSON]) -> None:
-        """Take over what an earlier answer showed. An item that a client has sent back may have no
-        record, only an action: then its cursor is the next."""
-        cursor, record = self._next(), recorded(item)
-        shown = record.output if record is not None and isinstance(record.output, str) else ""
-        head = HEAD.match(shown)
-        if (record is not None and head is None) or item.value.get("status") == "failed":
-            return
-        url, pattern = str(action.get("url")), action.get("pattern")
-        if action.get("type") == "search":
-            view = View("results", title=one_line(str(action.get("query", "")))[:LONGEST_TITLE])
-            for each in sources if isinstance(sources := action.get("sources"), list) else ():
-                view.links.append(Link(str(each.get("url") if isinstance(each, dict) else "")))
-        else:
-            try:
-                target(url)
-            except ToolError:
+    def _restore(self, item: Unknown) -> None:
+        """Take over what an earlier answer showed: under the cursor that is in its record, or where
+        there is no record, under the next."""
+        record, cursor, seen, first = recorded(item), self._next(), "", 0
+        if record is not None and isinstance(record.output, str):
+            seen = record.output
+            if (head := HEAD.match(seen)) is None:
                 return
-            view = View("page", url, domain(url))
-            if isinstance(pattern, str):
-                view.kind, view.pattern = "find", pattern
-        if record is not None and head is not None:
-            cursor, view.seen, view.first = int(head[1]), shown, int(head[3])
-            for kind in (view.kind, "source"):
-                title = head[2].removesuffix(
-                    msgspec.structs.replace(view, kind=kind, title="").head
-                )
-                if title != head[2]:
-                    view.kind, view.title = kind, title
-                    break
-        self._views[cursor] = view
+            cursor, first = int(head[1]), int(head[2])
+        with suppress(ToolError, TypeError, LookupError, msgspec.ValidationError):
+            kept = _kept(record, item)
+            links = [Link(each) for each in kept.links]
+            self._views[cursor] = View(
+                kept.kind, kept.url, kept.title, None, links, kept.pattern, seen, first
+            )
 
     def _next(self) -> int:
         return max(self._views, default=-1) + 1
@@ -436,8 +492,8 @@ class Browser:
 
     async def _fetched(self, url: str, kind: Literal["page", "source"]) -> View:
         """A page of the web. Raises ToolError."""
-        web, domains = self._web, self._options.domains
-        fetched = await web.fetcher.fetch(url, lambda host: is_within(host, domains))
+        web = self._web
+        fetched = await web.fetcher.fetch(url, self._options.may)
         try:
             if self._caller.count is not None:
                 self._caller.count(len(fetched.body))
@@ -456,10 +512,13 @@ class Browser:
         options, text = self._options, one_line(given.query)[:LONGEST_QUERY]
         if not text:
             raise ToolError("There is nothing to search for: fill in `query`.")
+        self._searches += 1
+        if options.searches is not None and self._searches > options.searches:
+            raise ToolError("No more searches are allowed in this answer.")
         if options.outside:
             most = min(max(given.topn, 1), options.results)
             query = Query(text, most, options.domains, options.place)
-            found = await self._web.fetcher.search(self._web.service, query)
+            found = await self._web.fetcher.search(self._web.service, query, options.may)
             await before.wait()
         else:
             await before.wait()
@@ -555,7 +614,9 @@ class Browser:
             each.lines, each.links = None, []
         span = f"**viewing lines [{place} - {place + len(shown) - 1}] of {last}**"
         text = "\n".join((f"[{cursor}] {view.head}", span, "", *shown))
-        return Shown(text, {"action": action})
+        known = tuple(each.url for each in view.links) if view.kind == "results" else ()
+        kept = Kept(view.kind, view.url, view.title, view.pattern, known)
+        return Shown(text, {"action": action}, kept=msgspec.to_builtins(kept))
 
 
 class _Function:
@@ -580,7 +641,7 @@ class _Function:
         required = [each for each, about in properties.items() if "default" not in about]
         schema = {"type": "object", "properties": properties, "required": required}
         self.spec: FunctionTool | CustomTool = FunctionTool(name, browser.about(name), schema)
-        self.display: Display | None = Display(KIND, self._opened, working="searching", fails=True)
+        self.display: Display | None = Display(KIND, self._opened, working="searching")
 
     def _opened(self, call: Call) -> dict[str, JSON]:
         text = call.input if isinstance(call, CustomToolCall) else call.arguments
