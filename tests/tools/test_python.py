@@ -12,7 +12,8 @@ import pytest
 from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import ANYONE, Caller
-from dragoman.core.item import FunctionCall, Unknown
+from dragoman.core.item import FunctionCall, Message, Unknown
+from dragoman.core.request import Request, UnknownTool
 from dragoman.tools.python import BUSY, KIND, LONGEST, NO_OUTPUT, Python, code_of
 from dragoman.tools.run import Context, Hosted, Runner, ToolError
 from dragoman.tools.sandbox import MB, NODES, NOT_STARTED, Limits, LostError, _Process
@@ -483,3 +484,24 @@ async def test_a_conversation_keeps_its_container() -> None:
     assert len({call["container_id"] for call in calls}) == 1
     assert model.asked[1].items[-1].output == NO_OUTPUT
     assert (other.status, other.json["error"]["param"]) == (404, "tools[0].container")
+
+
+async def test_an_answer_that_is_cancelled_ends_its_run() -> None:
+    tool, sandbox = python()
+    engine = HostedTools(Model(wants("python", code="wait")), [tool])
+    tools = (UnknownTool("responses", AUTO["type"], {}),)
+    request = Request(model="m", items=(Message("user", "Hi"),), tools=tools)
+
+    async def answer() -> None:
+        async for _ in engine.stream(request, ADA):
+            pass
+
+    answering = asyncio.ensure_future(answer())
+    while not (sandbox.made and tool._containers):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    answering.cancel()
+    await asyncio.wait([answering])
+    assert sandbox.made[0].closed
+    await engine.close()
+    assert sandbox.closed
