@@ -124,10 +124,14 @@ async def test_code_is_streamed_and_its_output_included() -> None:
     assert item["outputs"] == [{"type": "logs", "logs": "4"}]
 
 
-async def test_client_that_keeps_its_own_conversation_brings_calls_back() -> None:
+@pytest.mark.parametrize("stored", [True, False])
+async def test_client_that_keeps_its_own_conversation_brings_calls_back(stored) -> None:
+    """What was stored is known, though the client was not shown it."""
     model = Model(wants("python", code="2+2"), "4", "Bye.")
     async with storing(HostedTools(model, [python()])) as server:
-        fields = {"tools": [PYTHON], "include": ["code_interpreter_call.outputs"], "store": False}
+        fields: dict[str, Any] = {"tools": [PYTHON]}
+        if not stored:
+            fields |= {"include": ["code_interpreter_call.outputs"], "store": False}
         first = await server.ask(**fields)
         items = [{"role": "user", "content": "Hi"}, *first.json["output"]]
         again = await server.ask(**fields, input=[*items, {"role": "user", "content": "Bye"}])
@@ -256,6 +260,13 @@ async def test_client_keeps_its_own_functions() -> None:
         named = {**theirs, "name": "python"}
         refused = await server.ask(tools=[named, PYTHON])
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools[0].name")
+
+
+async def test_one_tool_named_twice_is_refused() -> None:
+    async with storing(HostedTools(Model("Hello."), [python(), mcp()])) as server:
+        for tools in ([PYTHON, PYTHON], [MCP, MCP]):
+            refused = await server.ask(tools=tools)
+            assert (refused.status, refused.json["error"]["param"]) == (400, "tools[1]")
 
 
 async def test_what_is_not_on_is_left_to_the_engine() -> None:

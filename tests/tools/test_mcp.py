@@ -15,6 +15,7 @@ from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Audio, CustomToolCall, File, FunctionCall, Image, Text
+from dragoman.core.request import NamedTool
 from dragoman.server.build import hosted
 from dragoman.server.config import ConfigurationError, read
 from dragoman.tools import mcp
@@ -512,66 +513,67 @@ async def test_an_answer_that_is_cancelled_while_a_server_starts_leaves_nothing(
 PNG = "iVBORyBkb3Q="
 
 
-@pytest.mark.parametrize(
-    ("content", "output", "shown"),
-    [
-        ([], "(no output)", ""),
-        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb", "a\nb"),
-        (
-            [{"type": "image", "data": PNG, "mimeType": "image/svg+xml"}],
-            (Image(f"data:image/svg+xml;base64,{PNG}"),),
-            "[image of type image/svg+xml, 8 bytes]",
-        ),
-        (
-            [{"type": "audio", "data": PNG, "mimeType": "audio/mpeg"}],
-            (Audio(PNG, "mp3"),),
-            "[audio of type audio/mpeg, 8 bytes]",
-        ),
-        (
-            [{"type": "audio", "data": PNG, "mimeType": "audio/x-wav"}],
-            (Audio(PNG, "wav"),),
-            "[audio of type audio/x-wav, 8 bytes]",
-        ),
-        (
-            [{"type": "image", "data": "not base64", "mimeType": "image/png"}],
-            "[image of type 'image/png', which is empty or not what it says]",
-            None,
-        ),
-        (
-            [{"type": "image", "data": PNG, "mimeType": "text/html"}],
-            "[image of type 'text/html', which is empty or not what it says]",
-            None,
-        ),
-        (
-            [{"type": "image", "data": PNG, "mimeType": "image/a\nb"}],
-            "[image of type 'image/a\\nb', which is empty or not what it says]",
-            None,
-        ),
-        ([{"type": "resource", "resource": {"uri": "file:///a", "text": "A"}}], "A", "A"),
-        (
-            [{"type": "resource", "resource": {"uri": "file:///d/a.bin", "blob": PNG}}],
-            (File(data=f"data:application/octet-stream;base64,{PNG}", filename="a.bin"),),
-            "[file of type application/octet-stream, 8 bytes]",
-        ),
-        (
-            [{"type": "resource", "resource": {"uri": "x", "blob": PNG, "mimeType": "image/gif"}}],
-            (Image(f"data:image/gif;base64,{PNG}"),),
-            "[image of type image/gif, 8 bytes]",
-        ),
-        (
-            [{"type": "resource_link", "uri": "http://a/", "name": "A", "description": "about"}],
-            "http://a/\nA\nabout",
-            None,
-        ),
-    ],
-)
-async def test_blocks_of_a_result_become_parts(content, output, shown) -> None:
-    fake = Fake(tools_call={"content": content})
+BLOCKS: list[tuple[list[Any], Any, str | None]] = [
+    ([], "(no output)", ""),
+    ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb", "a\nb"),
+    (
+        [{"type": "image", "data": PNG, "mimeType": "image/svg+xml"}],
+        (Image(f"data:image/svg+xml;base64,{PNG}"),),
+        "[image of type image/svg+xml, 8 bytes]",
+    ),
+    (
+        [{"type": "audio", "data": PNG, "mimeType": "audio/mpeg"}],
+        (Audio(PNG, "mp3"),),
+        "[audio of type audio/mpeg, 8 bytes]",
+    ),
+    (
+        [{"type": "audio", "data": PNG, "mimeType": "audio/x-wav"}],
+        (Audio(PNG, "wav"),),
+        "[audio of type audio/x-wav, 8 bytes]",
+    ),
+    (
+        [{"type": "image", "data": "not base64", "mimeType": "image/png"}],
+        "[image of type 'image/png', which is empty or not what it says]",
+        None,
+    ),
+    (
+        [{"type": "image", "data": PNG, "mimeType": "text/html"}],
+        "[image of type 'text/html', which is empty or not what it says]",
+        None,
+    ),
+    (
+        [{"type": "image", "data": PNG, "mimeType": "image/a\nb"}],
+        "[image of type 'image/a\\nb', which is empty or not what it says]",
+        None,
+    ),
+    ([{"type": "resource", "resource": {"uri": "file:///a", "text": "A"}}], "A", "A"),
+    (
+        [{"type": "resource", "resource": {"uri": "file:///d/a.bin", "blob": PNG}}],
+        (File(data=f"data:application/octet-stream;base64,{PNG}", filename="a.bin"),),
+        "[file of type application/octet-stream, 8 bytes]",
+    ),
+    (
+        [{"type": "resource", "resource": {"uri": "x", "blob": PNG, "mimeType": "image/gif"}}],
+        (Image(f"data:image/gif;base64,{PNG}"),),
+        "[image of type image/gif, 8 bytes]",
+    ),
+    (
+        [{"type": "resource_link", "uri": "http://a/", "name": "A", "description": "about"}],
+        "http://a/\nA\nabout",
+        None,
+    ),
+]
+
+
+async def test_blocks_of_a_result_become_parts() -> None:
+    fake = Fake()
     async with served(fake) as (server, _), opened(server) as session:
-        result = await ran(session, "t")
-    assert not result.error
-    assert result.output.output == output
-    assert result.fields["output"] == (output if shown is None else shown)
+        for content, output, shown in BLOCKS:
+            fake.answers["tools/call"] = {"content": content}
+            result = await ran(session, "t")
+            assert not result.error
+            assert result.output.output == output
+            assert result.fields["output"] == (output if shown is None else shown)
 
 
 async def test_structured_content_is_shown_where_there_is_no_text() -> None:
@@ -644,6 +646,9 @@ async def test_a_chain_with_consent_lists_tools_once_and_is_read_by_the_official
             assert "response.mcp_call.failed" in [event["type"] for event in events]
             assert fake.count("tools/list") == 1
             assert b"secret" not in answer.body
+            choice = {"type": "mcp", "server_label": "s", "name": "files/read"}
+            await server.ask(tools=[tool], tool_choice=choice)
+            assert model.asked[-1].tool_choice == NamedTool(read, namespace="s")
             (space,) = model.asked[0].tools
             assert (space.name, [each.name for each in space.tools]) == ("s", [read, write])
     sent = {headers["authorization"] for _, headers, _ in fake.asked}

@@ -54,6 +54,11 @@ HOSTILE = {
         None,
     ),
     "closes a stream": (Reply([head(), b": hello\n\n"]), "ended before it answered", -32000),
+    "many values": (
+        {"content": [], "structuredContent": {"a": [[]] * 200_001}},
+        "or 200000 values",
+        -32700,
+    ),
     "50 MB": (large, "has more than 8388608 bytes", None),
     "50 MB in an event": (
         Reply([head(), b"data: ", *[b"x" * 500_000] * 100]),
@@ -75,6 +80,8 @@ HOSTILE = {
     "401": (plain(401, {"detail": "who?"}), "answered with the status 401", 401),
     "503": (plain(503, b"x" * 100_000), "answered with the status 503", 503),
     "an error": (error("no", -32602), "answered with an error: no", -32602),
+    "a status of its own": (error("no", -32092, data={"status": "x"}), "an error: no", -32092),
+    "a code without end": (error("no", -(10**300)), "an error: no", -32000),
     "a long error": (error("x\x1b[2J" * 100_000), "answered with an error: x[2Jx", -32000),
     "accepted": (plain(202, b""), "202 Accepted", -32600),
     "input": ({"resultType": "input_required", "inputRequests": {}}, "not of the protocol", -32000),
@@ -89,29 +96,31 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("row", HOSTILE)
-async def test_what_a_hostile_server_answers_to_a_call_is_an_error_and_the_session_lives(
-    row, monkeypatch
+@pytest.mark.parametrize("silent", [True, False])
+async def test_what_hostile_servers_answer_to_calls_is_an_error_and_the_session_lives(
+    silent,
 ) -> None:
-    answer, words, code = HOSTILE[row]
-    fake = Fake(tools_call=answer)
-    silent = row.startswith("silent")
+    fake = Fake()
     seconds = 0.2 if silent else 60.0
     async with served(fake, seconds=seconds) as (server, _), opened(server) as session:
-        result = await ran(session, "t")
-        assert result.error
-        problem = result.output.output
-        assert words in problem
-        assert len(problem) <= 4096
-        assert "\x1b" not in problem
-        found = result.fields["error"]
-        assert found["message"] == problem
-        kind = "http_error" if code in (401, 503) else "mcp_protocol_error"
-        assert found["type"] == kind
-        assert code in (None, found["code"])
-        # The next call is answered, in the same session.
-        fake.answers["tools/call"] = {"content": [{"type": "text", "text": "still here"}]}
-        assert (await ran(session, "t")).output.output == "still here"
+        for row, (answer, words, code) in HOSTILE.items():
+            if row.startswith("silent") is not silent:
+                continue
+            fake.answers["tools/call"] = answer
+            result = await ran(session, "t")
+            assert result.error, row
+            problem = result.output.output
+            assert words in problem, row
+            assert len(problem) <= 4096, row
+            assert "\x1b" not in problem
+            found = result.fields["error"]
+            assert found["message"] == problem
+            kind = "http_error" if code in (401, 503) else "mcp_protocol_error"
+            assert found["type"] == kind, row
+            assert code in (None, found["code"]), row
+            # The next call is answered, in the same session.
+            fake.answers["tools/call"] = {"content": [{"type": "text", "text": row}]}
+            assert (await ran(session, "t")).output.output == row
         assert fake.sessions == 1
     assert not mcp_tasks()
 
@@ -335,8 +344,11 @@ async def test_a_program_that_goes_wrong_is_ended_and_started_anew(monkeypatch, 
     assert "a line of more than 8388608 bytes" in caplog.text
 
 
-async def test_a_program_that_cannot_be_started_is_said() -> None:
+async def test_a_program_that_cannot_be_started_is_said(caplog) -> None:
     for command in ("/nowhere/at-all", "/etc"):
         async with opened(Server(name="s", command=(command,))) as session:
             problem = session.items[0].value["error"]
             assert "The MCP server 's' cannot be started" in problem
+            assert command not in problem
+        assert "cannot be started: [Errno" in caplog.text
+        assert command in caplog.text

@@ -42,7 +42,16 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.engines.base import Driver, Prepared, Wrapper
-from dragoman.tools.run import RECORD, Hosted, Recorded, Rewriter, Runner, Session, recorded
+from dragoman.tools.run import (
+    RECORD,
+    Hosted,
+    Recorded,
+    Rewriter,
+    Runner,
+    Session,
+    Tool,
+    recorded,
+)
 from dragoman.wire.responses.items import RESULTS
 
 from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
@@ -116,6 +125,7 @@ class HostedTools(Wrapper):
             return_exceptions=True,
         )
         sessions = dict(zip(wanted, opened, strict=True))
+        taken: dict[str, int] = {}
         try:
             for number, session in sessions.items():
                 if isinstance(session, FaultError):
@@ -124,7 +134,7 @@ class HostedTools(Wrapper):
                     raise FaultError(replace(fault, param=at)) from session
                 if isinstance(session, BaseException):
                     raise session
-                _check_names(request, number, session)
+                _check_names(request, number, session, taken)
             own = {n: s for n, s in sessions.items() if not isinstance(s, BaseException)}
             choice = _chosen(request, own)
             runner = Runner(
@@ -175,16 +185,18 @@ async def _close(sessions: Sequence[Session | BaseException]) -> None:
             raise result
 
 
-def _check_names(request: Request, number: int, session: Session) -> None:
-    """Raises FaultError where a function that a hosted tool brings is one of the client's."""
+def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
+    """Raises FaultError where what a hosted tool brings is the client's, or another's, who has
+    `taken` the name before."""
+    brought = [session.namespace] if session.namespace else [t.spec.name for t in session.tools]
+    for name in brought:
+        if (other := taken.setdefault(name, number)) != number:
+            problem = f"brings {name!r}, which tools[{other}] brings already"
+            raise FaultError(bad_request(problem, f"tools[{number}]"))
     for place, tool in enumerate(request.tools):
-        if isinstance(tool, Namespace):
-            clash = tool.name == session.namespace
-        elif isinstance(tool, UnknownTool) or session.namespace is not None:
-            clash = False
-        else:
-            clash = tool.name in [each.spec.name for each in session.tools]
-        if clash and not isinstance(tool, UnknownTool):
+        if isinstance(tool, UnknownTool) or isinstance(tool, Namespace) != bool(session.namespace):
+            continue
+        if tool.name in brought:
             problem = f"is {tool.name!r}, which tools[{number}] brings already: choose another name"
             raise FaultError(bad_request(problem, f"tools[{place}].name"))
 
@@ -204,7 +216,7 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             found += [
                 NamedTool(each.spec.name, _kind(each.spec), session.namespace)
                 for each in session.tools
-                if entry.kind != "mcp" or name in (None, each.spec.name)
+                if entry.kind != "mcp" or name in (None, each.spec.name, _shown_name(each))
             ]
         return found
 
@@ -221,6 +233,13 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             return replace(choice, tools=tuple(every))
         case _:
             return choice
+
+
+def _shown_name(tool: Tool) -> JSON:
+    """The name that clients see of a tool, where models need another."""
+    if tool.display is None:
+        return None
+    return tool.display.opened(FunctionCall("", tool.spec.name, "")).get("name")
 
 
 def _kind(spec: Any) -> Any:

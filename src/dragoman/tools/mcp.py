@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -29,11 +30,23 @@ from dragoman.core.item import JSON, Audio, Call, CustomToolCall, File, Image, P
 from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
-from dragoman.tools.run import LONGEST, Approval, Context, Display, Next, Shown, truncated
+from dragoman.tools.run import (
+    LONGEST,
+    Approval,
+    Context,
+    Display,
+    Next,
+    Rewriter,
+    Shown,
+    Tool,
+    truncated,
+)
 from dragoman.wire import json
 
 if TYPE_CHECKING:
     from dragoman.tools.mcp_client import Connection
+
+_log = logging.getLogger("dragoman")
 
 KIND, LIST, CALL = "mcp", "mcp_list_tools", "mcp_call"
 WIRE = "responses"
@@ -51,8 +64,6 @@ MOST_TOOLS = 256
 """Tools of one server that a model is shown."""
 MOST_SCHEMAS = 1024 * 1024
 """Bytes of their names, descriptions and schemas."""
-MOST_BLOCKS = 256
-"""Blocks of one result; more are left out, and the model is told so."""
 GRACE = 10.0
 """Seconds that a late call has to be cancelled."""
 
@@ -457,8 +468,8 @@ class _Session:
     def __init__(self, asked: Asked, release: Callable[[], None]) -> None:
         self.namespace: str | None = asked.server_label
         self.description = asked.server_description
-        self.tools: tuple[_Tool, ...] = ()
-        self.items: tuple[Unknown, ...] = ()
+        self.tools: Sequence[Tool] = ()
+        self.items: Sequence[Unknown] = ()
         self._asked = asked
         self._release: Callable[[], None] | None = release
 
@@ -470,6 +481,7 @@ class _Session:
             tools = self._allowed(server, await link.tools() if known is None else known)
         except FaultError as error:
             problem = error.fault.message
+            _log.warning("no tools: %s", problem)
         if known is None:
             listed = [
                 msgspec.to_builtins(tool) | {"description": tool.description} for tool in tools
@@ -496,8 +508,9 @@ class _Session:
             raise FaultError(Fault("too_large", problem + "needed in allowed_tools.", "client"))
         return tools
 
-    def rewriter(self) -> None:
+    def rewriter(self) -> Rewriter | None:
         """There are no citations."""
+        return None
 
     async def close(self) -> None:
         """The answer has ended."""
@@ -605,9 +618,6 @@ def _shown(result: dict[str, JSON]) -> Shown:
     if not blocks and result.get("structuredContent") is not None:
         # A server that gives both has the same in its text.
         blocks = [{"type": "text", "text": json.text(result["structuredContent"])}]
-    if len(blocks) > MOST_BLOCKS:
-        left_out = f"[{len(blocks) - MOST_BLOCKS} more blocks are left out]"
-        blocks = [*blocks[:MOST_BLOCKS], {"type": "text", "text": left_out}]
     for block in blocks:
         part, words = _part(block)
         said.append(words)

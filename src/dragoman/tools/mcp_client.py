@@ -45,6 +45,10 @@ from dragoman.net.url import Proxies, parse_url
 
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one message of a server, and of its answer to one request, decoded."""
+MOST_VALUES = 200_000
+"""Arrays and objects in a message: those are what takes time."""
+MOST_BLOCKS = 256
+"""Blocks of one result; more are left out, and the model is told so."""
 MOST_ERROR = 64 * 1024
 """Bytes of an answer with a status of 400 or more that are looked at."""
 MOST_LISTED = 2_000
@@ -118,7 +122,7 @@ class Connection:
     async def _run(self, ready: asyncio.Future[None]) -> None:
         try:
             async with Client(
-                self._transport(self),
+                self._streams(),
                 mode="auto",
                 cache=None,
                 client_info=Implementation(name="dragoman", version=VERSION),
@@ -134,6 +138,11 @@ class Connection:
             raise FaultError(self._problem(error)) from error
         finally:
             self.gone = True
+
+    @asynccontextmanager
+    async def _streams(self) -> AsyncGenerator[Any]:
+        async with self._transport(self) as (read, write):
+            yield _Bounded(read), write
 
     async def close(self) -> None:
         """End the session, and the program."""
@@ -256,9 +265,10 @@ class Connection:
                 code, words = error.code, clean(error.message[:MAX_MESSAGE])
                 data = error.error.data
                 status = data.get("status") if isinstance(data, dict) and code == _STATUS else None
+                known = abs(code) < 100_000  # what else a server may send is of no use to anybody
                 if code in (_UNREACHED, _UNANSWERED):
                     return _fault("upstream_unreachable", f"{self._whose}: {words}")
-                if status is not None:
+                if isinstance(status, int) and 400 <= status < 600:
                     kind = "upstream_authentication" if status in (401, 403) else "upstream_error"
                     return _fault(kind, f"{self._whose} {words}", status=status)
                 if code == _CLOSED and words.startswith(("Connection closed", "SSE stream ")):
@@ -266,10 +276,12 @@ class Connection:
                     problem = f"{self._whose} ended before it answered: {words}."
                     return _fault("upstream_cut", problem)
                 problem = f"{self._whose} answered with an error: {words}"
-                return _fault("upstream_error", problem, upstream_code=str(code))
+                return _fault("upstream_error", problem, upstream_code=str(code) if known else None)
             case ValidationError():
                 return _fault("upstream_error", f"{self._whose} sent what is not of the protocol.")
             case OSError():
+                # The client need not know what is run here.
+                _log.warning("the MCP server %s cannot be started: %s", self.name, error)
                 why = f"{type(error).__name__}: {error.strerror or error}"
                 return _fault("upstream_unreachable", f"{self._whose} cannot be started: {why}.")
             case _:
@@ -293,6 +305,38 @@ def clean(text: str) -> str:
     'a[2Jb\\n'
     """
     return _UNSEEN.sub("", text)
+
+
+class _Bounded:
+    """What a server sends, its long lists cut: the SDK makes several objects of each member."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> _Bounded:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stream.__aexit__(*error)
+
+    def __aiter__(self) -> _Bounded:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = await anext(self._stream)
+        result = getattr(getattr(item, "message", None), "result", None)
+        if isinstance(result, dict):
+            blocks, tools = result.get("content"), result.get("tools")
+            if isinstance(blocks, list) and len(blocks) > MOST_BLOCKS:
+                words = f"[{len(blocks) - MOST_BLOCKS} more blocks are left out]"
+                blocks[MOST_BLOCKS:] = [{"type": "text", "text": words}]
+            if isinstance(tools, list):
+                del tools[MOST_LISTED + 1 :]  # one too many, which is an error
+        return item
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------
@@ -411,12 +455,13 @@ class _Body(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         most = MOST_BYTES * (2 if self._stream else 1)  # there may be reports before the answer
-        size = 0
+        size = values = 0
         try:
             async for chunk in self._response.chunks():
                 size += len(chunk)
-                if size > most:
-                    problem = f"the answer has more than {most} bytes"
+                values += chunk.count(b"{") + chunk.count(b"[")
+                problem = f"the answer has more than {most} bytes or {MOST_VALUES} values"
+                if size > most or values > MOST_VALUES:
                     raise httpx2.SSEError(problem) if self._stream else httpx2.StreamError(problem)
                 yield chunk
         except NetError as error:
@@ -505,14 +550,16 @@ async def _read_lines(connection: Connection, output: asyncio.StreamReader, to: 
     with to, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         try:
             while line := await output.readline():
+                if line.count(b"{") + line.count(b"[") > MOST_VALUES:
+                    raise ValueError
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
                     continue  # many programs also print what is no message
                 await to.send(SessionMessage(message))
         except ValueError:
-            words = "sent a line of more than %d bytes, and is ended"
-            _log.warning("the MCP server %s " + words, connection.name, MOST_BYTES)
+            words = "sent a line of more than %d bytes or %d values, and is ended"
+            _log.warning("the MCP server %s " + words, connection.name, MOST_BYTES, MOST_VALUES)
         finally:
             connection.gone = True
 

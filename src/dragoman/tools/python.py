@@ -19,7 +19,7 @@ from dragoman.core.item import JSON, Call, FunctionCall, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
 
 from .run import Approval, Context, Display, Next, Rewriter, Session, Shown, Tool, ToolError
-from .sandbox import MB, Bubblewrap, Interpreter, Limits, LostError, Monty, Sandbox
+from .sandbox import Bubblewrap, Interpreter, Limits, LostError, Monty, Sandbox
 
 KIND = "code_interpreter_call"
 NAME = "python"
@@ -100,7 +100,7 @@ class Python:
                     problem += 'new one: {"type": "auto"}.'
                     raise FaultError(Fault("not_found", problem, "client", "container"))
             case None | {"type": "auto"} as settings:
-                _check(settings or {}, self._limits)
+                _check(settings or {})
                 known = (self._containers.get((caller.tenant, str(id))) for id in reversed(ids))
                 container = next((each for each in known if each is not None), None)
                 if container is None:
@@ -180,13 +180,13 @@ class Python:
             container.interpreter, container.forgot = None, True
 
 
-def _check(settings: Mapping[str, JSON], limits: Limits) -> None:
+def _check(settings: Mapping[str, JSON]) -> None:
     """Raise FaultError for settings of a container that it would not have."""
     if settings.get("file_ids"):
         problem = "this server has no files to put into a container; send their text instead"
         raise FaultError(unsupported(problem, "container.file_ids"))
     if settings.get("memory_limit") is not None:
-        problem = f"containers have {limits.memory // MB} MB here; leave it out"
+        problem = "the memory of a container is this server's choice; leave it out"
         raise FaultError(unsupported(problem, "container.memory_limit"))
     match settings.get("network_policy"):
         case None | {"type": "disabled"}:
