@@ -65,7 +65,7 @@ LINK = " ([ex.com](https://ex.com/p)) "
         ("【【1†L1】】", f"【{LINK}】", [note(1, 31)]),
     ],
 )
-def test_what_a_text_becomes_cut_anywhere(text, expected, notes) -> None:
+def test_r4_64_r4_66_r4_69_what_a_text_becomes_cut_anywhere(text, expected, notes) -> None:
     for cut in range(len(text) + 1):
         assert written(text[:cut], text[cut:])[:2] == (expected, notes)
     assert written(*text)[:2] == (expected, notes)
@@ -82,7 +82,7 @@ def test_what_a_text_becomes_cut_anywhere(text, expected, notes) -> None:
         (f"【1†{'x' * 129}", f"【1†{'x' * 129}"),
     ],
 )
-def test_only_what_may_become_a_citation_waits(text, known) -> None:
+def test_r4_65_only_what_may_become_a_citation_waits(text, known) -> None:
     assert "".join(written(text)[2]) == known
 
 
@@ -103,7 +103,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=30), st.data())
-def test_pieces_of_any_size_give_the_text_and_annotations_of_the_whole(pieces, data) -> None:
+def test_r4_66_pieces_of_any_size_give_the_text_of_the_whole(pieces, data) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     places = [0, *cuts, len(text)]
@@ -117,7 +117,7 @@ def test_pieces_of_any_size_give_the_text_and_annotations_of_the_whole(pieces, d
         assert each.url in whole[each.start : each.end]
 
 
-def test_work_grows_with_the_text_only() -> None:
+def test_r4_68_work_grows_with_the_text_only() -> None:
     """However many marks begin: what waits is bounded, and is looked at once a piece."""
 
     class Counting(Citations):

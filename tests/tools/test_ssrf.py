@@ -110,13 +110,13 @@ async def check(model: Model, site: Site, url: str) -> str:
     return words
 
 
-async def test_addresses_inside_are_not_called(model, site) -> None:
+async def test_r4_w27_addresses_inside_are_not_called(model, site) -> None:
     for host in HOSTS:
         words = await check(model, site, f"http://{host}:{site.port}/inside")
         assert words.startswith(("The page could not be opened", "This is no address of a web"))
 
 
-async def test_what_is_no_page_is_not_called(model, site, monkeypatch) -> None:
+async def test_r4_w27_what_is_no_page_is_not_called(model, site, monkeypatch) -> None:
     asked = resolving(monkeypatch, {"public.test": [["127.0.0.1"]]})
     for url in TARGETS:
         await check(model, site, filled(url, site))
@@ -124,7 +124,9 @@ async def test_what_is_no_page_is_not_called(model, site, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("addresses", ADDRESSES.values(), ids=ADDRESSES)
-async def test_names_that_lead_inside_are_not_called(model, site, monkeypatch, addresses) -> None:
+async def test_r4_w27_names_that_lead_inside_are_not_called(
+    model, site, monkeypatch, addresses
+) -> None:
     resolving(monkeypatch, {"inside.test": [addresses]})
     words = await check(model, site, f"http://inside.test:{site.port}/inside")
     assert "inside.test is at an address that may not be called" in words
@@ -152,7 +154,7 @@ async def outside(site: Site, monkeypatch) -> Model:
         *((REDIRECTS[0], f"{status} Moved") for status in (301, 303, 307, 308)),
     ],
 )
-async def test_redirects_inside_are_not_followed(site, monkeypatch, place, status) -> None:
+async def test_r4_w27_redirects_inside_are_not_followed(site, monkeypatch, place, status) -> None:
     model = await outside(site, monkeypatch)
     site.pages["/go"] = plain(b"", f"Location: {filled(place, site)}", status=status)
     site.pages["/step"] = plain(b"", f"Location: {filled(REDIRECTS[0], site)}", status=status)

@@ -42,7 +42,7 @@ async def model(tool):
 # ---- what it shows ---------------------------------------------------------------------------
 
 
-async def test_a_search_lists_links_with_their_domains(model, site) -> None:
+async def test_r4_50_a_search_lists_links_with_their_domains(model, site) -> None:
     site.found = [
         {
             "url": "http://ex.test/a",
@@ -67,7 +67,7 @@ async def test_a_search_lists_links_with_their_domains(model, site) -> None:
     }
 
 
-async def test_a_page_is_shown_by_lines_with_numbered_links(model, site) -> None:
+async def test_r4_53_a_page_is_shown_by_lines_with_numbered_links(model, site) -> None:
     shown = await model.shown("open", id=f"{site.base}/")
     assert shown.startswith(
         f"[0] A long story ({site.base}/)\n**viewing lines [0 - 182] of 402**\n\n"
@@ -79,7 +79,7 @@ async def test_a_page_is_shown_by_lines_with_numbered_links(model, site) -> None
     assert model.action == {"type": "open_page", "url": f"{site.base}/"}
 
 
-async def test_a_page_is_scrolled_without_being_fetched_again(model, site) -> None:
+async def test_r4_51_r4_53_a_page_is_scrolled_without_being_fetched_again(model, site) -> None:
     await model.shown("open", id=f"{site.base}/")
     assert "[1] A long story" in (shown := await model.shown("open", loc=400))
     assert shown.endswith(
@@ -100,7 +100,7 @@ async def test_many_lines_are_shown_where_they_are_asked_for_up_to_a_limit(model
     assert len(await model.shown("open", loc=0, num_lines=100_000)) < web_module.MOST_SHOWN + 300
 
 
-async def test_links_are_opened_by_their_number(model, site) -> None:
+async def test_r4_51_links_are_opened_by_their_number(model, site) -> None:
     site.found = [site.result("/second"), site.result("/")]
     await model.shown("search", query="x")
     assert (await model.shown("open", id=1)).startswith("[1] A long story")
@@ -115,13 +115,13 @@ async def test_links_are_opened_by_their_number(model, site) -> None:
     }
 
 
-async def test_an_address_is_fetched_anew(model, site) -> None:
+async def test_r4_51_an_address_is_fetched_anew(model, site) -> None:
     for _ in "ab":
         await model.shown("open", id=f"{site.base}/second")
     assert site.paths == ["/second", "/second"]
 
 
-async def test_a_result_is_opened_at_the_words_that_were_quoted(model, site) -> None:
+async def test_r4_51_a_result_is_opened_at_the_words_that_were_quoted(model, site) -> None:
     words = "…Paragraph 150 of the <strong>long</strong> story. … And more"
     site.found = [site.result("/", content=words), site.result("/", content="not in it")]
     await model.shown("search", query="x")
@@ -141,7 +141,7 @@ async def test_the_source_of_a_page_can_be_shown(model, site) -> None:
     assert model.action["url"] == f"{site.base}/second"
 
 
-async def test_find_shows_each_place_and_leads_to_it(model, site) -> None:
+async def test_r4_52_find_shows_each_place_and_leads_to_it(model, site) -> None:
     await model.shown("open", id=f"{site.base}/")
     shown = await model.shown("find", pattern="OF the LONG story")
     assert shown.startswith(
@@ -164,7 +164,7 @@ async def test_find_shows_each_place_and_leads_to_it(model, site) -> None:
     )
 
 
-async def test_find_sees_through_links_and_the_ends_of_lines(model, site) -> None:
+async def test_r4_52_find_sees_through_links_and_the_ends_of_lines(model, site) -> None:
     site.pages["/w"] = "<p>" + "word " * 14 + "<a href='/second'>over the end</a> of it"
     await model.shown("open", id=f"{site.base}/w")
     for pattern in ("word over the end of it", "the end of"):
@@ -224,7 +224,7 @@ async def test_calls_of_one_round_have_cursors_in_their_order(tool, site) -> Non
         ("find", "nonsense", "must be JSON", {"url": "", "pattern": "nonsense"}),
     ],
 )
-async def test_nonsense_is_an_error_for_the_model_and_an_item(
+async def test_r4_54_nonsense_is_an_error_for_the_model_and_an_item(
     model, name, text, words, action
 ) -> None:
     assert words in await model.refused(name, text)
@@ -239,7 +239,7 @@ async def test_cursors_that_do_not_exist_are_named(model, site) -> None:
         assert await model.refused(name, **given) == "There is no cursor 4. The latest is 0."
 
 
-async def test_numbers_in_quotes_and_fields_of_others_are_no_nonsense(model, site) -> None:
+async def test_r4_48_numbers_in_quotes_and_fields_of_others_are_no_nonsense(model, site) -> None:
     await model.shown("search", '{"query": "x", "topn": "3", "source": "web", "top_n": null}')
     text = '{"id": 0.0, "cursor": "0", "loc": 4.0, "num_lines": "1", "view_source": "false"}'
     assert "[4 - 4] of 402" in await model.shown("open", text)
@@ -257,7 +257,7 @@ async def test_a_host_without_a_scheme_is_an_address(model, site, monkeypatch) -
 # ---- over answers ----------------------------------------------------------------------------
 
 
-async def test_cursors_hold_in_later_answers_and_after_a_restart(model, site) -> None:
+async def test_r4_49_r4_w26_cursors_hold_in_later_answers_and_after_a_restart(model, site) -> None:
     site.found = [site.result("/"), site.result("/second")]
     await model.shown("search", query="x")
     await model.shown("open", id=0)

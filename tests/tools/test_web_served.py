@@ -31,15 +31,22 @@ def checked(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The response of a stream, whose events are found to be the protocol's, in order, and to say
     the same as it does."""
     check_order(events)
+    actions: dict[str, list[Any]] = {}
     for event in events:
         assert not problems(event), event
         assert not sdk_problems(event), event
+    for event in events:
+        if event["type"] in ("response.output_item.added", "response.output_item.done"):
+            actions.setdefault(event["item"]["id"], []).append(event["item"].get("action"))
+    assert all(began == ended for began, ended in actions.values())
     kinds = [event["type"].partition("web_search_call.")[2] for event in events]
     assert [kind for kind in kinds if kind] == ["in_progress", "searching", "completed"] * 3
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
     notes = [
         e["annotation"] for e in events if e["type"] == "response.output_text.annotation.added"
     ]
+    places = [e.get("annotation_index") for e in events if "annotation_index" in e]
+    assert places == list(range(len(notes)))
     done = next(e["text"] for e in events if e["type"] == "response.output_text.done")
     final: dict[str, Any] = events[-1]["response"]
     part = final["output"][-1]["content"][0]
@@ -49,7 +56,7 @@ def checked(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_responses_clients_see_items_and_citations_and_cursors_go_on(stream) -> None:
+async def test_r4_55_r4_56_r4_58_r4_w22_clients_see_items_and_citations(stream) -> None:
     async with Site() as site:
         model = Model(
             wants("c1", "search", query="story"),
@@ -66,6 +73,7 @@ async def test_responses_clients_see_items_and_citations_and_cursors_go_on(strea
             assert first.status == 200, first.body
             response = checked(parse(first.body)[0]) if stream else first.json
             *calls, message = response["output"]
+            assert message["type"] == "message"
             assert [(item["type"], item["status"], item["action"]) for item in calls] == [
                 (
                     "web_search_call",
@@ -146,6 +154,13 @@ async def test_messages_clients_bring_back_what_cursors_need() -> None:
         assert told(model, 3)[-1].startswith(
             f"[1] A long story ({site.base}/)\n**viewing lines [400"
         )
+
+
+async def test_r4_67_without_a_browser_marks_are_text() -> None:
+    async with storing(HostedTools(Model("So【0†L0】"), [])) as server:
+        answer = await Ask(server.app, "/v1/responses", {"model": "stub", "input": "Hi"})()
+    (part,) = answer.json["output"][0]["content"]
+    assert (part["text"], part["annotations"]) == ("So【0†L0】", [])
 
 
 async def test_options_are_refused_with_their_place() -> None:
