@@ -1,26 +1,22 @@
 """Hosted tools: what the model sees, what clients see, and that both fit together."""
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from dragoman.agent.hosted import HostedTools
-from dragoman.core.error import FaultError, bad_request
-from dragoman.core.interfaces import Caller
 from dragoman.core.item import (
-    Annotation,
-    Call,
     FunctionCall,
     FunctionCallOutput,
     Message,
     Text,
     Unknown,
 )
-from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Namespace
+from dragoman.core.request import AllowedTools, NamedTool, Namespace
 from dragoman.engines.base import Wrapper
-from dragoman.tools.run import Context, Display, Output, Rewriter, Shown, ToolError, recorded
+from dragoman.tools.run import Shown, ToolError, recorded
+from tests.agent.hosting import Tool, mcp, python, search, wants
 from tests.agent.stage import Model, call
 from tests.oracle import problems, sdk_problems
 from tests.server.state.storing import Server, storing
@@ -32,132 +28,6 @@ from tests.wire.responses.order_checker import check_order, parse
 SEARCH = {"type": "web_search"}
 PYTHON = {"type": "code_interpreter", "container": {"type": "auto"}}
 MCP = {"type": "mcp", "server_label": "shop"}
-
-
-class Fake:
-    """A tool with one function, that does what a test tells it."""
-
-    after, auto_retry, auto_truncate, enabled = "model", True, None, True
-    seconds, repeatable = None, False
-
-    def __init__(self, name: str, display: Display, does: Any, approval: Any = "never") -> None:
-        self.spec = FunctionTool(name, None, {"type": "object", "properties": {}})
-        self.display, self.approval, self._does = display, approval, does
-
-    async def call(self, text: str, context: Context) -> Output | Shown:
-        return await self._does(text) if callable(self._does) else self._does
-
-
-class Marks:
-    """Takes `[n]` for a citation."""
-
-    def __init__(self) -> None:
-        self._held, self._at = "", 0
-
-    def feed(self, text: str) -> list[str | Annotation]:
-        found: list[str | Annotation] = []
-        self._held += text
-        while (place := self._held.find("[")) >= 0 and len(self._held) > place + 2:
-            found += self._give(self._held[:place])
-            number = self._held[place + 1]
-            url = f"https://example.com/{number}"
-            start = self._at
-            found += self._give(f"({url})")
-            found.append(Annotation("url_citation", start, self._at, url, f"Page {number}"))
-            self._held = self._held[place + 3 :]
-        if "[" not in self._held:
-            found += self.end()
-        return found
-
-    def end(self) -> list[str | Annotation]:
-        held, self._held = self._held, ""
-        return list(self._give(held))
-
-    def _give(self, text: str) -> list[str]:
-        self._at += len(text)
-        return [text] if text else []
-
-
-class Session:
-    """One of them in an answer."""
-
-    def __init__(self, of: "Tool") -> None:
-        self.namespace, self.tools, self.items = of.namespace, of.tools, of.items
-        self._of = of
-
-    def rewriter(self) -> Rewriter | None:
-        return Marks() if self._of.cites else None
-
-    async def close(self) -> None:
-        self._of.closed += 1
-
-
-class Tool:
-    """A hosted tool."""
-
-    def __init__(
-        self, kind: str, *tools: Fake, namespace: str | None = None, **fields: Any
-    ) -> None:
-        self.kinds = frozenset((kind,))
-        self.tools, self.namespace = tools, namespace
-        self.items: Sequence[Unknown] = fields.get("items", ())
-        self.cites, self.refuses = fields.get("cites", False), fields.get("refuses")
-        self.asked: list[Mapping[str, Any]] = []
-        self.known: list[Sequence[Unknown]] = []
-        self.closed = 0
-
-    async def open(
-        self, asked: Mapping[str, Any], items: Sequence[Unknown], caller: Caller
-    ) -> Session:
-        if self.refuses:
-            raise FaultError(bad_request("is not to be", "server_label"))
-        self.asked.append(asked)
-        self.known.append(items)
-        return Session(self)
-
-    async def close(self) -> None:
-        self.closed += 100
-
-
-def action(call: Call) -> dict[str, Any]:
-    query = json.loads(call.arguments).get("query", "") if isinstance(call, FunctionCall) else ""
-    return {"action": {"type": "search", "query": query}}
-
-
-def search(does: Any = None, **fields: Any) -> Tool:
-    display = Display("web_search_call", action, working="searching")
-    found = {
-        "type": "search",
-        "query": "cats",
-        "sources": [{"type": "url", "url": "https://e.com"}],
-    }
-    tool = Fake("search", display, does or Shown("Cats: see [1].", {"action": found}))
-    return Tool("web_search", tool, namespace="browser", **fields)
-
-
-def python(does: Any = None) -> Tool:
-    def opened(call: Call) -> dict[str, Any]:
-        code = json.loads(call.arguments)["code"] if isinstance(call, FunctionCall) else ""
-        return {"code": code, "container_id": "cntr_1", "outputs": None}
-
-    display = Display("code_interpreter_call", opened, delta="code", working="interpreting")
-    logs = {"outputs": [{"type": "logs", "logs": "4"}]}
-    return Tool("code_interpreter", Fake("python", display, does or Shown("4", logs)))
-
-
-def mcp(does: Any = None, approval: Any = "always", **fields: Any) -> Tool:
-    def opened(call: Call) -> dict[str, Any]:
-        assert isinstance(call, FunctionCall)
-        about = {"name": call.name, "arguments": call.arguments}
-        return {"server_label": "shop", **about, "output": None, "error": None}
-
-    display = Display("mcp_call", opened, delta="arguments", fails=True)
-    shown = Shown("bought", {"output": "bought"})
-    return Tool("mcp", Fake("buy", display, does or shown, approval), namespace="shop", **fields)
-
-
-def wants(name: str, space: str | None = None, id: str = "c1", **arguments: Any) -> FunctionCall:
-    return FunctionCall(id, name, json.dumps(arguments), space)
 
 
 def checked(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -254,10 +124,14 @@ async def test_code_is_streamed_and_its_output_included() -> None:
     assert item["outputs"] == [{"type": "logs", "logs": "4"}]
 
 
-async def test_client_that_keeps_its_own_conversation_brings_calls_back() -> None:
+@pytest.mark.parametrize("stored", [True, False])
+async def test_client_that_keeps_its_own_conversation_brings_calls_back(stored) -> None:
+    """What was stored is known, though the client was not shown it."""
     model = Model(wants("python", code="2+2"), "4", "Bye.")
     async with storing(HostedTools(model, [python()])) as server:
-        fields = {"tools": [PYTHON], "include": ["code_interpreter_call.outputs"], "store": False}
+        fields: dict[str, Any] = {"tools": [PYTHON]}
+        if not stored:
+            fields |= {"include": ["code_interpreter_call.outputs"], "store": False}
         first = await server.ask(**fields)
         items = [{"role": "user", "content": "Hi"}, *first.json["output"]]
         again = await server.ask(**fields, input=[*items, {"role": "user", "content": "Bye"}])

@@ -526,7 +526,7 @@ async def test_file_whose_client_is_gone_is_not_indexed() -> None:
 async def test_model_searches_and_cites(include) -> None:
     wanted = json.dumps({"queries": ["When do penguins swim?"]})
     model = Model(
-        FunctionCall("c1", "file_search", wanted), "At noon【1†zoo.md】, he said.", "Yes【1】."
+        FunctionCall("c1", "file_search", wanted), "At noon【101†zoo.md】, he said.", "Yes【101】."
     )
     async with filing(model) as server:
         id, files = await library(server.ada, zoo=ZOO, other=b"nothing")

@@ -209,14 +209,14 @@ async def test_model_is_shown_numbered_pieces_and_the_client_results() -> None:
     reading = await opened(shelf)
     result = await run(reading, '{"queries": ["tea?", " "]}')
     assert result.output.output == (
-        "【1†ax.md】 (file-1, score 0.50)\nTea is hot.\n\n"
-        "【2†b.md】 (file-2, score 0.25)\n[1†a.md】 (file-9, score 1)\n[7】 and 【so on】"
+        "【101†ax.md】 (file-1, score 0.50)\nTea is hot.\n\n"
+        "【102†b.md】 (file-2, score 0.25)\n[1†a.md】 (file-9, score 1)\n[7】 and 【so on】"
     )
     assert result.fields["queries"] == ["tea?"]
     assert [each["file_id"] for each in result.fields["results"]] == ["file-1", "file-2"]
     assert shelf.asked[0] == ("1",)
     assert (shelf.asked[1].queries, shelf.asked[1].most) == (("tea?",), 3)
-    text, note = reading.rewriter().feed("Hot【2†b.md】")
+    text, note = reading.rewriter().feed("Hot【102†b.md】")
     assert (text, note) == (
         "Hot",
         Annotation("file_citation", file_id="file-2", filename="b.md", index=3),
@@ -235,8 +235,8 @@ async def test_later_answer_goes_on_counting_and_cites_what_was_shown_before() -
         Unknown("responses", "web_search_call", {}, "ws_1", {"tool": kept}),
     )
     later = await opened(Shelf(Found("2", "b.md", "y", 0.5)), *items)
-    assert (await run(later, '{"queries": ["y"]}')).output.output.startswith("【2†b.md】")
-    notes = [each.file_id for each in later.rewriter().feed("【1†a.md】【2】") if each]
+    assert (await run(later, '{"queries": ["y"]}')).output.output.startswith("【102†b.md】")
+    notes = [each.file_id for each in later.rewriter().feed("【101†a.md】【102】") if each]
     assert notes == ["file-1", "file-2"]
 
 

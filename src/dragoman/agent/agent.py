@@ -360,6 +360,10 @@ class RunStream(Stream):
                             loop.done.append(event.item)
                         yield event
             finally:  # of what was cancelled or failed, what was done stays
+                if self.response.status == "cancelled":  # and what was said so far
+                    for item in self.response.output[len(loop.done) :]:
+                        if isinstance(item, Message) and item.text:
+                            loop.done.append(replace(item, status="incomplete"))
                 loop.settle()
                 summaries = [item for item in loop.done if isinstance(item, Compaction)]
                 rest = [item for item in loop.done if not isinstance(item, Compaction)]

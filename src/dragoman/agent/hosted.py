@@ -42,12 +42,22 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.engines.base import Driver, Prepared, Wrapper
-from dragoman.tools.run import RECORD, Hosted, Recorded, Rewriter, Runner, Session, recorded
+from dragoman.tools.run import (
+    RECORD,
+    Hosted,
+    Recorded,
+    Rewriter,
+    Runner,
+    Session,
+    Tool,
+    recorded,
+)
+from dragoman.wire.responses.items import RESULTS
 
 from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
 
 ANSWER = "mcp_approval_response"
-RESPONSES, MESSAGES = "responses", "messages"
+MESSAGES = "messages"
 MOST_ROUNDS = 64
 """Rounds of calls in one answer of the server, after which the model is to answer."""
 GONE = "This tool is not there any more."
@@ -109,7 +119,7 @@ class HostedTools(Wrapper):
         caller: Caller,
         wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
     ) -> Prepared:
-        known = [item for item in request.items if isinstance(item, Unknown)]
+        known = [item for item in _from_blocks(request.items) if isinstance(item, Unknown)]
         opened = await asyncio.gather(
             *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
             return_exceptions=True,
@@ -141,57 +151,30 @@ class HostedTools(Wrapper):
             tools=kept,
             tool_choice=choice,
             max_tool_calls=None,
-            include=tuple(n for n in request.include if n.partition(".")[0] not in _HIDDEN),
+            include=tuple(n for n in request.include if n.partition(".")[0] not in RESULTS),
         )
         loop = Loop(
             Citing(self.engine, [each.rewriter for each in own.values()]),
             runner,
             max_rounds=MOST_ROUNDS,
+            retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
             meter=Meter(Budget(calls=request.max_tool_calls)),
             approve=lambda call: decisions.get(call.call_id),
             opening=[item for each in own.values() for item in each.items],
         )
-        events = _answered(loop, asked, caller, tuple(own.values()), request.include)
+        events = _answered(loop, asked, caller, tuple(own.values()))
         return Prepared(asked, start=partial(Driver, events))
 
 
 async def _answered(
-    loop: Loop,
-    request: Request,
-    caller: Caller,
-    sessions: Sequence[Session],
-    include: Sequence[str],
+    loop: Loop, request: Request, caller: Caller, sessions: Sequence[Session]
 ) -> AsyncGenerator[Event, None]:
-    """The answer, without those results that its request did not include."""
     try:
         async with aclosing(loop.stream(request, caller)) as events:
             async for event in events:
-                if isinstance(event, ItemDone) and isinstance(item := event.item, Unknown):
-                    value = {**item.value}
-                    for name in _HIDDEN.get(item.kind, ()) if caller.wire == RESPONSES else ():
-                        if f"{item.kind}.{name}" not in include:
-                            _hide(value, name)
-                    event = replace(event, item=replace(item, value=value))
                 yield event
     finally:
         await _close(sessions)
-
-
-_HIDDEN = {
-    "code_interpreter_call": ("outputs",),
-    "file_search_call": ("results",),
-    "web_search_call": ("results", "action.sources"),
-}
-"""The fields of items that a client sees only where it includes them."""
-
-
-def _hide(value: dict[str, JSON], name: str) -> None:
-    first, _, rest = name.partition(".")
-    if not rest:
-        if first in value:
-            value[first] = None
-    elif isinstance(within := value.get(first), dict) and rest in within:
-        value[first] = {key: each for key, each in within.items() if key != rest}
 
 
 async def _close(sessions: Sequence[Session | BaseException]) -> None:
@@ -230,7 +213,7 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             found += [
                 NamedTool(each.spec.name, _kind(each.spec), session.namespace)
                 for each in session.tools
-                if entry.kind != "mcp" or name in (None, each.spec.name)
+                if entry.kind != "mcp" or name in (None, each.spec.name, _shown_name(each))
             ]
         return found
 
@@ -247,6 +230,13 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
             return replace(choice, tools=tuple(every))
         case _:
             return choice
+
+
+def _shown_name(tool: Tool) -> JSON:
+    """The name that clients see of a tool, where models need another."""
+    if tool.display is None:
+        return None
+    return tool.display.opened(FunctionCall("", tool.spec.name, "")).get("name")
 
 
 def _kind(spec: Any) -> Any:

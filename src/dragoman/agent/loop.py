@@ -40,6 +40,7 @@ from dragoman.core.event import (
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import (
+    JSON,
     Call,
     Compaction,
     CustomToolCall,
@@ -253,7 +254,8 @@ class Loop(Wrapper):
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Take over where there is something to do."""
-        if not (self.tools.tools or self.continuations or self.meter.limited or self.always):
+        at_work = self.tools.tools or self.opening or self.continuations or self.meter.limited
+        if not (at_work or self.always):
             return None
         if (request.sampling.n or 1) > 1:
             raise FaultError(unsupported("an answer with tools is one choice", "n"))
@@ -376,7 +378,7 @@ class _Answer:
                     wrong = result.error or not result.run
                     state: State = "failed" if wrong and display.fails else "completed"
                     status = "failed" if wrong else "completed"
-                    kept = _kept(call, self.calls[0].call_id, result.output.output)
+                    kept = _kept(call, self.calls[0].call_id, result.output.output, result.kept)
                     value = {**item.value, **result.fields, "status": status}
                     yield Progress(self.shown, state)
                     yield ItemDone(self.shown, replace(item, value=value, extra=kept))
@@ -659,10 +661,10 @@ def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
         yield Progress(place, display.working)
 
 
-def _kept(call: Call, round: str, output: Output | None) -> Extra:
+def _kept(call: Call, round: str, output: Output | None, own: JSON = None) -> Extra:
     """The call behind an item, for the next time the model is asked."""
     text = call.input if isinstance(call, CustomToolCall) else call.arguments
-    record = Recorded(call.call_id, call.name, text, output, call.namespace, round)
+    record = Recorded(call.call_id, call.name, text, output, call.namespace, round, own)
     return {RECORD: to_builtins(record)}
 
 

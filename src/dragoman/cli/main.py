@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dragoman.core.error import hint
+from dragoman.core.error import bad_request, hint
 from dragoman.core.interfaces import VERSION
 
 _EPILOG = """\
@@ -24,6 +25,7 @@ examples:
   dragoman log --search sky                  search stored requests and answers
   dragoman tail resp_…                       replay or follow one answer
   dragoman chat                              a conversation; Ctrl-C stops an answer, Ctrl-D ends
+  dragoman agent helper.py                   talk to an agent with tools of your own
   dragoman run codex                         Codex on the model found on this machine
 """
 
@@ -33,6 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Returns the exit status: 0 for success, 1 for a failure, 2 for wrong usage.
     """
+    _open_streams()
     words = list(sys.argv[1:] if words is None else words)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
@@ -53,9 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader, `head` perhaps, has closed the pipe. Python writes what is buffered when it
         # exits, and would fail again.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+        _drop_output()
         return 1
     except Exception as error:
         from dragoman.core.error import FaultError
@@ -66,10 +67,35 @@ def main(words: Sequence[str] | None = None) -> int:
         from .serve import visible
 
         for_people = FaultError | NetError | ConfigurationError | HostError
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
+            error = FaultError(bad_request(f"The output cannot be written: {error.strerror}."))
+            _drop_output()
         if not isinstance(error, for_people):
             raise
         print(f"dragoman: {visible(str(error))}", file=sys.stderr)
         return 1
+
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, on nothing: the first socket would have the number
+    of stderr, and what a library or a child writes there would go to a client."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number is free
+            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+
+
+def _drop_output() -> None:
+    """Have what is still buffered for stdout go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 _SERVE = (
@@ -91,6 +117,10 @@ _QUESTION = (
 _LOG = (
     "List stored requests and answers, the newest first. Responses are stored unless a request "
     "says otherwise; chat completions only where it says `store: true`, and Messages never."
+)
+_AGENT = (
+    "Talk to an agent (dragoman.Agent) that a file of Python makes: the one called `agent`, or the "
+    "only one. Calls that need consent are asked about."
 )
 _RUN = (
     "Run an agent program on a model: with a configuration of its own, which is temporary, and "
@@ -179,10 +209,16 @@ def parser() -> argparse.ArgumentParser:
         add("--key-env", metavar="NAME", help="the variable that holds the key to it")
         if name == "ask":
             add("question", nargs="*", help=_QUESTION)
+        if name == "chat":
+            about = f"{_TOOL}; or a FILE.py with functions marked `@tool`"
+            add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=about)
         if name != "models":
             add("--model", "-m", help="the model's name; the first listed by default")
             add("--system", "-s", help="instructions for the model")
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
+
+    add = command("agent", "talk to the agent that a file of Python makes", _AGENT)
+    add("file", type=Path, metavar="FILE.py", help="the file")
 
     add = command("run", "run Codex, Claude Code or opencode on a model", _RUN)
     names = ("codex", "claude", "opencode")
@@ -254,7 +290,7 @@ def _number(name: str, low: int, high: float, problem: str) -> Callable[[str], i
 
 port = _number("port", 0, 65535, "a port is between 0 and 65535")
 retries = _number("retries", 0, 10, "a request is tried again at most 10 times")
-workers = _number("workers", 1, math.inf, "there must be at least one worker")
+workers = _number("workers", 1, 1024, "there are between 1 and 1024 workers")
 positive = _number("number", 1, math.inf, "the number must be at least 1")
 layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 for all")
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -29,6 +29,8 @@ from dragoman.wire.registry import WIRES
 from .settings import Settings, about
 
 FILE = "dragoman.toml"
+LONGEST = 1_000_000
+"""Characters of a configuration."""
 AUTO = "auto"
 """The value of `wire` that has it detected."""
 
@@ -175,11 +177,16 @@ def explained(about: str = "", end: str = "") -> Iterator[None]:
 def load(path: Path) -> Configuration:
     """Read a file. Raises ConfigurationError."""
     try:
-        return read(path.read_text(encoding="utf-8-sig"), str(path))
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(LONGEST + 1)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8 text.") from None
+    if len(text) > LONGEST:
+        problem = f"has more than {LONGEST} characters, and is no configuration"
+        raise ConfigurationError(f"{path} {problem}.")
+    return read(text, str(path))
 
 
 def read(text: str, name: str = FILE) -> Configuration:
@@ -349,7 +356,7 @@ def _filled(kind: type[_T], fields: Fields) -> _T:
 
 def _taken(fields: Fields, name: str, hint: Any, meta: Any) -> Any:
     """The value of one field, as its type hint and its bounds would have it; None if absent."""
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (UnionType, Union):  # the latter of a Literal
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     match get_origin(hint) or hint:
         case builtins.bool:

@@ -1,7 +1,7 @@
 """The hosted tool that searches the text of uploaded files, with citations.
 
 What the model is shown of each call are numbered pieces of files. It cites them by their marks,
-`【1†notes.md】`, which become annotations of its text.
+`【101†notes.md】`, which become annotations of its text.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from .run import Approval, Context, Display, Next, Shown, Tool, ToolError, recor
 KIND = "file_search_call"
 SECONDS = 60.0
 NOTHING = "Nothing was found. Search with other words, or say that the files do not tell."
+FIRST = 101
+"""The number of the first piece: those of the pages of a browser, beside it, begin with 0."""
 LONGEST_MARK = 80
 """Characters of a file's name in a mark."""
 NO_STORE = Fault("unsupported", "This server stores nothing, so that no files can be searched.")
@@ -73,7 +75,7 @@ class FileSearch:
 _DESCRIPTION = (
     "Searches the text of the user's files by words and meaning, and shows the pieces that fit "
     "best. Ask several short questions at once where one is not enough. Each piece begins with its "
-    "mark, such as 【1†notes.md】. Write the mark behind each statement that rests on the piece."
+    "mark, such as 【101†notes.md】. Write the mark behind each statement that rests on the piece."
 )
 _PARAMETERS: dict[str, JSON] = {
     "type": "object",
@@ -136,7 +138,7 @@ class Reading:
         return Shown(text, {"queries": list(queries), "results": results})
 
     def _show(self, found: Found) -> str:
-        number = max(self._shown, default=0) + 1
+        number = max(self._shown, default=FIRST - 1) + 1
         name = re.sub("[†【】]", "", found.name)[-LONGEST_MARK:]
         id = FILE_PREFIX + found.file
         self._shown[number] = id, found.name
@@ -203,8 +205,8 @@ class FileCitations:
     """The citations of one text: marks of pieces that were `shown` are taken out, and become
     annotations of where they were. What cannot be a mark is passed on at once.
 
-    >>> citations = FileCitations({1: ("file-1", "a.md")})
-    >>> citations.feed("So it is【1†"), citations.feed("a.md】.")[1]
+    >>> citations = FileCitations({101: ("file-1", "a.md")})
+    >>> citations.feed("So it is【101†"), citations.feed("a.md】.")[1]
     (['So it is'], '.')
     """
 

@@ -93,11 +93,13 @@ class Display(Struct, frozen=True):
 
 class Shown(Struct, frozen=True):
     """What a tool with a display gives: `output` to the model, and to the item of the call the
-    `fields` that it has at its end, beside or in place of those it began with."""
+    `fields` that it has at its end, beside or in place of those it began with. What is `kept` is
+    for the tool itself: it is in the record of the call, in later answers of the conversation."""
 
     output: Output
     fields: dict[str, JSON] = {}
     failed: bool = False
+    kept: JSON = None
 
 
 class Tool(Protocol):
@@ -144,9 +146,20 @@ class Session(Protocol):
     """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
     in none, and items that are shown before it is asked, such as a list of tools."""
 
-    namespace: str | None
-    tools: Sequence[Tool]
-    items: Sequence[Unknown]
+    @property
+    def namespace(self) -> str | None:
+        """That of its functions."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The functions."""
+        ...
+
+    @property
+    def items(self) -> Sequence[Unknown]:
+        """The items."""
+        ...
 
     def rewriter(self) -> Rewriter | None:
         """What finds this tool's citations in one part of the text, if it has any."""
@@ -185,8 +198,8 @@ _HOSTED: Extra = {RECORD: {}}
 
 
 class Recorded(Struct, frozen=True, omit_defaults=True):
-    """The call behind an item of a hosted tool: as the model wrote it, and what it was given. Calls
-    of one answer of the model have the same `round`."""
+    """The call behind an item of a hosted tool: as the model wrote it, what it was given, and what
+    the tool has `kept`. Calls of one answer of the model have the same `round`."""
 
     call_id: str
     name: str
@@ -194,6 +207,7 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     output: Output | None = None
     namespace: str | None = None
     round: str = ""
+    kept: JSON = None
 
 
 def recorded(item: Unknown) -> Recorded | None:
@@ -206,7 +220,7 @@ def recorded(item: Unknown) -> Recorded | None:
 
 class Result(Struct, frozen=True):
     """What became of a call: the item for the model, whether that is an error or it was not `run`,
-    what follows, and the fields of its display."""
+    what follows, and the fields of its display and its record."""
 
     output: CallOutput
     error: bool = False
@@ -214,6 +228,7 @@ class Result(Struct, frozen=True):
     retry: bool = True
     run: bool = True
     fields: dict[str, JSON] = {}
+    kept: JSON = None
 
 
 class Runner:
@@ -298,7 +313,9 @@ class Runner:
                 words = f"The tool {call.name!r} failed. {words}"
             return failed(call, words, retry=tool.auto_retry)
         shown = output if isinstance(output, Shown) else Shown(output)
-        about = partial(Result, error=shown.failed, after=tool.after, fields=shown.fields)
+        about = partial(
+            Result, error=shown.failed, after=tool.after, fields=shown.fields, kept=shown.kept
+        )
         if isinstance(shown.output, str):
             return about(_item(call, truncated(_clean(shown.output), most)))
         parts: list[Part] = []

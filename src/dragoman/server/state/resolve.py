@@ -39,6 +39,7 @@ from dragoman.stores.base import (
 )
 from dragoman.stores.serialize import pack
 from dragoman.stores.sql import Store
+from dragoman.wire.responses.items import RESULTS
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
 NOT_ENCRYPTED = Loss(
@@ -192,9 +193,11 @@ async def understand(
 
 _OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
 REFERRING = frozenset((ItemReference,))
-RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall))
+RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall, Unknown))
 """The items that make it necessary to look something up: what they refer to, or, where the answer
-is stored, the reasoning of the calls that are brought back."""
+is stored, the reasoning of the calls that are brought back, and what calls that this server ran had
+found."""
+RAN = frozenset((*RESULTS, "mcp_call", "mcp_approval_request"))
 
 
 def for_engine(
@@ -266,21 +269,23 @@ async def _history(
 async def _resolved(
     items: Sequence[Item], store: Store, tenant: str, recent: Recent, room: Room
 ) -> tuple[Item, ...]:
-    """The items, with those they refer to in the place of references."""
-    if ItemReference not in map(type, items):
+    """The items, with those they refer to in the place of references, and calls that this server
+    ran as it stored them: it knows more of them than a client brings back."""
+    if REFERRING.isdisjoint(map(type, items)) and Unknown not in map(type, items):
         return tuple(items)
+    ran = {item.id or "" for item in items if isinstance(item, Unknown) and _was_ran(item)}
     records = recent.values()
     near = {item.id: item for record in reversed(records) for item in record.items}
-    near |= {item.id: item for item in items if not isinstance(item, ItemReference)}
-    wanted = {item.id for item in items if isinstance(item, ItemReference)} - near.keys()
-    near |= await store.find_items(tenant, wanted, room)
-    sizes: dict[str, int] = {}
+    near |= {i.id: i for i in items if not isinstance(i, ItemReference) and i.id not in ran}
+    wanted = {item.id for item in items if isinstance(item, ItemReference)} | ran
+    near |= await store.find_items(tenant, wanted - near.keys(), room)
+    sizes: dict[str | None, int] = {}
     found: list[Item] = []
     for place, item in enumerate(items):
-        if isinstance(item, ItemReference):
+        if isinstance(item, ItemReference) or (item.id in ran and item.id in near):
             meant = near.get(item.id)
             if meant is None:
-                problem = f"There is no item {quoted(item.id)}"
+                problem = f"There is no item {quoted(item.id or '')}"
                 raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
             if item.id not in sizes:
                 sizes[item.id] = len(pack(meant))
@@ -292,6 +297,12 @@ async def _resolved(
         else:
             found.append(item)
     return tuple(found)
+
+
+def _was_ran(item: Unknown) -> bool:
+    """Whether an item is a call that a server ran, and says no more than a client is shown."""
+    known = item.extra is not None and "tool" in item.extra
+    return item.kind in RAN and bool(item.id) and not known
 
 
 def bare(id: str) -> str:
