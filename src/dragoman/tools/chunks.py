@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from html import unescape
 
 BYTES_PER_TOKEN = 4
@@ -194,6 +195,7 @@ def find_words(text: str) -> list[str]:
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text)):
         word = match[0]
         if word.isascii():
+            word = word[:LONGEST_WORD]
             found.append(_stem(word.lower()))
             if not word.islower() and len(parts := _HUMPS.split(word)) > 1:
                 found += [_stem(part.lower()) for part in parts]
@@ -207,10 +209,11 @@ def find_words(text: str) -> list[str]:
     return found
 
 
+@lru_cache(32_768)
 def _stem(word: str) -> str:
     """An English word without its ending: crude, and the same for question and text."""
     if len(word) < 4 or not word.isalpha():
-        return word[:LONGEST_WORD]
+        return word
     if word.endswith("ies"):
         word = word[:-3] + "y"
     elif word.endswith("s") and word[-2] not in "sui":
@@ -219,7 +222,7 @@ def _stem(word: str) -> str:
         rest = word[: -3 if word.endswith("g") else -2]
         if len(rest) > 2:
             word = rest[:-1] if rest[-1] == rest[-2] and rest[-1] not in "ls" else rest
-    return (word[:-1] if len(word) > 3 and word.endswith("e") else word)[:LONGEST_WORD]
+    return word[:-1] if len(word) > 3 and word.endswith("e") else word
 
 
 def asked_words(query: str) -> list[str]:
