@@ -262,6 +262,13 @@ async def test_client_keeps_its_own_functions() -> None:
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools[0].name")
 
 
+async def test_one_tool_named_twice_is_refused() -> None:
+    async with storing(HostedTools(Model("Hello."), [python(), mcp()])) as server:
+        for tools in ([PYTHON, PYTHON], [MCP, MCP]):
+            refused = await server.ask(tools=tools)
+            assert (refused.status, refused.json["error"]["param"]) == (400, "tools[1]")
+
+
 async def test_what_is_not_on_is_left_to_the_engine() -> None:
     model = Model("Hello.")
     engine = HostedTools(model, [search()])

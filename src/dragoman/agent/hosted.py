@@ -125,6 +125,7 @@ class HostedTools(Wrapper):
             return_exceptions=True,
         )
         sessions = dict(zip(wanted, opened, strict=True))
+        taken: dict[str, int] = {}
         try:
             for number, session in sessions.items():
                 if isinstance(session, FaultError):
@@ -133,7 +134,7 @@ class HostedTools(Wrapper):
                     raise FaultError(replace(fault, param=at)) from session
                 if isinstance(session, BaseException):
                     raise session
-                _check_names(request, number, session)
+                _check_names(request, number, session, taken)
             own = {n: s for n, s in sessions.items() if not isinstance(s, BaseException)}
             choice = _chosen(request, own)
             runner = Runner(
@@ -184,16 +185,18 @@ async def _close(sessions: Sequence[Session | BaseException]) -> None:
             raise result
 
 
-def _check_names(request: Request, number: int, session: Session) -> None:
-    """Raises FaultError where a function that a hosted tool brings is one of the client's."""
+def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
+    """Raises FaultError where what a hosted tool brings is the client's, or another's, who has
+    `taken` the name before."""
+    brought = [session.namespace] if session.namespace else [t.spec.name for t in session.tools]
+    for name in brought:
+        if (other := taken.setdefault(name, number)) != number:
+            problem = f"brings {name!r}, which tools[{other}] brings already"
+            raise FaultError(bad_request(problem, f"tools[{number}]"))
     for place, tool in enumerate(request.tools):
-        if isinstance(tool, Namespace):
-            clash = tool.name == session.namespace
-        elif isinstance(tool, UnknownTool) or session.namespace is not None:
-            clash = False
-        else:
-            clash = tool.name in [each.spec.name for each in session.tools]
-        if clash and not isinstance(tool, UnknownTool):
+        if isinstance(tool, UnknownTool) or isinstance(tool, Namespace) != bool(session.namespace):
+            continue
+        if tool.name in brought:
             problem = f"is {tool.name!r}, which tools[{number}] brings already: choose another name"
             raise FaultError(bad_request(problem, f"tools[{place}].name"))
 

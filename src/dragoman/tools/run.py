@@ -345,7 +345,7 @@ async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | Ba
             call.input if isinstance(call, CustomToolCall) else call.arguments, context
         )
     except BaseException as error:
-        if not isinstance(error, ToolError):
+        if not isinstance(error, ToolError | asyncio.CancelledError):
             _log.warning("the tool %s failed", call.name, exc_info=error)
         return error
 
