@@ -270,7 +270,7 @@ async def test_vectors_find_what_has_none_of_the_words(numpy, monkeypatch) -> No
         by_words = await server.ada.vector_stores.search(
             id,
             query="pet for home",
-            ranking_options={"hybrid_search": {"embedding_weight": 0, "text_weight": 1}},  # type: ignore[typeddict-unknown-key]
+            ranking_options={"hybrid_search": {"embedding_weight": 0, "text_weight": 1}},
         )
         assert by_words.data[0].filename == "hammer.md"
 
@@ -486,7 +486,7 @@ async def test_vector_store_of_a_request_that_fails_is_not_left() -> None:
 
         with pytest.raises(FaultError) as problem:
             server.app.budget.hold("t").resize(2**60)
-        server.store.index_file = fails  # type: ignore[method-assign]
+        server.store.index_file = fails
         with pytest.raises(openai.APIStatusError):
             await server.ada.vector_stores.create(file_ids=[file.id])
         assert (await server.ada.vector_stores.list()).data == []
@@ -504,7 +504,7 @@ async def test_file_whose_client_is_gone_is_not_indexed() -> None:
             await asyncio.Event().wait()
             return True
 
-        server.store.add_pieces = stuck  # type: ignore[method-assign]
+        server.store.add_pieces = stuck
         call = Call(
             server.app,
             f"/v1/vector_stores/{id}/files",

@@ -272,7 +272,7 @@ async def test_what_cannot_be_searched_is_told_to_the_model_or_the_client() -> N
     reading = await opened(Shelf(fault=bad_request("is gone", "vector_store_ids")))
     with pytest.raises(ToolError, match="is gone"):
         await reading.find(["a"])
-    with pytest.raises(FaultError, match="stores nothing"):
+    with pytest.raises(FaultError, match="dragoman serve --tool files"):
         await opened(None)
 
 

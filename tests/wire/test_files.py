@@ -31,6 +31,7 @@ from dragoman.wire.files import (
     decode_options,
     decode_search,
     decode_upload,
+    encode_content,
     encode_deleted,
     encode_found,
     encode_listing,
@@ -300,4 +301,5 @@ def test_pages_are_encoded() -> None:
             "content": [{"type": "text", "text": "text"}],
         }
     ]
+    assert json.loads(encode_content(["a"]))["data"] == [{"type": "text", "text": "a"}]
     assert json.loads(encode_deleted("file-1", "file"))["deleted"] is True

@@ -101,12 +101,13 @@ class Comparison(Struct, frozen=True):
             return any(_same(own, each) for each in value) is (self.operator == "in")
         if self.operator in ("eq", "ne"):
             return _same(own, value) is (self.operator == "eq")
-        if isinstance(own, str) and isinstance(value, str):
-            order = (own > value) - (own < value)
-        elif _is_number(own) and _is_number(value):
-            order = (own > value) - (own < value)  # type: ignore[operator]  # they are numbers
-        else:
+        if isinstance(own, bool) or isinstance(value, bool):
             return False
+        order: int | None = None  # of what is of one type
+        if isinstance(own, str):
+            order = (own > value) - (own < value) if isinstance(value, str) else None
+        elif own is not None and not isinstance(value, str):
+            order = (own > value) - (own < value)
         return order in _ORDERS[self.operator]
 
 
@@ -125,10 +126,6 @@ class Combination(Struct, frozen=True):
 Condition = Comparison | Combination
 
 _ORDERS = {"gt": (1,), "gte": (0, 1), "lt": (-1,), "lte": (-1, 0)}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _same(one: object, other: object) -> bool:

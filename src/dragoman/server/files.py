@@ -204,9 +204,9 @@ class FileHandlers:
                 found = await self._one(caller, id, file)
                 room = Room(count=exchange.count)
                 chunks = await self._store.chunks_of(caller.tenant, id, found.file, room)
-                shown = [{"type": "text", "text": chunk.text} for chunk in chunks]
-                page = {"object": "vector_store.file_content.page", "data": shown}
-                exchange.reply(200, json.dump({**page, "has_more": False, "next_page": None}))
+                shown = [chunk.text for chunk in chunks]
+                page = partial(wire.encode_content, shown)
+                exchange.reply(200, await self._store.apart(room.held, page))
             case ["file_batches", batch]:
                 await self._batch(exchange, caller, id, batch)
             case ["file_batches", batch, "files"]:

@@ -36,7 +36,12 @@ FIRST = 101
 """The number of the first piece: those of the pages of a browser, beside it, begin with 0."""
 LONGEST_MARK = 80
 """Characters of a file's name in a mark."""
-NO_STORE = Fault("unsupported", "This server stores nothing, so that no files can be searched.")
+NO_LIBRARY = Fault(
+    "unsupported",
+    "There are no files here: they are searched by a server that stores them, started with "
+    "`dragoman serve --tool files`.",
+    "client",
+)
 
 
 class Library(Protocol):
@@ -63,7 +68,7 @@ class FileSearch:
         """A search for one answer. Raises FaultError for options that make no sense, and for vector
         stores that are not there."""
         if self.library is None:
-            raise FaultError(NO_STORE)
+            raise FaultError(NO_LIBRARY)
         stores, search = decode_options(asked)
         await self.library.check(caller, stores)
         return Reading(self.library, stores, search, items, caller)

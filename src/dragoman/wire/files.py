@@ -386,6 +386,13 @@ def encode_found(queries: Sequence[str], found: Sequence[Found]) -> bytes:
     return json.dump({**page, "has_more": False, "next_page": None})
 
 
+def encode_content(texts: Sequence[str]) -> bytes:
+    """The text of a file in a vector store, by its chunks."""
+    data = [{"type": "text", "text": text} for text in texts]
+    page = {"object": "vector_store.file_content.page", "data": data}
+    return json.dump({**page, "has_more": False, "next_page": None})
+
+
 def encode_listing(shown: Sequence[dict[str, JSON]], more: bool) -> bytes:
     """A page of a list."""
     ids = [each["id"] for each in shown] or [None]
