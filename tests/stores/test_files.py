@@ -158,11 +158,12 @@ async def test_chunks_are_found_by_their_words(store: Store) -> None:
     assert await store.indexed([cat.seq, cat.seq]) == [cat]
 
 
-@pytest.mark.parametrize("word", ["naïve", "东京", "v2", "ß", "straße", "x" * 64, "हिन्दी", "٣"])
-async def test_words_of_every_language_are_found(store: Store, word) -> None:
+async def test_words_of_every_language_are_found(store: Store) -> None:
     made = await filled(store)
-    await index(store, "a", [[word], ["else"]])
-    assert await texts(store, made, word) == [word]
+    words = ["naïve", "东京", "v2", "ß", "straße", "x" * 64, "हिन्दी", "٣"]
+    await index(store, "a", [[word] for word in words])
+    for word in words:
+        assert await texts(store, made, word) == [word]
 
 
 async def test_vectors_are_read_in_their_order(store: Store) -> None:
