@@ -23,6 +23,7 @@ from dragoman.engines.reasoning import (
 )
 from dragoman.engines.router import Prompted
 from dragoman.stores.base import StoreError
+from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
@@ -32,11 +33,13 @@ from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
+from .files import FileHandlers, refusing
 from .limits import Budget, Gate
 from .log import Entry, RequestLog
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import METHODS, STORED, Handlers
+from .state.library import Library
 from .state.service import Memory
 from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
@@ -65,6 +68,8 @@ _SECRET = secrets.token_bytes(32)
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
+NO_FILES = "This server takes no files; start it with --tool files."
+NO_STORE = "This server stores nothing (--store none), and so no files."
 NO_WEBSOCKET = Fault("not_found", "There is no WebSocket here; ask by POST.", "client")
 """For clients that try a WebSocket first: at a 404 they fall back to HTTP."""
 
@@ -82,6 +87,10 @@ class App:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
         cipher = None if memory is None else memory.cipher
+        searches = [tool for tool in tools if isinstance(tool, FileSearch)]
+        library = None
+        if searches and memory is not None:
+            library = searches[0].library = Library(memory.store, engine, settings)
         engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory
@@ -120,6 +129,10 @@ class App:
             routes += Handlers(memory, self._roster, lists, service.read, answers.replay).routes()
         else:
             routes += [Route(each, path, _refuse_stored) for path in STORED for each in METHODS]
+        if library is not None:
+            routes += FileHandlers(service, library).routes()
+        else:
+            routes += refusing(NO_STORE if searches else NO_FILES)
         self._router = Router(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

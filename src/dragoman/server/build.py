@@ -166,6 +166,10 @@ def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Host
                     from dragoman.tools.python import Python
 
                     found[name] = Python(rest or "monty")
+                case "files":
+                    from dragoman.tools.files import FileSearch
+
+                    found[name] = FileSearch()
                 case "mcp":
                     from dragoman.tools.mcp import read_server
 
