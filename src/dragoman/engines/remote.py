@@ -38,6 +38,7 @@ from dragoman.net.client import Decoder as ContentDecoder
 from dragoman.net.connection import Connection, Limits, Timeouts
 from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError, TooLargeError
 from dragoman.wire import embeddings, json
+from dragoman.wire.losses import read_header
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
@@ -217,6 +218,8 @@ class UpstreamAnswer(Struct, eq=False):
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                         self._unseen = -1
+                    elif name == b"x-dragoman-loss":  # another of us: what it lost is lost
+                        request.turn.losses += read_header(value.decode("latin-1"))
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
                 connection.headers.clear()
