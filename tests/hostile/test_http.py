@@ -15,6 +15,7 @@ from dragoman.server.app import App
 from dragoman.server.http import AHEAD, HTTPProtocol
 from dragoman.server.settings import Settings
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, served, word
+from tests.server.test_own_host import connected, until
 
 BODY = json.dumps(asking()).encode()
 STREAM = json.dumps(asking(stream=True)).encode()
@@ -147,6 +148,25 @@ async def test_14_requests_behind_an_answer_are_not_read(monkeypatch) -> None:
     assert answers.count(b"HTTP/1.1 404") == 100
     assert max(waiting for waiting, _ in kept) <= AHEAD
     assert 0 < max(size for _, size in kept) <= 512 * 1024
+
+
+async def test_an_answer_that_nobody_reads_is_no_way_to_a_socket(monkeypatch) -> None:
+    app = App(Stub(*OPENING, *closing("x" * 200_000)), Settings())
+    protocol, link = connected(app)
+    written = link.write
+
+    def write(data: bytes) -> None:
+        written(data)
+        protocol.pause_writing()
+
+    monkeypatch.setattr(link, "write", write)
+    protocol.data_received(chat(HERE))
+    await until(link, b"xxx")
+    assert app.budget.held > 200_000
+    protocol.data_received(request("GET /v1/responses HTTP/1.1", HERE, *SOCKET))
+    assert b"HTTP/1.1 400 " in link.written
+    protocol.connection_lost(None)
+    assert app.budget.held == 0
 
 
 # ---- one side closed -----------------------------------------------------------------------------

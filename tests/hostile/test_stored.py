@@ -370,3 +370,42 @@ async def test_17_lists_are_made_one_at_a_time_and_by_turns() -> None:
     assert sorted(answer.status for answer in answers) == [200] * 9 + [429] * 11
     assert store.most == 1
     await app.close()
+
+
+ITEMS = {"items": [{"type": "message", "role": "user", "content": TEXT}]}
+WRITES: list[tuple[str, str, str, Any]] = [
+    (name, *ASKS[name]) for name in ("its end", "its metadata")
+] + [
+    ("items of a conversation", "POST", "/v1/conversations/c/items", ITEMS),
+    ("one item less", "DELETE", "/v1/conversations/c/items/msg_c", None),
+    ("a conversation", "POST", "/v1/conversations", ITEMS),
+    ("a deletion", "DELETE", f"{RESPOND}/resp_said", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"), [row[1:] for row in WRITES], ids=[row[0] for row in WRITES]
+)
+async def test_an_answer_for_who_has_left_holds_nothing(
+    method: str, path: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, go = await filled(), asyncio.Event()
+
+    async def later(size: int, work: Callable[..., Any], *given: object) -> Any:
+        await go.wait()
+        return work(*given)
+
+    monkeypatch.setattr(store, "apart", later)
+    app = App(Stub(), Settings(), Memory(store, upkeep=False))
+    data = b"" if body is None else json.dumps(body).encode()
+    protocol, _ = connected(app)
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
+    protocol.data_received(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    go.set()
+    while protocol.tasks:
+        await asyncio.sleep(0)
+    assert app.budget.held == 0
+    await app.close()

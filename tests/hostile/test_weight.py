@@ -6,13 +6,17 @@ import asyncio
 import json
 import tracemalloc
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from dragoman.core.interfaces import ANYONE
 from dragoman.server.app import App
-from dragoman.server.limits import Budget, weigh
+from dragoman.server.limits import Budget, measured, weigh, widened
 from dragoman.server.settings import Settings
-from dragoman.wire.json import load
+from dragoman.wire.json import LIMITS, load
+from dragoman.wire.json import encode as json_encode
+from tests.hostile.test_bodies import no_count, service, thread_of
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, post, served
 
 CLOSING = ("content-type: application/json", "connection: close")
@@ -35,6 +39,61 @@ def test_4_10_values_take_no_more_than_they_weigh(value: str) -> None:
         tracemalloc.stop()
     assert decoded
     assert took < 1.2 * weigh(data)
+
+
+TEXTS = {
+    "plain": "x" * 9_000,
+    "one letter": "x" * 9_000 + "\N{LATIN SMALL LETTER E WITH ACUTE}",
+    "one sign": "x" * 9_000 + "\N{CHECK MARK}",
+    "one face": "x" * 9_000 + "\N{GRINNING FACE}",
+    "Chinese": "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 9_000,
+    "faces": "\N{GRINNING FACE}" * 9_000,
+    "backslashes": "\\u" * 9_000 + "\N{GRINNING FACE}",
+    "quotes": '"' * 9_000 + "\N{GRINNING FACE}",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("heavy", [False, True])
+def test_texts_take_no_more_than_they_weigh(text: str, escaped: bool, heavy: bool) -> None:
+    data = json.dumps({"a": [text, "x" * 300_000]}, ensure_ascii=escaped).encode()
+    more = measured(data, LIMITS) if heavy else weigh(data) - len(data) + widened(data)
+    weight = len(data) + more
+    tracemalloc.start()
+    try:
+        decoded: Any = load(data)
+        json_encode(decoded)  # beside each wide text that in UTF-8 is kept
+        took = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert took < 1.2 * weight
+    if heavy:  # of which each text counts by itself, and no more than it may take
+        assert weight < 1.2 * (len(data) + 4 * len(text))
+
+
+@pytest.mark.parametrize("sign", ["\N{GRINNING FACE}", "\\ud83d\\ude00"])
+@pytest.mark.parametrize("at", [0, 262_140, 262_142, 600_000])
+def test_a_text_in_several_slices_is_as_wide_as_its_widest(sign: str, at: int) -> None:
+    text = "x" * at + sign + "x" * (600_000 - at)
+    data = f'{{"a":["{text}","{"y" * 900_000}"]}}'.encode()
+    assert 2_400_000 < measured(data, LIMITS) < 2_401_000
+
+
+async def test_wide_texts_are_counted_while_a_request_lives() -> None:
+    go = asyncio.Event()
+    app = App(Stub(*OPENING, go, *closing("")), Settings())
+    said = "x" * 100_000 + "\N{GRINNING FACE}"
+    body = json.dumps(asking(messages=[{"role": "user", "content": said}]), ensure_ascii=False)
+    async with served(app) as port:
+        asked = asyncio.ensure_future(
+            exchange(port, post(port, body.encode(), PATHS["chat"], CLOSING))
+        )
+        while app.budget.held < 500_000:
+            await asyncio.sleep(0.001)
+        go.set()
+        assert (await asked)[9:12] == b"200"
+    assert app.budget.held == 0
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
@@ -76,3 +135,12 @@ async def test_2d_15_what_can_never_fit_is_too_large() -> None:
     call = await Call(app, PATHS["chat"], asking(), headers={"content-length": "600000"})()
     assert call.status == 413
     assert "memory" in call.json["error"]["message"]
+
+
+async def test_a_thread_that_cannot_be_had_leaves_the_lane(monkeypatch) -> None:
+    made, heavy = service(), b"x" * 1_100_000
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "run_in_executor", Mock(side_effect=RuntimeError))
+        with pytest.raises(RuntimeError):
+            await made.decoded(heavy, ANYONE, thread_of, no_count)
+    assert await asyncio.wait_for(made.decoded(heavy, ANYONE, thread_of, no_count), 10)

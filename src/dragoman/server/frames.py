@@ -33,7 +33,6 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     hold: Hold | None = None
     unparsed = b""
     _at = 0  # so much of that is parsed
-    _more = 0  # bytes of the message behind its first fragment
     _tries = 0  # to find room for what has come
     _begun = math.inf  # since when a message is awaited that has begun to come
     _latest = 0.0  # when something of it came
@@ -85,8 +84,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Hold what has come of messages. Where there is no room for it, look again later, but not
         for long: all may be waiting for each other."""
         size = len(self.conn.reader.buffer) + len(self.unparsed) - self._at
-        if self.frames:
-            size += len(self.frames[0]) + self._more
+        size += sum(map(len, self.frames))
         try:
             if self.hold is not None and not self.read_paused and max(size, self.hold.size) > SMALL:
                 self.hold.resize(size)
@@ -107,8 +105,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
 
     def handle_cont(self, event: Any) -> None:
-        self._more = len(event.data) + (self._more if len(self.frames) > 1 else 0)
-        super().handle_cont(event)
+        # All behind the first together: as values of their own, small ones would take much more.
+        if len(self.frames) == 1:
+            self.frames.append(cast(Any, bytearray()))
+        self.frames[1] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)

@@ -118,8 +118,8 @@ class HTTPExchange(Exchange):
         close = b"" if self.keep_alive else b"connection: close\r\n"
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         parts = (STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n")
-        if body is not None and len(body) > HIGH_WATER_LIMIT:
-            connection.hold(self.tenant, len(body))
+        if body is not None and len(body) > HIGH_WATER_LIMIT and not self.disconnected:
+            connection.hold(self.tenant, len(body))  # and not for one that gives nothing back
         self.response_started = True
         if body is None:
             self._head = b"".join(parts)
@@ -137,11 +137,11 @@ class HTTPExchange(Exchange):
         elif self._chunked:
             end = b"" if more else b"0\r\n\r\n"
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
-        if self._head:
-            body, self._head = self._head + body, b""
         large = len(body) > HIGH_WATER_LIMIT and not self.counted
         if large:
             connection.hold(self.tenant, len(body))
+        if self._head:  # which goes with something else where there is no room for this
+            body, self._head = self._head + body, b""
         if body:
             connection.transport.write(body)
         if not more:
@@ -421,8 +421,8 @@ class HTTPProtocol(HttpToolsProtocol):
         free = before is None or before.response_complete
         self._upgrades = self.parser.should_upgrade() and self._should_upgrade()
         if self._upgrades:
-            if not free:
-                raise ValueError("an answer is on its way")  # which a socket would tear
+            if not free or self.flow.write_paused:
+                raise ValueError("an answer is on its way")  # which a socket would tear, or forget
             self._in_head = False  # what comes now is no HTTP, but for a body
             self._await(self._patience)
             self.scope = cast(

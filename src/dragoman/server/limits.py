@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dragoman.core.error import Code, Fault, FaultError, quoted
-from dragoman.wire.json import LARGE, VALUE, marks
+from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
 from .exchange import Exchange
@@ -211,14 +211,61 @@ HEAVY = 1_500_000
 
 
 def weigh(body: bytes) -> int:
-    """What a body takes of the memory once it is decoded: its bytes, and some for each of its
-    values. Of a large one it is only known to be heavy: its values are counted in the thread.
+    """What a body takes once it is decoded, but for what `widened` says: its bytes, and some for
+    each of its values. Of a large one it is only known to be heavy: see `measured`.
 
     >>> weigh(b'{"model":"m","input":"Hi"}')
     346
     """
     size = len(body)
     return size + (HEAVY if size > LARGE else VALUE * marks(body))
+
+
+_CONTINUED = bytes(range(0x80, 0xC0))
+WIDEST = 4
+"""Bytes that each character of a text takes in which one takes so many."""
+_WIDE = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\u")
+"""What a character begins with in JSON that may take four bytes once it is decoded."""
+
+
+def widened(text: bytes) -> int:
+    """How many bytes a text in JSON takes once it is decoded, beside those in UTF-8: each of its
+    characters takes as many as the widest. None where all are ASCII, which has one form only.
+
+    >>> widened(b"plain"), widened("naïve".encode()), widened(b"plain \\ud83d\\ude00")
+    (0, 10, 32)
+    """
+    characters, width = _extent(text)
+    return characters * width if width > 1 else 0
+
+
+def _extent(text: bytes) -> tuple[int, int]:
+    """How many characters a text has, and how many bytes the widest of them takes."""
+    escaped = b"\\u" in text
+    if not escaped and text.isascii():
+        return len(text), 1
+    if escaped:
+        text = text.replace(b"\\\\", b"_")  # behind which it is a letter
+    characters = len(text.translate(None, _CONTINUED)) - 5 * text.count(b"\\u")
+    return characters, WIDEST if any(start in text for start in _WIDE) else 2
+
+
+def measured(body: bytes, limits: Limits) -> int:
+    """What a heavy body takes of the memory beside its bytes: some for each of its values, and what
+    each of its texts is widened by. Raises FaultError as `check_size` does."""
+    found, characters, width = VALUE * check_size(body, limits), 0, 1
+    if not any(widened(body[at : at + LARGE + 1]) for at in range(0, len(body), LARGE)):
+        return found
+    for within, texts in split_at_quotes(body):
+        for place, text in enumerate(texts, within):
+            if place % 2 == 0:
+                continue
+            if place > within:  # or it goes on with that of the slice before
+                found += characters * width if width > 1 else 0
+                characters, width = 0, 1
+            more, widest = _extent(text)
+            characters, width = characters + more, max(width, widest)
+    return found + (characters * width if width > 1 else 0)
 
 
 async def read_body(exchange: Exchange, settings: Settings, roster: InFlight, hold: Hold) -> bytes:

@@ -27,7 +27,7 @@ from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
-from dragoman.wire.json import UNMARKED, VALUE, Limits, check_size
+from dragoman.wire.json import UNMARKED, VALUE, Limits
 from dragoman.wire.losses import header, judge
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.registry import BASE, WIRES
@@ -35,7 +35,18 @@ from dragoman.wire.responses import RESPONSES
 
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
 from .exchange import JSON_TYPE, Exchange, Handler, Headers, Held, fault_of, report_headers
-from .limits import HEAVY, LIGHT, SMALL, Budget, Gate, check_head, read_body, weigh
+from .limits import (
+    HEAVY,
+    LIGHT,
+    SMALL,
+    Budget,
+    Gate,
+    check_head,
+    measured,
+    read_body,
+    weigh,
+    widened,
+)
 from .log import Entry, RequestLog
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
@@ -97,9 +108,9 @@ class Service(Struct, frozen=True):
         Raises FaultError."""
         try:
             if (weight := weigh(body)) <= HEAVY:
-                count(weight - len(body))
+                count(weight - len(body) + widened(body))
                 return decode(body, self.settings)
-            count(VALUE * await self._apart(check_size, body, caller.tenant))
+            count(await self._apart(measured, body, caller.tenant))
             return await self._apart(decode, body, caller.tenant)
         finally:
             del body  # an error knows this frame
@@ -108,7 +119,11 @@ class Service(Struct, frozen=True):
         """Work on a heavy body in a thread, one at a time: they would only take it from each
         other."""
         await self.lane.enter(tenant)
-        done = asyncio.get_running_loop().run_in_executor(None, work, body, self.settings)
+        try:
+            done = asyncio.get_running_loop().run_in_executor(None, work, body, self.settings)
+        except BaseException:  # no thread can be had
+            self.lane.leave(tenant)
+            raise
         done.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
         try:
             return await asyncio.shield(done)
@@ -606,7 +621,8 @@ class Answers:
                 check_head(exchange, settings.body_limit)  # most heads need no closer look
             if body is None or (
                 len(body) > self._light
-                and len(body) + VALUE * len(body.translate(None, UNMARKED)) > self._small
+                and len(body) + VALUE * len(body.translate(None, UNMARKED)) + widened(body)
+                > self._small
             ):
                 return self._when_read(wire, exchange, caller)
             exchange.whole = None
@@ -669,6 +685,8 @@ class Answers:
         except Exception as error:
             run.stop(fault_of(error, record.id, caller.key))
             await run.finished()
+        finally:
+            hold.close()  # it may have ended while its request was read again
         if entry is not None and isinstance(last := run.events[-1], TERMINAL):
             entry.note(last)
             wire = WIRES[record.wire]

@@ -30,7 +30,7 @@ from dragoman.wire.responses.encode import Encoder
 from .asgi import BUFFER, Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
-from .limits import HEAVY, SMALL, Hold, too_large
+from .limits import HEAVY, LIGHT, SMALL, Hold, too_large, widened
 from .log import Entry
 from .responder import MANY_TOKENS, Responder, Service, tokens_of
 from .settings import DIALECTS
@@ -39,7 +39,7 @@ from .state.run import Runs
 from .state.service import Plan
 
 
-def refusal(fault: Fault, lane: str | None) -> str:
+def refusal(fault: Fault, lane: str | None) -> bytes:
     """The frame that says that a turn failed before it began, or that a frame made no sense.
 
     Its code is always a string: clients of sockets tell errors apart by it alone, and some know
@@ -48,7 +48,7 @@ def refusal(fault: Fault, lane: str | None) -> str:
     object = error.error_object(fault)
     object["code"] = object["code"] or fault.code
     frame = {"type": "error", "status": error.status(fault), "error": object}
-    return json.dump(frame if lane is None else {**frame, "stream_id": lane}).decode()
+    return json.dump(frame if lane is None else {**frame, "stream_id": lane})
 
 
 MOST = 64
@@ -189,7 +189,7 @@ class Turn(Responder):
                 self._report(frames, -1, last)
             if self._ending:
                 frames = [frame[:-1] + self._ending for frame in frames]
-            full = self._connection.write(*map(bytes.decode, frames))
+            full = self._connection.write(*frames)
             self._asked.status = 200
             if isinstance(last, TERMINAL):
                 if self._asked.entry is not None:
@@ -259,7 +259,7 @@ class Connection:
         self._asked = service.budget.hold(caller.tenant)  # for those, if they are many
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
-        self._queue: deque[str] = deque()  # frames to be sent
+        self._queue: deque[bytes] = deque()  # frames to be sent, which as text may take much more
         self._size = 0  # of those, and of the one that the client has not taken
         self._unread = service.budget.hold(caller.tenant)  # for those, if they are many
         self._sender: asyncio.Task[None] | None = None
@@ -288,7 +288,7 @@ class Connection:
                         room.hold.close()  # it is ours now
                     size = len(data)
                     if size <= LARGE and (weight := size + VALUE * marks(data)) <= HEAVY:
-                        self._take(data, weight)
+                        self._take(data, weight + (widened(data) if size > LIGHT else 0))
                     else:
                         await self._take_heavy(data)
                     del data, text, message
@@ -357,8 +357,8 @@ class Connection:
             hold.resize(len(data))
             asked = await self.service.decoded(data, self.caller, decode_frame, hold.add)
             weight = hold.size
-        except FaultError as error:
-            self._refuse(error.fault, data)
+        except Exception as error:  # the other lanes go on
+            self._refuse(fault_of(error, self.exchange.id, self.caller.key), data)
             return
         finally:
             hold.close()
@@ -494,10 +494,10 @@ class Connection:
 
     # ---- frames --------------------------------------------------------------------------
 
-    def write(self, *texts: str) -> bool:
+    def write(self, *frames: bytes) -> bool:
         """Send frames. True where the client does not keep up."""
-        self._queue.extend(texts)
-        self._size += sum(map(len, texts))
+        self._queue.extend(frames)
+        self._size += sum(map(len, frames))
         self._wakeup.set()
         if self._size > BUFFER and self._sender is not None:
             try:
@@ -528,10 +528,10 @@ class Connection:
                 async with asyncio.timeout(stall) as patience:
                     last = 0  # bytes of the frame before
                     while self._queue:
-                        text = self._queue.popleft()
-                        await self._send({"type": "websocket.send", "text": text})
+                        frame = self._queue.popleft()
+                        await self._send({"type": "websocket.send", "text": frame.decode()})
                         self._size -= last  # hosts send the next one when the client took that
-                        last = len(text)
+                        last = len(frame)
                         patience.reschedule(loop.time() + stall)
                     if room is not None:
                         await room.writable.wait()

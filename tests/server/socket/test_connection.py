@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
+from websockets.frames import Frame, Opcode
 
 from dragoman.core.interfaces import ANYONE
 from dragoman.server import websocket
@@ -160,3 +162,24 @@ async def test_4_11_turns_that_are_cut_off_hold_nothing(size: int) -> None:
         await serving
     assert budget.held == 0
     await client.memory.close()
+
+
+async def test_2e_06_fragments_take_no_more_than_they_weigh() -> None:
+    protocol = cast(Any, object.__new__(SocketProtocol))
+    protocol.frames = [b"ab"]
+    for _ in range(10_000):
+        protocol.handle_cont(Frame(Opcode.CONT, b"cd", fin=False))
+    assert sum(map(sys.getsizeof, protocol.frames)) < 30_000
+
+
+async def test_2f_01_frames_that_nobody_reads_count_by_their_bytes() -> None:
+    client = Client(Stub(*OPENING, word("\N{GRINNING FACE}" * 50_000), *closing("ab")), reads=1)
+    budget = client.connection.service.budget
+    client.ask()
+    async with asyncio.timeout(BOUND):
+        serving = asyncio.create_task(client.connection.serve())
+        while budget.held < 200_000:
+            await asyncio.sleep(0)
+        client.leave()
+        await serving
+    assert budget.held == 0
