@@ -86,7 +86,6 @@ def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(
 
 
 @pytest.mark.parametrize("case", STREAMS, ids=lambda case: case["name"])
-@pytest.mark.uncounted
 def test_r1_w11_p24_stream_cut_at_any_byte_fails_or_completes_and_keeps_what_came(case) -> None:
     data, think = stream(case["events"]), case.get("think", "inline")
     whole = hear(data, think=think)

@@ -95,7 +95,6 @@ def said(response: Response) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", STREAMS, **BY_NAME)
-@pytest.mark.uncounted
 def test_stream_cut_at_any_byte_fails_or_completes(case) -> None:
     data = data_of(case)
     whole = hear(data)
