@@ -21,11 +21,11 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemDone, PartDone, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
-from dragoman.core.item import Message, Text, Token
+from dragoman.core.item import CustomToolCall, FunctionCall, Message, Text, Token
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
-from dragoman.stores.base import Record
+from dragoman.stores.base import Record, arguments
 from dragoman.wire import sse
 from dragoman.wire.json import UNMARKED, VALUE, Limits
 from dragoman.wire.losses import header, judge
@@ -59,6 +59,8 @@ LAST_EVENT = 5.0
 MANY_TOKENS = 10_000
 """Tokens with log-probabilities, in an answer, or with their alternatives in a batch of its events,
 from which on that is encoded in a thread."""
+LETTERS = 100
+"""Characters of text that take as long as a token."""
 WAITING = sse.comment("waiting")
 """The heartbeat of a stream that has no event yet."""
 
@@ -163,6 +165,7 @@ class Responder(ABC):
     batches: list[list[Event]] | None = None  # that wait for one to be encoded in a thread
     made: Any = None  # of that
     _encoding: asyncio.Task[None] | None = None
+    _much = False  # a batch took long
 
     def __init__(
         self, service: Service, exchange: Exchange, caller: Caller, plan: Plan, wire: Wire
@@ -299,6 +302,14 @@ class Responder(ABC):
     def fail(self, fault: Fault) -> None:
         """Send the client why the answer ends here."""
 
+    def is_much(self, events: list[Event]) -> bool:
+        """Whether a batch takes long to encode, by its tokens with log-probabilities, with their
+        alternatives, and by its text; as does the end of an answer that had such, as it repeats
+        them."""
+        much = sum(map(_tokens, events)) > MANY_TOKENS
+        self._much = much or self._much
+        return much or (self._much and isinstance(events[-1], Finished))
+
     def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:
         """Encode a batch in a thread, because others would have to wait for it. It is received
         again with what was `made` of it, and after it the `batches` that came since."""
@@ -320,25 +331,22 @@ class Responder(ABC):
         self.schedule()
 
 
-def tokens_of(events: list[Event]) -> int:
-    """How many tokens with log-probabilities are in events, with their alternatives."""
-    return sum(map(_tokens, events))
-
-
 def _tokens(event: Event) -> int:
-    tokens: tuple[Token, ...] = ()
     match event:
-        case Delta():
-            tokens = event.tokens
+        case Delta(data=str(text)):
+            return _count(text, event.tokens)
         case PartDone(part=Text() as part):
-            tokens = part.tokens
+            return _count(part.text, part.tokens)
         case ItemDone(item=Message() as message):
-            return sum([_count(part.tokens) for part in message.content if type(part) is Text])
-    return _count(tokens)
+            texts = [part for part in message.content if type(part) is Text]
+            return sum([_count(part.text, part.tokens) for part in texts])
+        case ItemDone(item=FunctionCall() | CustomToolCall() as call):
+            return _count(arguments(call))
+    return 0
 
 
-def _count(tokens: tuple[Token, ...]) -> int:
-    return sum([1 + len(token.top) for token in tokens])
+def _count(text: str, tokens: tuple[Token, ...] = ()) -> int:
+    return len(text) // LETTERS + sum([1 + len(token.top) for token in tokens])
 
 
 class Unary(Responder):
@@ -441,7 +449,7 @@ class Stream(Responder):
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
                 data, self.made = self.made, None
-            elif self._hold is not None and tokens_of(events) > MANY_TOKENS:
+            elif self._hold is not None and self.is_much(events):
                 self.apart(self._encoded, events)
                 return  # only what is much is held
             elif isinstance(last, Finished):
