@@ -338,7 +338,7 @@ def _tokens(event: Event) -> int:
         case PartDone(part=Text() as part):
             return _count(part.text, part.tokens)
         case ItemDone(item=Message() as message):
-            texts = [part for part in message.content if type(part) is Text]
+            texts = [part for part in message.parts if type(part) is Text]
             return sum([_count(part.text, part.tokens) for part in texts])
         case ItemDone(item=FunctionCall() | CustomToolCall() as call):
             return _count(arguments(call))
@@ -629,7 +629,9 @@ class Answers:
                 check_head(exchange, settings.body_limit)  # most heads need no closer look
             if body is None or (
                 len(body) > self._light
-                and len(body) + VALUE * len(body.translate(None, UNMARKED)) + widened(body)
+                and len(body)
+                + VALUE * len(body.translate(None, UNMARKED))
+                + (widened(body) if not body.isascii() or b"\\u" in body else 0)
                 > self._small
             ):
                 return self._when_read(wire, exchange, caller)
