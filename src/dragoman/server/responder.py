@@ -18,14 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.event import Delta, Event, Failed, Finished, ItemDone, PartDone, Started
+from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
-from dragoman.core.item import CustomToolCall, FunctionCall, Message, Text, Token
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
-from dragoman.stores.base import Record, arguments
+from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.json import UNMARKED, VALUE, Limits
 from dragoman.wire.losses import header, judge
@@ -44,6 +43,7 @@ from .limits import (
     check_head,
     measured,
     read_body,
+    tokens_of,
     weigh,
     widened,
 )
@@ -59,8 +59,6 @@ LAST_EVENT = 5.0
 MANY_TOKENS = 10_000
 """Tokens with log-probabilities, in an answer, or with their alternatives in a batch of its events,
 from which on that is encoded in a thread."""
-LETTERS = 100
-"""Characters of text that take as long as a token."""
 WAITING = sse.comment("waiting")
 """The heartbeat of a stream that has no event yet."""
 
@@ -306,7 +304,7 @@ class Responder(ABC):
         """Whether a batch takes long to encode, by its tokens with log-probabilities, with their
         alternatives, and by its text; as does the end of an answer that had such, as it repeats
         them."""
-        much = sum(map(_tokens, events)) > MANY_TOKENS
+        much = sum(map(tokens_of, events)) > MANY_TOKENS
         self._much = much or self._much
         return much or (self._much and isinstance(events[-1], Finished))
 
@@ -329,24 +327,6 @@ class Responder(ABC):
         for batch in (events, *batches):
             self.receive(batch)
         self.schedule()
-
-
-def _tokens(event: Event) -> int:
-    match event:
-        case Delta(data=str(text)):
-            return _count(text, event.tokens)
-        case PartDone(part=Text() as part):
-            return _count(part.text, part.tokens)
-        case ItemDone(item=Message() as message):
-            texts = [part for part in message.parts if type(part) is Text]
-            return sum([_count(part.text, part.tokens) for part in texts])
-        case ItemDone(item=FunctionCall() | CustomToolCall() as call):
-            return _count(arguments(call))
-    return 0
-
-
-def _count(text: str, tokens: tuple[Token, ...] = ()) -> int:
-    return len(text) // LETTERS + sum([1 + len(token.top) for token in tokens])
 
 
 class Unary(Responder):
