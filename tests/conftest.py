@@ -7,11 +7,14 @@ for the one server that is shared because it is slow to start, and the patience 
 """
 
 import gc
+import os
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
 import pytest
 
@@ -20,13 +23,22 @@ from tests.samples import FULL, load_profile
 from tests.steady import LOOPS
 
 MAX_SKIPS = 5
-UNCOUNTED = {"chaos", "oracles", "test_laws.py"}
+UNCOUNTED = {"chaos", "oracles", "compliance", "sdk", "docs", "architecture", "test_laws.py"}
+"""Folders and files that coverage does not count; a test elsewhere says it with a mark."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     load_profile()
+    config.addinivalue_line("markers", "uncounted: a long test, which coverage does not count")
     account = SkipAccount(read_skips(Path(__file__).with_name("skips.toml")))
     config.pluginmanager.register(account, "dragoman-skip-account")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as there are processors: tests wait for processes and for time."""
+    count = os.cpu_count() or 1
+    return count + count // 2
 
 
 def pytest_asyncio_loop_factories() -> dict[str, object]:
@@ -74,23 +86,74 @@ def postgres() -> Iterator[object]:
         yield server
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Coverage counts the examples that somebody wrote down: what chaos and the laws of a wire or a
-    format draw may be other lines next time, and counting would take most of their time."""
-    for item in items:
-        if UNCOUNTED & {item.path.name, *(each.name for each in item.path.parents)}:
-            item.add_marker("no_cover")
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What collection makes, ten thousand tests, is there to stay: the garbage collector need not
+    look at it again and again, which takes as long as all else here, and not afterwards either."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
-def pytest_collection_finish() -> None:
-    """Modules that wait until they are used are imported while that counts. Then all there is,
-    ten thousand tests, is there to stay: the collector need not look at it again and again."""
-    for module in walk_packages(dragoman.__path__, "dragoman."):
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules that wait until they are used are imported while that counts."""
+    found = walk_packages(dragoman.__path__, "dragoman.") if coverage_of(session.config) else ()
+    for module in found:
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    gc.collect()
-    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """From here on coverage counts what `counted` lets it. The controller of xdist runs no test."""
+    if controller := coverage_of(session.config):
+        controller.pause()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    with counted(pyfuncitem):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> Iterator[None]:
+    with counted(request.node):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with counted(item):
+        return (yield)
+
+
+@contextmanager
+def counted(node: pytest.Item | pytest.Collector) -> Iterator[None]:
+    """Coverage counts the examples that somebody wrote down: what chaos and the laws of a wire or a
+    format draw may be other lines next time, and who asks a whole server says little of a line. As
+    counting takes as long again as what is counted, tests are counted, and pytest is not."""
+    controller = coverage_of(node.config)
+    uncounted = UNCOUNTED & {*node.nodeid.partition("::")[0].split("/")} or (
+        node.get_closest_marker("uncounted")
+    )
+    if not controller or controller.started or uncounted:
+        yield
+        return
+    controller.resume()
+    try:
+        yield
+    finally:
+        controller.pause()
+
+
+def coverage_of(config: pytest.Config) -> Any:
+    """What starts and stops coverage, where `--cov` asked for it."""
+    plugin = config.pluginmanager.getplugin("_cov")
+    return plugin and plugin.cov_controller
 
 
 def pytest_report_header() -> str:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,11 @@ class Source:
 
     path: Path
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """What it says, parsed when first asked for: a second for all there is."""
+        return ast.parse(self.text)
 
     @property
     def name(self) -> str:
@@ -37,8 +41,7 @@ class Source:
 @cache
 def sources(folder: Path = PACKAGE) -> tuple[Source, ...]:
     """Every Python file under `folder`, sorted by path."""
-    texts = {path: path.read_text() for path in sorted(folder.rglob("*.py"))}
-    return tuple(Source(path, text, ast.parse(text)) for path, text in texts.items())
+    return tuple(Source(path, path.read_text()) for path in sorted(folder.rglob("*.py")))
 
 
 def rooms(*names: str) -> list[Source]:

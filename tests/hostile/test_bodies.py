@@ -315,15 +315,6 @@ async def test_a_limit_is_a_setting_and_names_its_field(
             assert setting not in json.dumps(call.json)
 
 
-def test_choosing_among_many_tools_takes_no_square() -> None:
-    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1000)]
-    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools * 10}}
-    body = {"model": "m", "messages": [USER], "tools": tools, "tool_choice": choice}
-    begun = time.thread_time()
-    WIRES["chat"].decode_request(json.dumps(body).encode())
-    assert time.thread_time() - begun < 3
-
-
 # ---- counting before anything is built ---------------------------------------------------------
 
 VALUES = st.recursive(

@@ -470,8 +470,8 @@ async def test_a_second_signal_does_not_wait(orders) -> None:
         writer.write(post(port, asking(stream=True)))
         await reader.readuntil(b'"a"')
         process.send_signal(signal.Signals["SIG" + first])
-        while "Waiting up to" not in await asyncio.to_thread(process.stderr.readline):
-            pass
+        while "Waiting up to" not in (said := await asyncio.to_thread(process.stderr.readline)):
+            assert said, "it ended and waited for nothing"
         process.send_signal(signal.Signals["SIG" + second])
         assert b"shutting down" in await asyncio.wait_for(reader.read(), 20)
         writer.close()

@@ -59,13 +59,13 @@ def handlers() -> Iterator[dict[int, object]]:
 
 
 @pytest.mark.parametrize(("ending", "status"), [(None, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
-def test_worker_exits_with_its_status(ending, status, monkeypatch, capsys) -> None:
+def test_worker_exits_with_its_status(ending, status, handlers, monkeypatch, capsys) -> None:
     worked: list[tuple[int, int]] = []
 
     def work(number: int, lifeline: int) -> None:
         worked.append((number, lifeline))
         for sig in room.SIGNALS[1:]:
-            assert signal.getsignal(sig) == signal.SIG_DFL
+            assert signal.getsignal(sig) == handlers[sig]  # nohup has SIGHUP ignored
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(room.SIGNALS)
         if ending is not None:
             raise ending("why")

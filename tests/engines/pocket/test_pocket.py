@@ -163,6 +163,7 @@ def test_unknown_blas_is_left_unchanged(found, tmp_path, monkeypatch) -> None:
 FREE = [case for case in CASES if not case.lesson.forced]
 
 
+@pytest.mark.uncounted
 async def test_suite_is_answered_word_for_word() -> None:
     """Every case, with greedy sampling: whoever trains the model again has to pass this."""
     engine = pocket()

@@ -1,5 +1,6 @@
 """Grammars over vocabularies, and the answers of random models under them."""
 
+import asyncio
 import gc
 import json
 import random
@@ -259,7 +260,7 @@ def test_threads_may_share_a_guide() -> None:
     assert not wrong
 
 
-COUNT = samples(12, 250)
+COUNT = samples(8, 250)
 """Of each kind, in each format, greedy and by chance."""
 LIMIT = 6_000
 
@@ -335,6 +336,7 @@ def enough(statuses: Counter[str]) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.uncounted
 async def test_p34_every_complete_answer_fits_its_schema(engine: TokenEngine, temperature) -> None:
     statuses = Counter[str]()
     for seed in range(count(engine)):
@@ -350,6 +352,7 @@ async def test_p34_every_complete_answer_fits_its_schema(engine: TokenEngine, te
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.uncounted
 async def test_r4_w21_every_call_that_is_required_is_made_and_fits(
     engine: TokenEngine, temperature
 ) -> None:
@@ -370,6 +373,7 @@ async def test_r4_w21_every_call_that_is_required_is_made_and_fits(
     assert several or engine.format is not HERMES  # harmony ends at its first call
 
 
+@pytest.mark.uncounted
 async def test_p35_beside_tools_an_answer_is_a_call_or_fits_the_schema(engine: TokenEngine) -> None:
     statuses, kinds = Counter[str](), Counter[str]()
     for seed in range(count(engine)):
@@ -447,9 +451,10 @@ async def test_an_engine_that_nobody_closed_ends_with_its_last_reference() -> No
     pid, threads = compiler._child._pid, {*threading.enumerate()} - before
     kept = weakref.ref(engine)
     del engine, compiler
-    gc.collect()
-    assert kept() is None
-    assert not Path(f"/proc/{pid}").exists()
+    async with asyncio.timeout(10):  # its threads are on their way out of what it had them do
+        while kept() is not None or Path(f"/proc/{pid}").exists():
+            gc.collect()
+            await asyncio.sleep(0.01)
     ours = [each for each in threads if each.name in ("dragoman-model", "dragoman-plan")]
     assert ours
     for each in ours:

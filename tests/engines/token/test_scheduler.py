@@ -45,6 +45,7 @@ class Gated(Table):
         return super().step(work)
 
 
+@pytest.mark.uncounted
 async def test_32_streams_get_equal_shares() -> None:
     model = Table()
     async with serving(model, concurrency=32) as engine:

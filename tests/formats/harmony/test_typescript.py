@@ -140,7 +140,7 @@ def test_many_required_properties_cost_no_more_than_others() -> None:
         function("f", None, schema)
         return time.thread_time() - start
 
-    assert min(once(names) for _ in range(3)) < 4 * min(once([]) for _ in range(3))
+    assert any(once(names) < 4 * once([]) for _ in range(3))
 
 
 def test_too_large_a_schema_is_refused_by_name() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.fold import fold
-from dragoman.core.item import Message
+from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.calls import DEEPEST, bare, calls, typed
@@ -112,3 +112,10 @@ def test_a_call_without_a_name_is_text() -> None:
 def test_an_assistant_that_called_nothing_is_rendered() -> None:
     items = (Message("user", "Hi"), Message("assistant", "Hello."), Message("user", "Bye"))
     assert "Hello." in Markup("hermes").render(Request(model="m", items=items)).text
+
+
+def test_what_led_to_a_call_is_rendered_before_it() -> None:
+    thought = Reasoning(content=(Thought("Hm."),))
+    items = (Message("user", "Hi"), thought, FunctionCall("c", "f", "{}"))
+    text = Markup("hermes").render(Request(model="m", items=items)).text
+    assert "<think>\nHm.\n</think>\n\n<tool_call>" in text

@@ -52,7 +52,7 @@ def check(outcome: Parsed) -> None:
     assert [words for _, words in deltas(outcome.events) if words] == said
 
 
-@settings(max_examples=samples(120, 20_000))
+@settings(max_examples=samples(60, 20_000))
 @given(any_soup, cuts, tools, reasons)
 def test_p5_any_split_of_a_text_gives_the_same_items(mixed, places, offered, reason) -> None:
     family, words = mixed
@@ -85,7 +85,7 @@ damages = st.lists(
 )
 
 
-@settings(max_examples=samples(100, 20_000))
+@settings(max_examples=samples(50, 20_000))
 @given(st.sampled_from(FAMILIES), damages, cuts, reasons)
 def test_a_damaged_call_is_read_alike_by_bytes_by_characters_and_whole(
     family, damage, places, reason
@@ -129,7 +129,7 @@ def test_f9_an_answer_cut_anywhere_shows_no_markup(family) -> None:
         assert said.get("now", "{}") in ("{}", "{", "")
 
 
-@settings(max_examples=samples(120, 20_000))
+@settings(max_examples=samples(60, 20_000))
 @given(any_soup, st.integers(2, 9), tools, reasons)
 def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reason) -> None:
     family, words = mixed
@@ -173,7 +173,7 @@ arguments = st.dictionaries(plain, values, max_size=3)
 calls = st.lists(st.tuples(st.sampled_from(["get_weather", "now"]), arguments), max_size=3)
 
 
-@settings(max_examples=samples(100, 5_000))
+@settings(max_examples=samples(50, 5_000))
 @given(st.sampled_from(FAMILIES), safe, safe, calls, st.integers(1, 9))
 def test_rendered_items_are_parsed_to_the_same(family, thought, text, called, size) -> None:
     if BY_NAME[family].syntax.argument:  # bare text has no types but those of the schema

@@ -118,7 +118,7 @@ def test_a_call_of_many_scored_tokens_costs_little() -> None:
         parser.write('"}}</tool_call>')
         return time.thread_time() - start
 
-    assert min(once(10_000) for _ in range(3)) < 0.3  # seconds; a hundredth of that is usual
+    assert any(once(10_000) < 0.3 for _ in range(3))  # seconds; a hundredth of that is usual
 
 
 def test_token_longer_than_the_emitted_text_is_given_once() -> None:

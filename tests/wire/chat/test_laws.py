@@ -24,7 +24,7 @@ from tests.wire.damage import damaged
 
 some_examples = settings(max_examples=samples(30, 400))
 PLAIN = Dialect(ask_usage=False)
-plenty = settings(max_examples=samples(100, 3_000))
+plenty = settings(max_examples=samples(50, 3_000))
 
 
 def hear(response: Response, *pieces: bytes) -> list[Event]:

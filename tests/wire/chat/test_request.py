@@ -27,6 +27,7 @@ from dragoman.wire.chat.messages import describe, encode_content, encode_message
 from dragoman.wire.chat.request import TOOLS
 from dragoman.wire.protocol import STANDARD, Dialect
 from tests.cases import cases
+from tests.cost import is_square
 
 TRANSLATIONS = cases(__file__, "translations")
 """Bodies, the requests they become, and the bodies that these become in some dialect."""
@@ -203,3 +204,12 @@ def test_what_else_is_said_about_the_format_is_kept() -> None:
 def test_a_format_of_null_within_an_object_is_none() -> None:
     assert decode(response_format=None).format is None
     assert decode(response_format=None, seed=None, audio={"voice": "a"}).format is None
+
+
+def test_choosing_among_many_tools_takes_no_square() -> None:
+    def choose(count: int) -> None:
+        tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(count)]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools * 10}}
+        decode(tools=tools, tool_choice=choice)
+
+    assert not is_square(choose, 250)
