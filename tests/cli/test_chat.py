@@ -84,6 +84,14 @@ def test_a_pipe_that_nobody_closes_is_mentioned(monkeypatch, capsys) -> None:
     assert screen.getvalue() == f"{chat.SLOW}\n"
 
 
+def test_question_without_an_end_is_refused(monkeypatch, capsys, up: Mock) -> None:
+    monkeypatch.setattr(chat, "MOST", 5)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("123456"))
+    assert seen("ask", "--at", up.base_url, status=1) == ""
+    assert capsys.readouterr().err == "dragoman: Standard input has more than 5 characters.\n"
+    assert not up.asked
+
+
 def test_empty_question_is_an_error_and_sends_nothing(monkeypatch, capsys, up: Mock) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
     assert seen("ask", "--at", up.base_url, status=2) == ""

@@ -2,8 +2,10 @@
 
 import os
 import runpy
+import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from dragoman.core.interfaces import VERSION
 from dragoman.net.errors import NetError
 from dragoman.server.config import ConfigurationError
 from dragoman.server.host import HostError
+from tests.product import SOURCE
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> list[Namespace]:
@@ -79,6 +82,37 @@ def test_closed_output_pipe_exits_silently(monkeypatch) -> None:
         assert main(["ask", "--at", "script", "Count to 1000."]) == 1
         print("what was left", flush=True)
         monkeypatch.undo()
+
+
+def test_output_that_cannot_be_written_is_one_line(monkeypatch, capfd) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["ask", "--at", "script", "Hi"]) == 1
+        print("what was left", flush=True)
+        monkeypatch.undo()
+    assert capfd.readouterr().err == (
+        "dragoman: The output cannot be written: No space left on device.\n"
+    )
+
+
+CLOSED = """
+import os, sys
+from dragoman.cli.main import _open_streams
+_open_streams()
+assert [os.get_inheritable(number) for number in range(3)] == [True] * 3
+assert sys.stdin.read() == ""
+print("nobody"), print("nobody", file=sys.stderr)
+os.pipe()  # has other numbers
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "2", "0 1 2"])
+def test_closed_streams_lead_nowhere(closed) -> None:
+    """What a library or a child writes to a stream is nothing for a socket with its number."""
+    shut = " ".join(f"{number}{'<' if number == '0' else '>'}&-" for number in closed.split())
+    words = ["sh", "-c", f'exec "$0" -c "$1" </dev/null {shut}', sys.executable, CLOSED]
+    done = subprocess.run(words, env={**os.environ, **SOURCE}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "" if "2" in closed else "nobody\n")
 
 
 def test_the_module_is_the_command(monkeypatch, capsys) -> None:
@@ -149,7 +183,7 @@ REFUSED = {
     "serve --port x": "--port: invalid port value: 'x'",
     "serve --port 65536": "--port: a port is between 0 and 65535",
     "serve --port -1": "--port: a port is between 0 and 65535",
-    "serve --workers 0": "--workers: there must be at least one worker",
+    "serve --workers 0": "--workers: there are between 1 and 1024 workers",
     "serve --workers many": "--workers: invalid workers value: 'many'",
     "serve --retries -1": "--retries: a request is tried again at most 10 times",
     "serve --retries 11": "--retries: a request is tried again at most 10 times",

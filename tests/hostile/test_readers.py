@@ -35,6 +35,9 @@ def server(tmp_path_factory):
 
 
 def reply(asked: Asked) -> Reply:
+    if asked.json["model"] == "one event":
+        large = b"data: " + json.dumps(chunk({"content": "a" * (BUDGET * 3 // 5)})).encode()
+        return Reply([head(200, "connection: close"), large + b"\n\n"])
     return Reply(STREAM) if asked.json.get("stream") else WHOLE
 
 
@@ -171,3 +174,12 @@ def test_replays_that_nobody_reads_are_bounded_and_let_go(server) -> None:
             time.sleep(0.1)
         assert clients_of(server) <= 1
     assert cost.grown < 200 + 4 * CLIENTS  # 20 each would be made, and wait
+
+
+def test_an_answer_whose_first_piece_has_no_room_still_has_a_head(server) -> None:
+    message = {"role": "user", "content": "hi"}
+    body = {"model": "one event", "messages": [message], "stream": True}
+    answer = server.post("chat", body)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert [each["error"]["code"] for each in answer.data] == ["overloaded"]

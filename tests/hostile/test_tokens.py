@@ -16,7 +16,13 @@ from dragoman.core.request import FunctionTool, Request, UnknownTool
 from dragoman.core.response import Response
 from dragoman.engines.completions import remote
 from dragoman.engines.find_format import HARMONY, NAMES, by_name
-from dragoman.engines.token import TokenEngine, from_next_token, from_stream, next_token
+from dragoman.engines.token import (
+    TokenEngine,
+    constraints,
+    from_next_token,
+    from_stream,
+    next_token,
+)
 from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.prompt import ByteTokenizer
 from tests.engines.stage import answered
@@ -94,6 +100,11 @@ def conversation(text: str) -> Request:
         Message("user", text),
     )
     return Request(model="m", items=items, tools=(FunctionTool("get_weather", text),))
+
+
+async def test_panics_of_the_compiler_of_grammars_are_not_quoted() -> None:
+    said = constraints._error_text("panic: assertion failed: !state.has_lowest_match()\n 0: main")
+    assert said == "has something that cannot be compiled, an attribute of a rule perhaps"
 
 
 @pytest.mark.parametrize("name", NAMES)

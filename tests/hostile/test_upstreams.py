@@ -8,12 +8,13 @@ import itertools
 import json
 import time
 import zlib
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 
 import pytest
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import LONGEST_NAME, Fault, FaultError
+from dragoman.core.event import Delta
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import Message
@@ -26,11 +27,13 @@ from dragoman.server.settings import Settings
 from dragoman.wire import embeddings, error
 from dragoman.wire import json as wire_json
 from dragoman.wire import sse as sse_wire
+from dragoman.wire.protocol import Dialect
 from dragoman.wire.registry import WIRES
 from dragoman.wire.responses.items import decode_tokens
 from tests.cost import is_square
 from tests.hostile.stage import gateway, watched
-from tests.mock import Asked, Reply, chunk, completion, head, mock, plain
+from tests.mock import Asked, Reply, chunk, completion, head, message, mock, plain, response
+from tests.mock import said as saying
 from tests.product import configured
 from tests.server.stubs import Call, asking
 
@@ -449,3 +452,126 @@ async def test_u6_count_is_a_count(said, tokens) -> None:
 def test_u4_logprob_is_a_number() -> None:
     (token,) = decode_tokens([{"token": "a", "logprob": True, "top_logprobs": [{"logprob": -1}]}])
     assert (token.logprob, token.top[0].logprob) == (None, -1)
+
+
+# ---- what is repeated, and many at a time --------------------------------------------------
+
+NAME = "m" * 100_000
+ENCLOSED = {
+    "model": ("chat", [sse({"model": NAME, "choices": []})]),
+    "system_fingerprint": ("chat", [sse({"system_fingerprint": NAME, "choices": []})]),
+    "a field nobody knows": ("chat", [sse({"vendor": NAME, "choices": []})]),
+    "model of a response": ("responses", [of_responses("created", response={"model": NAME})]),
+    "id of an item": (
+        "responses",
+        [of_responses("output_item.added", item={"type": "message", "id": NAME})],
+    ),
+    "id of a call": (
+        "responses",
+        [
+            of_responses(
+                "output_item.added",
+                item={"type": "function_call", "id": NAME, "call_id": "c", "name": "f"},
+            )
+        ],
+    ),
+}
+PIECES = {
+    "message": of_responses("output_text.delta", delta="word"),
+    "function_call": of_responses("function_call_arguments.delta", delta="word"),
+}
+
+
+@pytest.mark.parametrize("to", ["chat", "completions", "responses", "messages"])
+@pytest.mark.parametrize("name", ENCLOSED)
+def test_what_an_upstream_says_once_is_not_repeated_with_each_piece(name, to) -> None:
+    wire, first = ENCLOSED[name]
+    piece = of_chat({"content": "word"})
+    if wire == "responses":
+        piece = PIECES["function_call" if "call" in name else "message"]
+    turn = Turn("1", 0, "m")
+    decoder = WIRES[wire].decoder(turn)
+    encoder = WIRES[to].encoder(Request(model="m", items=(), stream=True), Dialect())
+    events = decoder.feed(b"".join([*first, *[piece] * 200]))
+    assert len([event for event in events if isinstance(event, Delta)]) == 200
+    assert len(encoder.feed(events)) < 4 * len(NAME)
+
+
+def test_fields_nobody_knows_are_in_the_first_chunk_where_they_are_many() -> None:
+    decoder = WIRES["chat"].decoder(Turn("1", 0, "m"))
+    encoder = WIRES["chat"].encoder(Request(model="m", items=(), stream=True), Dialect())
+    first = sse({"vendor": NAME, "choices": [{"index": 0, "delta": {"content": "a"}}]})
+    chunks = encoder.feed([*decoder.feed(first + END), *decoder.close()]).split(b"\n\n")
+    assert [NAME.encode() in each for each in chunks] == [True] + [False] * (len(chunks) - 1)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_names_of_models_have_a_length(wire) -> None:
+    body = {"prompt": "hi"} if wire == "completions" else asking(wire)
+    decode = WIRES[wire].decode_request
+    longest = {**body, "model": "m" * LONGEST_NAME}
+    assert decode(json.dumps(longest).encode(), wire_json.LIMITS).model == longest["model"]
+    with pytest.raises(FaultError, match=f"^model: has more than {LONGEST_NAME} characters"):
+        decode(json.dumps(longest | {"model": "m" + longest["model"]}).encode(), wire_json.LIMITS)
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("count", [-5, 10**30, -1.5, float("1e300")])
+def test_counts_that_are_none_are_left_out(wire, count) -> None:
+    turn = Turn("1", 0, "m")
+    decoder, fold = WIRES[wire].decoder(turn), Fold()
+    names = ("prompt", "completion") if wire == "chat" else ("input", "output")
+    usage = {f"{names[0]}_tokens": 3, f"{names[1]}_tokens": count}
+    whole = {
+        "chat": completion({"content": "a"}, usage=usage),
+        "responses": response(saying("a"), usage=usage),
+        "messages": message({"type": "text", "text": "a"}) | {"usage": usage},
+    }[wire]
+    fold.feed_all([*decoder.feed(json.dumps(whole).encode()), *decoder.close()])
+    counted = fold.response.usage
+    assert (counted.input_tokens, counted.output_tokens) == (3, None)
+
+
+async def test_u5_pieces_of_large_answers_take_turns() -> None:
+    """All of them were decoded in one turn of the event loop, where many came together."""
+    engine = Remote("http://127.0.0.1:1/v1", wire="chat")
+    loop, done, turns = asyncio.get_running_loop(), [], []
+
+    def look() -> None:
+        turns.append(len(done))
+        if len(done) < 20:
+            loop.call_soon(look)
+
+    for number in range(10):
+        # Each has a second piece, for which it queues again.
+        work = partial(engine.upstream.take_turns, partial(done.append, 10 + number))
+        engine.upstream.take_turns(lambda n=number, more=work: (done.append(n), more()))
+    look()
+    while len(done) < 20:
+        await asyncio.sleep(0)
+    assert done == list(range(20))
+    grown = [after - before for before, after in itertools.pairwise([0, *turns])]
+    assert max(grown) == upstream.PIECES
+    await engine.close()
+
+
+async def test_u5_no_piece_of_a_large_answer_is_decoded_before_its_turn(monkeypatch) -> None:
+    waiting: list[Callable[[], None]] = []
+    told = json.dumps(completion({"content": "a" * 500_000})).encode()
+    async with mock(Reply([head(200, f"content-length: {len(told)}") + told])) as up:
+        engine = Remote(up.base_url, wire="chat")
+        monkeypatch.setattr(engine.upstream, "take_turns", waiting.append)
+        events = engine.stream(Request(model="m", items=(Message("user", "hi"),)))
+        first = asyncio.ensure_future(anext(events))
+        while not waiting:
+            await asyncio.sleep(0.001)
+        taken = 0
+        while not first.done():
+            assert len(waiting) <= 1  # and nothing is read meanwhile
+            while waiting:
+                waiting.pop()()
+                taken += 1
+            await asyncio.sleep(0.001)
+        assert taken >= len(told) // remote.PIECE
+        await events.aclose()
+        await engine.close()

@@ -9,6 +9,7 @@ from dragoman.core.interfaces import Secret
 from dragoman.engines.find_format import NAMES
 from dragoman.engines.profiles import BY_NAME
 from dragoman.server.config import (
+    LONGEST,
     Configuration,
     ConfigurationError,
     Upstream,
@@ -256,6 +257,9 @@ def test_a_file_is_named_as_it_was_given(tmp_path) -> None:
     assert load(path).server.port == 1
     path.write_text(f"x = {'[' * 5_000}")
     with pytest.raises(ConfigurationError, match=r"mine\.toml is nested too deeply to be read\.$"):
+        load(path)
+    path.write_text("#" * (LONGEST + 1))
+    with pytest.raises(ConfigurationError, match="more than 1000000 characters"):
         load(path)
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigurationError, match="not UTF-8"):

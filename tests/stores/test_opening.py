@@ -227,6 +227,12 @@ async def test_unusable_file_is_explained(kind, tmp_path) -> None:
     assert "choose with --store: sqlite:PATH is another file, and none keeps nothing." in message
 
 
+async def test_path_that_none_can_have_is_explained() -> None:
+    assert await error_of("sqlite:a\0b") == (
+        "The path of the store has a NUL, which no path may have."
+    )
+
+
 async def test_file_of_somebody_else_is_left_as_it_is(tmp_path) -> None:
     path = tmp_path / "store.db"
     others("bookmarks")(path)

@@ -19,7 +19,7 @@ from shutil import get_terminal_size
 from urllib.parse import urlsplit
 
 from dragoman.client import Client, Stream, connect
-from dragoman.core.error import FaultError
+from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone
 from dragoman.core.interfaces import Secret
 from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
@@ -95,6 +95,8 @@ KEYLESS = (
     "The configuration has keys, and what their clients stored is theirs: --key-env {} shows it. "
     "This is what was stored without a key."
 )
+MOST = 64 * 1024 * 1024
+"""Characters of a question: what has more is refused by servers, or has no end."""
 WAITING = 2.0
 """Seconds after which it is said that standard input is waited for."""
 SLOW = "Reading standard input, too, to its end; </dev/null leaves it out."
@@ -141,7 +143,10 @@ def _piped(optional: bool) -> str:
     with suppress(OSError, ValueError):  # of what is no file, or cannot be waited for
         if optional and not select.select([sys.stdin], [], [], WAITING)[0]:
             print(SLOW, file=sys.stderr)
-    return sys.stdin.read()
+    piped = sys.stdin.read(MOST + 1)
+    if len(piped) > MOST:
+        raise FaultError(bad_request(f"Standard input has more than {MOST} characters."))
+    return piped
 
 
 def _chat(options: Namespace) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dragoman.core.error import hint
+from dragoman.core.error import bad_request, hint
 from dragoman.core.interfaces import VERSION
 
 _EPILOG = """\
@@ -33,6 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Returns the exit status: 0 for success, 1 for a failure, 2 for wrong usage.
     """
+    _open_streams()
     words = list(sys.argv[1:] if words is None else words)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
@@ -53,9 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader, `head` perhaps, has closed the pipe. Python writes what is buffered when it
         # exits, and would fail again.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+        _drop_output()
         return 1
     except Exception as error:
         from dragoman.core.error import FaultError
@@ -66,10 +66,35 @@ def main(words: Sequence[str] | None = None) -> int:
         from .serve import visible
 
         for_people = FaultError | NetError | ConfigurationError | HostError
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
+            error = FaultError(bad_request(f"The output cannot be written: {error.strerror}."))
+            _drop_output()
         if not isinstance(error, for_people):
             raise
         print(f"dragoman: {visible(str(error))}", file=sys.stderr)
         return 1
+
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, on nothing: the first socket would have the number
+    of stderr, and what a library or a child writes there would go to a client."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number is free
+            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+
+
+def _drop_output() -> None:
+    """Have what is still buffered for stdout go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 _SERVE = (
@@ -249,7 +274,7 @@ def _number(name: str, low: int, high: float, problem: str) -> Callable[[str], i
 
 port = _number("port", 0, 65535, "a port is between 0 and 65535")
 retries = _number("retries", 0, 10, "a request is tried again at most 10 times")
-workers = _number("workers", 1, math.inf, "there must be at least one worker")
+workers = _number("workers", 1, 1024, "there are between 1 and 1024 workers")
 positive = _number("number", 1, math.inf, "the number must be at least 1")
 layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 for all")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import FaultError, cut
 from dragoman.core.interfaces import Model
 from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, POCKET, stand_in
@@ -45,8 +45,8 @@ class Row(Struct, frozen=True):
     note: str = ""
 
 
-SHOWN = 20
-"""Models shown; the rest is counted."""
+SHOWN, NAME = 20, 200
+"""Models shown; the rest is counted. Characters of a name: all lines are as wide as the longest."""
 
 
 _PAGE = """\
@@ -241,7 +241,7 @@ async def _announce(
 def row(model: Model, here: str, places: Mapping[str, tuple[str, str]] = {}) -> Row:
     """The line of a model; `here` is what answers for those that no server is behind, `places` has
     what answers for some names, and of what kind that is."""
-    extra, name = model.extra or {}, visible(model.id, True)
+    extra, name = model.extra or {}, visible(cut(model.id, NAME), True)
     if (known := places.get(model.id)) is not None and known[1] not in NOTES:
         return Row(name, *known)
     if (place := extra.get("upstream")) is not None:

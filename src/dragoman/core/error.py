@@ -48,6 +48,8 @@ Code = Literal[
 
 LONGEST = 100
 """Characters that are quoted of what somebody sent."""
+LONGEST_NAME = 4096
+"""Characters of a model's name, or an item's id: each piece of a streamed answer repeats them."""
 MAX_MESSAGE, MAX_FIELD = 4096, 256
 """Characters of a fault's message and of its other fields: what they quote may be of any length."""
 

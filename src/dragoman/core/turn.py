@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from .error import CUT, MAX_ITEMS, TOO_MANY, Fault, FaultError
+from .error import CUT, LONGEST_NAME, MAX_ITEMS, TOO_MANY, Fault, FaultError
 from .event import (
     Delta,
     DeltaKind,
@@ -121,7 +121,8 @@ class Turn:
             for wire, fields in extra.items():
                 self._extra.setdefault(wire, {}).update(fields)
         if not self.started:
-            self.model = model or self.model
+            if model and not model[LONGEST_NAME:]:
+                self.model = model
             self.begin()
 
     def begin(self) -> None:
@@ -516,8 +517,9 @@ class Turn:
         if choice in self._choices:
             self._choices[choice].has_output = True
         if item.id or not isinstance(item, Unknown):
-            prefix = _PREFIXES.get(type(item), "item")
-            item = replace(item, id=unique(item.id, f"{prefix}_{self.id}_{index}", self._ids))
+            derived = f"{_PREFIXES.get(type(item), 'item')}_{self.id}_{index}"
+            given = None if item.id and item.id[LONGEST_NAME:] else item.id
+            item = replace(item, id=unique(given, derived, self._ids))
         if isinstance(item, FunctionCall | CustomToolCall):
             derived = f"call_{self.id}_{len(self.call_ids)}"
             item = replace(item, call_id=unique(item.call_id, derived, self.call_ids))

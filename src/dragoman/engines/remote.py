@@ -44,7 +44,7 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from .base import ENDS, Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
-from .upstream import LISTING, Answer, Upstream, broken, question, unreachable, wait
+from .upstream import LISTING, Answer, Room, Upstream, broken, question, unreachable, wait
 
 _log = logging.getLogger("dragoman")
 
@@ -130,13 +130,6 @@ class State(IntEnum):
     OVER = 4
 
 
-class Room(Struct):
-    """How many bytes the answers to one request may still have, if they are several `shared`."""
-
-    left: int
-    shared: bool = False
-
-
 class UpstreamAnswer(Struct, eq=False):
     """The handle of one answer of the server: what is read from its socket is decoded, and given to
     the sink, in the same turn of the event loop."""
@@ -193,7 +186,7 @@ class UpstreamAnswer(Struct, eq=False):
         if self._state == State.TAIL:
             self._wait_for_late_usage()
         if self._divided:
-            asyncio.get_running_loop().call_soon(self._read_on)
+            self._remote.upstream.take_turns(self._read_on)
         elif self._state != State.WAITING:
             self._exchange.connection.resume()
 
@@ -259,13 +252,18 @@ class UpstreamAnswer(Struct, eq=False):
                 connection.parts.append(data)
             ready, self._ready = self._ready, None
             return ready
+        if len(data) > PIECE and not self._divided:  # others may have as much
+            connection.parts.append(data)
+            self._divided, self._unseen = True, self._unseen + len(data)
+            self._wait_for_turn()
+            return None
         most, limit = self._remote.unseen, self._remote.answer_limit
         room = self._room = self._room or Room(limit)
         left = self._unseen + len(data)
         unseen = most - left if left >= 0 else 0
         room.left -= unseen
         self._silent += unseen
-        if self._content is not None or self._divided or len(data) > PIECE:
+        if self._content is not None or self._divided:
             data, over = self._piece(data)
         room.left -= len(data)
         if room.left < 0:
@@ -306,15 +304,19 @@ class UpstreamAnswer(Struct, eq=False):
                 connection.parts.append(data[PIECE:])
                 data = data[:PIECE]
         if self._divided:
-            connection.pause()
-            if not self._paused:
-                asyncio.get_running_loop().call_soon(self._read_on)
+            self._wait_for_turn()
             return data, False
         if not self._paused:
             connection.resume()
         if content is not None and connection.over and connection.error is None:
             content.finish()
         return data, connection.over
+
+    def _wait_for_turn(self) -> None:
+        """Go on with what was read when it is its turn, and read no more before."""
+        self._exchange.connection.pause()
+        if not self._paused:
+            self._remote.upstream.take_turns(self._read_on)
 
     def _read_on(self) -> None:
         if not self._paused and self._state in (State.BODY, State.TAIL):
@@ -334,8 +336,7 @@ class UpstreamAnswer(Struct, eq=False):
 
     def _wait_for_late_usage(self) -> None:
         self._stop_timer()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LATE_USAGE, self._end, [], None)
+        self._timer = asyncio.get_running_loop().call_later(LATE_USAGE, self._end, [], None)
 
     def _begin_stream(self) -> None:
         self._timer = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -269,6 +270,8 @@ async def question(
         return Answer()
 
 
+PIECES = 4
+"""Pieces of large answers that are decoded in one turn of the event loop, all answers together."""
 LISTING = 5.0
 """Seconds a server has to list its models."""
 LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
@@ -290,6 +293,13 @@ class Listing(Struct):
         """It is there, or why there is none: that is as fresh, but for a task that was given up."""
         failed = task.cancelled() or task.exception()  # to look at it is to hear of it
         self.until = 0.0 if failed is True else task.get_loop().time() + FRESH
+
+
+class Room(Struct):
+    """How many bytes the answers to one request may still have, if they are several `shared`."""
+
+    left: int
+    shared: bool = False
 
 
 class Upstream:
@@ -338,6 +348,7 @@ class Upstream:
         self.senses: Senses = {}
         self._redirect = ""  # where it last redirected to
         self._listings: dict[HeaderFields, Listing] = {}
+        self._turns: deque[Callable[[], None]] = deque()
         self._apart = asyncio.Lock()
         self._next = 0.0  # when a thread may begin with something large again
 
@@ -505,6 +516,20 @@ class Upstream:
             code: Code = "authentication" if response.status == 401 else "permission"
             return replace(fault, code=code, blame="client")
         return fault
+
+    def take_turns(self, work: Callable[[], None]) -> None:
+        """Do this in turn with what else is to be done of large answers, a little in each turn of
+        the event loop: many come at the same time."""
+        if not self._turns:
+            asyncio.get_running_loop().call_soon(self._take_turns)
+        self._turns.append(work)
+
+    def _take_turns(self) -> None:
+        works = [self._turns.popleft() for _ in range(min(PIECES, len(self._turns)))]
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._take_turns)
+        for work in works:
+            work()
 
     async def apart(self, work: Callable[..., _T], *given: object) -> _T:
         """What a thread makes of something large. That is done for one answer at a time, and with

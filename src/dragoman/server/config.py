@@ -29,6 +29,8 @@ from dragoman.wire.registry import WIRES
 from .settings import Settings, about
 
 FILE = "dragoman.toml"
+LONGEST = 1_000_000
+"""Characters of a configuration."""
 AUTO = "auto"
 """The value of `wire` that has it detected."""
 
@@ -135,11 +137,16 @@ def explained(about: str = "", end: str = "") -> Iterator[None]:
 def load(path: Path) -> Configuration:
     """Read a file. Raises ConfigurationError."""
     try:
-        return read(path.read_text(encoding="utf-8-sig"), str(path))
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(LONGEST + 1)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8 text.") from None
+    if len(text) > LONGEST:
+        problem = f"has more than {LONGEST} characters, and is no configuration"
+        raise ConfigurationError(f"{path} {problem}.")
+    return read(text, str(path))
 
 
 def read(text: str, name: str = FILE) -> Configuration:

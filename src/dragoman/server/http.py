@@ -137,11 +137,11 @@ class HTTPExchange(Exchange):
         elif self._chunked:
             end = b"" if more else b"0\r\n\r\n"
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
-        if self._head:
-            body, self._head = self._head + body, b""
         large = len(body) > HIGH_WATER_LIMIT and not self.counted
         if large:
             connection.hold(self.tenant, len(body))
+        if self._head:  # which goes with something else where there is no room for this
+            body, self._head = self._head + body, b""
         if body:
             connection.transport.write(body)
         if not more:

@@ -43,7 +43,7 @@ class Settings(Limits, frozen=True, kw_only=True):
             le=65535,
         ),
     ] = 8000
-    workers: Annotated[int, about("Processes that share the port.", ge=1)] = 1
+    workers: Annotated[int, about("Processes that share the port.", ge=1, le=1024)] = 1
     backlog: Annotated[
         int, about("Connections that the system queues before they are accepted.", ge=1)
     ] = 2048
@@ -193,6 +193,7 @@ class Settings(Limits, frozen=True, kw_only=True):
             "Seconds that the store has to answer. What needs it is refused with 503 after that, "
             "and an answer that could not be stored says so.",
             ge=0.1,
+            le=3600,
         ),
     ] = 5.0
     pubsub: Annotated[

@@ -107,6 +107,8 @@ def data_directory(environ: Mapping[str, str]) -> Path:
 
 
 def _expanded(path: str) -> Path:
+    if "\0" in path:
+        raise StoreError("The path of the store has a NUL, which no path may have.")
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import LONGEST_NAME, Fault, FaultError, bad_request
 from dragoman.core.event import Event, Finished, Progress, Started
 from dragoman.core.item import JSON, Token
 from dragoman.core.loss import Loss
@@ -52,6 +52,9 @@ _Factor = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
 _Bias = Annotated[int, Meta(ge=-100, le=100)] | Annotated[float, Meta(ge=-100, le=100)]
 
 
+ModelName = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+
+
 class SamplingFields(Struct, kw_only=True):
     """The sampling values of a body."""
 
@@ -72,7 +75,7 @@ class SamplingFields(Struct, kw_only=True):
 class ConversationFields(SamplingFields, kw_only=True):
     """The fields that bodies with a conversation have in common, in Chat and in Responses."""
 
-    model: Annotated[str, Meta(min_length=1)]
+    model: ModelName
     tools: Raw = ABSENT
     tool_choice: JSON = None
     parallel_tool_calls: bool | None = None
@@ -598,6 +601,9 @@ def _missing(value: JSON) -> str | None:
 
 # ---- answers, encoded --------------------------------------------------------------------
 
+MAX_REPEATED = 8 * 1024
+"""Bytes of an answer's fields that each chunk repeats; of more, those that are not known are in the
+first chunk alone."""
 OPENING, CLOSING = sse.frame(b"\0").split(b"\0")
 
 
@@ -655,10 +661,15 @@ class ChoicesEncoder:
     def _start(self, event: Started) -> bytes:
         known: dict[str, JSON] = {"id": self.id_prefix + event.id, "object": self.object}
         known |= {"created": event.created_at, "model": event.model}
-        self._envelope = merge(known, self._unknown(event))
+        self._envelope = merge(dict(known), self._unknown(event))
         self._head = OPENING + json.dump(self._envelope)[:-1] + b',"choices":['
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + CLOSING
-        return b""
+        if not self._head[MAX_REPEATED:]:
+            return b""
+        first = self._chunk(0, self.blank)
+        self._envelope = known
+        self._head = OPENING + json.dump(known)[:-1] + b',"choices":['
+        return first
 
     def _progress(self, event: Progress) -> bytes:
         """The unknown fields in the middle of an answer."""

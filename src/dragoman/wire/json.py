@@ -23,7 +23,7 @@ MAX_DEPTH = 256
 MAX_ANSWER = 64 * 1024 * 1024
 """The largest answer that is read as one JSON value, in bytes."""
 
-_FAR = 1e15
+FAR = 1e15
 """Beyond this a float is no count, and JSON can spell what is no number at all (`1e999`)."""
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=Struct)
@@ -372,14 +372,14 @@ def kind(value: JSON) -> str:
 
 
 def whole(value: JSON) -> int | None:
-    """A count, or a time in seconds, as a server gave it; None for what is no such number.
+    """A count, or a time in seconds, as a server gave it; None for what is none.
 
-    >>> whole(7), whole(2.0), whole(True), whole(float("inf"))
-    (7, 2, None, None)
+    >>> whole(7), whole(2.0), whole(True), whole(float("inf")), whole(-1)
+    (7, 2, None, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value) if abs(value) < _FAR else None
+    return int(value) if 0 <= value < FAR else None
 
 
 _WORDS = {
@@ -411,8 +411,9 @@ def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
         mismatch = f"is {given}, and must be {' or '.join(dict.fromkeys(wanted))}"
         problem = "is missing" if found[2] == "null" else mismatch
     elif found := _OUT_OF_BOUNDS.fullmatch(problem):
-        bound = "at least" if found[2] == ">=" else "at most"
-        problem = "is empty" if found[1] else f"must be {bound} {found[3].removesuffix('.0')}"
+        bound, most = "at least" if found[2] == ">=" else "at most", found[3].removesuffix(".0")
+        length = "is empty" if most == "1" else f"has more than {most} characters"
+        problem = length if found[1] else f"must be {bound} {most}"
     elif problem.startswith("Expected"):  # the field that tells the kinds of objects apart
         problem = "is missing or not a string"
     elif problem == "Number out of range":  # 1e999, which JSON has and no float holds

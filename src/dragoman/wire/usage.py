@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dragoman.core.item import JSON
 from dragoman.core.response import Usage
 
-from .json import merge, whole
+from .json import FAR, merge, whole
 
 _INPUT, _OUTPUT = "prompt_tokens_details", "completion_tokens_details"
 _DETAILS = (_INPUT, _OUTPUT, "input_tokens_details", "output_tokens_details")
@@ -67,8 +67,14 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
         elif given is not None:
             left[name] = given
     known: list[Any] = [*map(_FIELDS.get, left)]
-    if {*map(type, left.values())} == {int} and None not in known and len({*known}) == len(known):
-        return Usage(**dict(zip(known, left.values(), strict=True)))
+    given = [*left.values()]
+    if (
+        {*map(type, given)} == {int}
+        and None not in known
+        and [*dict.fromkeys(known)] == known
+        and not [count for count in given if not 0 <= count < FAR]
+    ):
+        return Usage(**dict(zip(known, given, strict=True)))
     # Counts under several names, or not written as numbers, or beside what we do not know.
     counts: dict[str, Any] = {}
     for field, names in USAGE_NAMES.items():

@@ -532,6 +532,7 @@ _IN_OUR_WORDS = [
             "has an anchor or a word boundary, which cannot be enforced",
         ),
         (r"^NoExtension(?:Bias)?$", "nothing can match it"),
+        (r"^panic: .*", "has something that cannot be compiled, an attribute of a rule perhaps"),
         (r"^Unsatisfiable schema: ", "no value fits: "),
         (r"Regex is empty:.*", "no text is all that is demanded"),
         (r"^.*too many (?:expressions|states).*", "is too large: repeat less in it"),

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from dragoman.core.error import LONGEST_NAME
 from dragoman.core.item import JSON, Extra, FunctionCall, Token, Unknown
 from dragoman.core.tool_calls import CallFragment
 from dragoman.wire import json
@@ -425,7 +426,7 @@ class _Answer(Struct, forbid_unknown_fields=True):
     id: str | None = None
     object: Literal["chat.completion"] | None = None
     created: int | None = None
-    model: str | None = None
+    model: Annotated[str, Meta(max_length=LONGEST_NAME)] | None = None
     usage: JSON = None
     service_tier: str | None = None
     system_fingerprint: str | None = None

@@ -13,6 +13,7 @@ from dragoman.core.request import Completion, Prompt, Request
 from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import json
 from dragoman.wire.choices import (
+    ModelName,
     SamplingFields,
     decode_sampling,
     decode_stream_options,
@@ -34,7 +35,7 @@ NAME = "completions"
 
 
 class _Body(SamplingFields, kw_only=True):
-    model: Annotated[str, Meta(min_length=1)]
+    model: ModelName
     prompt: JSON = None
     suffix: str | None = None
     echo: bool | None = None

@@ -26,7 +26,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
-from dragoman.wire.choices import Probability
+from dragoman.wire.choices import ModelName, Probability
 from dragoman.wire.json import ABSENT, LIMITS, Cache, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect, check_stop
@@ -59,7 +59,7 @@ _Object = dict[str, JSON]
 
 
 class _Body(Struct, kw_only=True):
-    model: Word
+    model: ModelName
     messages: Raw
     system: str | list[Raw] | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
