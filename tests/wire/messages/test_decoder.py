@@ -15,6 +15,7 @@ from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire import sse
 from dragoman.wire.messages import MESSAGES
+from dragoman.wire.messages.stream import MOST_COUNTS
 from dragoman.wire.protocol import STANDARD
 from tests.cases import cases
 from tests.cost import is_square
@@ -144,6 +145,17 @@ def test_reason_of_another_type_is_no_reason() -> None:
     check_answer(message)
     assert message["content"] == []
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
+
+
+def test_counts_of_many_names_are_no_longer_added_but_those_known_still_grow() -> None:
+    many = {f"x{number}": 1 for number in range(MOST_COUNTS)}
+    given = [
+        {"type": "message_start", "message": {"usage": {"output_tokens": 1, **many}}},
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 7, "input_tokens": 3}},
+        {"type": "message_stop"},
+    ]
+    usage = fold(hear("".join(f"data: {json.dumps(each)}\n\n" for each in given).encode())).usage
+    assert (usage.output_tokens, usage.input_tokens) == (7, None)
 
 
 def test_citation_has_a_limit_of_depth() -> None:
