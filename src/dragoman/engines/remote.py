@@ -689,15 +689,8 @@ class Remote:
             url, fields = upstream.url + wire.path + upstream.query, (JSON_BODY, *headers)
             timeouts = self._stream_timeouts if asked.stream else self.timeouts
             exchange = upstream.client.stream("POST", url, fields, body, timeouts=timeouts)
+            decoder, sure = wire.decoder(turn), default_guarantee(request)
             return UpstreamRequest(
-                upstream,
-                caller,
-                exchange,
-                lowered,
-                turn,
-                wire.decoder(turn),
-                request.stream,
-                turn,
-                default_guarantee(request),
+                upstream, caller, exchange, lowered, turn, decoder, request.stream, turn, sure
             )
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))

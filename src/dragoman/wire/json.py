@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import compress, repeat
 from operator import is_not
@@ -553,42 +552,6 @@ class Reader(Generic[_S]):
         both = [self.read(raw, f"{path}[{number}]") for number, raw in enumerate(each)]
         values = [value for value, _ in both]
         return values, {number: rest for number, (_, rest) in enumerate(both) if rest}
-
-
-class Cache(Generic[_T]):
-    """Values that are dear to make, by key; the least recently used go beyond `limit` bytes.
-
-    Keys are bytes that a client sent, and values immutable: tenants may share them, as nothing but
-    the time that an answer takes could tell one what another has sent.
-
-    >>> cache = Cache[str](limit=10)
-    >>> cache.put("a", "A", 6); cache.put("b", "B", 6); cache.get("a"), cache.get("b")
-    (None, 'B')
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._size = 0
-        # The least recently used first. Large bodies are decoded in threads: each step on the
-        # entries is one that no other divides.
-        self._entries = OrderedDict[Hashable, tuple[_T, int]]()
-
-    def get(self, key: Hashable) -> _T | None:
-        """The value, which is the most recently used now."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        with suppress(KeyError):  # another thread may have made room just now
-            self._entries.move_to_end(key)
-        return entry[0]
-
-    def put(self, key: Hashable, value: _T, size: int) -> None:
-        """Remember a value that takes `size` bytes."""
-        entry = (value, size)
-        if self._entries.setdefault(key, entry) is entry:
-            self._size += size
-        while self._size > self._limit and self._entries:
-            self._size -= self._entries.popitem(last=False)[1][1]
 
 
 class Fields:

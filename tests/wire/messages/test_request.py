@@ -147,6 +147,7 @@ def test_choice_without_tools_leaves_nothing_behind() -> None:
     )
 
 
+@pytest.mark.uncounted
 def test_long_conversations_cost_no_square() -> None:
     system, call = {"role": "system", "content": "a"}, FunctionCall("c", "f", "{}")
 

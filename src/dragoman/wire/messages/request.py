@@ -26,8 +26,9 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
+from dragoman.wire.cache import Cache
 from dragoman.wire.choices import ModelName, Probability
-from dragoman.wire.json import ABSENT, LIMITS, Cache, Limits, Reader, merge
+from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect, check_stop
 
