@@ -232,10 +232,10 @@ _WIDE = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\u")
 
 
 def widened(text: bytes) -> int:
-    """How many bytes a text in JSON takes once it is decoded, beside those in UTF-8: each of its
+    r"""How many bytes a text in JSON takes once it is decoded, beside those in UTF-8: each of its
     characters takes as many as the widest. None where all are ASCII, which has one form only.
 
-    >>> widened(b"plain"), widened("naïve".encode()), widened(b"plain \\ud83d\\ude00")
+    >>> widened(b"plain"), widened("naïve".encode()), widened(rb"plain \ud83d\ude00")
     (0, 10, 32)
     """
     characters, width = _extent(text)
