@@ -25,10 +25,12 @@ from dragoman.engines.router import Prompted
 from dragoman.stores.base import StoreError
 from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
+from dragoman.voice.studio import Studio
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
 from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
+from .audio import AudioHandlers
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
@@ -83,6 +85,7 @@ class App:
         settings: Settings,
         memory: Memory | None = None,
         tools: Sequence[Hosted] = (),
+        studio: Studio | None = None,
     ) -> None:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
@@ -94,6 +97,7 @@ class App:
         engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory
+        self._studio = studio or Studio(None, None)
         self._settings = settings
         self._roster = InFlight()
         self._keys = Keys(
@@ -120,6 +124,7 @@ class App:
             Route("GET", "/healthz", self._health, public=True),
             Route("GET", "/readyz", self._readiness, public=True),
             *Endpoints(service).routes(),
+            *AudioHandlers(service, self._studio).routes(),
         ]
         for wire in WIRES.values():
             handler = (answers if wire.conversation else prompts).over(wire)
@@ -213,6 +218,7 @@ class App:
         """End what runs in the background, and let go of the store and the engine."""
         if self._memory is not None:
             await self._memory.close()
+        await self._studio.close()
         await self._engine.close()
 
     def _websocket(

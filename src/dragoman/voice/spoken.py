@@ -1,0 +1,172 @@
+"""An engine whose answers are spoken: each sentence of another engine's text, as it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import ClassVar
+
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Delta, Event, Failed, ItemDone, PartAdded, PartDone
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.item import Audio, Message, Part, Refusal, Text
+from dragoman.core.request import Request
+from dragoman.engines.base import ENDS, Prepared, Wrapper, fault_from
+
+from .sentences import Sentences, speakable, words_in
+from .speech import Speaking, Synthesizer
+
+FORMAT = "pcm16"
+_AHEAD = 256
+"""Events that are read from the engine while a sentence is spoken."""
+_AUDIO_DELTA = 9_600
+"""Bytes of sound in one event: a fifth of a second."""
+
+
+class Spoken(Wrapper):
+    """Speaks the text of an engine's messages where a request asks for audio.
+
+    The text of a transcript delta is what the audio deltas behind it say, up to the next one: so
+    whoever plays them knows which words were heard. The engine is read ahead while a sentence is
+    spoken. What is for the eye only (Markdown) is in the transcript and not spoken.
+    """
+
+    acts_on: ClassVar[frozenset[object] | None] = None
+
+    def __init__(self, engine: Engine, synthesizer: Synthesizer) -> None:
+        super().__init__(engine)
+        self._synthesizer = synthesizer
+
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Leave a request that asks for no audio alone."""
+        if "audio" not in (request.modalities or ()):
+            return None
+        return Prepared(request, engine=_Speaker(self.engine, self._synthesizer))
+
+
+class _Speaker(Wrapper):
+    """The engine for requests that do."""
+
+    def __init__(self, engine: Engine, synthesizer: Synthesizer) -> None:
+        super().__init__(engine)
+        self._synthesizer = synthesizer
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """The engine's answer with its texts spoken."""
+        try:
+            how = speaking(request)
+        except FaultError as error:
+            yield Failed(error.fault)
+            return
+        asked = replace(request, modalities=None, audio=None)
+        ahead: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
+        reader = asyncio.ensure_future(self._read(asked, caller, ahead))
+        parts: dict[tuple[int, int], _Part] = {}
+        try:
+            while True:
+                event = await ahead.get()
+                async with aclosing(self._spoken(event, parts, how)) as events:
+                    async for spoken in events:
+                        yield spoken
+                if isinstance(event, ENDS):
+                    return
+        except FaultError as error:
+            yield Failed(error.fault)
+        finally:
+            reader.cancel()
+            await asyncio.wait((reader,))
+
+    async def _read(self, request: Request, caller: Caller, ahead: asyncio.Queue[Event]) -> None:
+        try:
+            async with aclosing(self.engine.stream(request, caller)) as events:
+                async for event in events:
+                    await ahead.put(event)
+        except Exception as error:
+            await ahead.put(Failed(fault_from(error, caller.key)))
+
+    async def _spoken(
+        self, event: Event, parts: dict[tuple[int, int], _Part], how: Speaking
+    ) -> AsyncGenerator[Event, None]:
+        match event:
+            case PartAdded(index, number, Text() | Refusal()):
+                parts[index, number] = _Part()
+                yield PartAdded(index, number, Audio(format=FORMAT))
+            case Delta(index, number, kind, data) if (index, number) in parts:
+                part = parts[index, number]
+                for sentence in part.feed(data) if kind in ("text", "refusal") else ():
+                    async with aclosing(self._say(index, number, sentence, how)) as events:
+                        async for each in events:
+                            yield each
+            case PartDone(index, number) if (index, number) in parts:
+                part = parts[index, number]
+                if rest := part.sentences.close():
+                    async with aclosing(self._say(index, number, rest, how)) as events:
+                        async for each in events:
+                            yield each
+                yield PartDone(index, number, part.audio)
+            case ItemDone(index, Message() as message) if isinstance(message.content, tuple):
+                content: tuple[Part, ...] = tuple(
+                    parts[index, number].audio if (index, number) in parts else given
+                    for number, given in enumerate(message.content)
+                )
+                yield ItemDone(index, replace(message, content=content))
+            case _:
+                yield event
+
+    async def _say(
+        self, index: int, number: int, sentence: str, how: Speaking
+    ) -> AsyncGenerator[Event, None]:
+        yield Delta(index, number, "transcript", sentence)
+        text = speakable(sentence)
+        if not words_in(text):
+            return
+        held = b""
+        async with aclosing(self._synthesizer.speak(text, how)) as sound:
+            async for pcm in sound:
+                held += pcm
+                whole = len(held) - len(held) % _AUDIO_DELTA
+                for start in range(0, whole, _AUDIO_DELTA):
+                    yield audio_delta(index, number, held[start : start + _AUDIO_DELTA])
+                held = held[whole:]
+        if held:
+            yield audio_delta(index, number, held)
+
+
+class _Part:
+    """A part that is being spoken."""
+
+    def __init__(self) -> None:
+        self.sentences = Sentences()
+        self._text: list[str] = []
+
+    def feed(self, text: str) -> list[str]:
+        self._text.append(text)
+        return self.sentences.feed(text)
+
+    @property
+    def audio(self) -> Audio:
+        return Audio(format=FORMAT, transcript="".join(self._text))
+
+
+def audio_delta(index: int, number: int, pcm: bytes) -> Delta:
+    """The event for some sound."""
+    return Delta(index, number, "audio", b64encode(pcm).decode())
+
+
+def speaking(request: Request) -> Speaking:
+    """How a request wants to be spoken to."""
+    audio = request.audio
+    voice = getattr(audio, "voice", None)
+    extra = (getattr(audio, "extra", None) or {}).get("realtime", {})
+    speed = extra.get("speed", 1.0)
+    if isinstance(voice, dict):  # a voice made at OpenAI, by its id
+        voice = voice.get("id")
+    if not isinstance(voice, str | None) or not isinstance(speed, int | float):
+        raise FaultError(Fault("invalid_request", "The voice must be a name.", "client", "voice"))
+    return Speaking(voice=voice, speed=float(speed))
