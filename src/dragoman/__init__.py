@@ -108,16 +108,19 @@ def serve(engine: Engine | str, settings: "Settings | None" = None) -> None:
 
     from .client.client import engine_of
     from .server.app import App
+    from .server.build import studio_of
     from .server.host import address, bind, reachable, run
     from .server.settings import Settings
     from .server.state.service import check_memory, open_memory
 
     settings, served = settings or Settings(), engine_of(engine)
+    studio_of(settings, os.environ)
     asyncio.run(check_memory(settings, os.environ))
     listener = bind(settings, exact=True)
 
     def build() -> App:
-        return App(served, settings, open_memory(settings, os.environ))
+        memory, studio = open_memory(settings, os.environ), studio_of(settings, os.environ)
+        return App(served, settings, memory, studio=studio)
 
     def ready() -> None:
         url = f"{reachable(address(listener))}/v1"

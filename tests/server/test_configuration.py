@@ -75,6 +75,12 @@ max_files_per_key = 32
 max_file_bytes_per_key = 33
 max_vector_stores_per_key = 34
 max_vector_store_chunks = 35
+audio_limit = 36
+speech = "espeak-ng=de"
+speech_key_env = "SPEECH_KEY"
+transcription = "https://speech.example/v1 whisper"
+transcription_key_env = "TRANSCRIPTION_KEY"
+speech_detection = "energy"
 embedding_model = "small"
 conversation_bytes = 4000
 store_time = 2.0

@@ -137,6 +137,14 @@ _TOOL = (
     "a tool that models may use: web=searxng:URL, web=brave, web=tavily, web=exa, python, "
     "python=bubblewrap, files, or mcp:NAME=URL; may be given several times"
 )
+_SPEECH = (
+    "what speaks: espeak-ng, espeak-ng=VOICE, piper=FILE, kokoro=FILE, the URL of a server with "
+    "/audio/speech, or none; by default espeak-ng, where it is installed"
+)
+_TRANSCRIPTION = (
+    "what understands speech: pocketsphinx, pocketsphinx=GRAMMAR, faster-whisper=MODEL, the URL of "
+    "a server with /audio/transcriptions, or none; by default pocketsphinx, where it is installed"
+)
 _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://HOST/DATABASE"
 
 
@@ -196,6 +204,8 @@ def parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
     add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=_TOOL)
+    add("--speech", metavar="NAME", help=_SPEECH)
+    add("--transcription", metavar="NAME", help=_TRANSCRIPTION)
     add("--workers", type=workers, metavar="N", help="processes that share the port (1)")
     add("--config", type=Path, metavar="FILE", help=_CONFIG)
 

@@ -43,12 +43,10 @@ class Program:
             problem = f"{name} is not installed; {_INSTALL.get(name, f'install {name}')}."
             raise FaultError(Fault("unsupported", problem))
         self._path = path
-        self._places: asyncio.Semaphore | None = None
+        self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self, arguments: Sequence[str], text: str) -> AsyncGenerator[bytes, None]:
         """What the program writes. Its process ends with the generator. Raises FaultError."""
-        if self._places is None:
-            self._places = asyncio.Semaphore(_AT_ONCE)
         async with self._places:
             process = await asyncio.create_subprocess_exec(
                 self._path,
