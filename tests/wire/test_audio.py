@@ -105,7 +105,10 @@ def test_empty_fields_of_a_form_are_absent() -> None:
         ([FILE, MODEL, field("stream", "yes")], "stream"),
         ([FILE, MODEL, field("response_format", "xml")], "response_format"),
         ([FILE, MODEL, field("response_format", "diarized_json")], "response_format"),
-        ([FILE, MODEL, field("response_format", "srt"), field("stream", "true")], "response_format"),
+        (
+            [FILE, MODEL, field("response_format", "srt"), field("stream", "true")],
+            "response_format",
+        ),
     ],
 )
 def test_wrong_form_names_the_field(parts, param) -> None:
@@ -121,14 +124,18 @@ def test_wrong_form_names_the_field(parts, param) -> None:
         (
             "srt",
             b"application/x-subrip; charset=utf-8",
-            "1\n00:00:00,000 --> 00:00:01,200\nHello there.\n\n"
-            "2\n01:01:01,250 --> 01:01:02,000\nBye.\n",
+            (
+                "1\n00:00:00,000 --> 00:00:01,200\nHello there.\n\n"
+                "2\n01:01:01,250 --> 01:01:02,000\nBye.\n"
+            ),
         ),
         (
             "vtt",
             b"text/vtt; charset=utf-8",
-            "WEBVTT\n\n00:00:00.000 --> 00:00:01.200\nHello there.\n\n"
-            "01:01:01.250 --> 01:01:02.000\nBye.\n",
+            (
+                "WEBVTT\n\n00:00:00.000 --> 00:00:01.200\nHello there.\n\n"
+                "01:01:01.250 --> 01:01:02.000\nBye.\n"
+            ),
         ),
     ],
 )
