@@ -6,14 +6,14 @@ import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import CUT, FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, ItemDone, PartAdded, PartDone
 from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.core.item import Audio, Message, Part, Refusal, Text
+from dragoman.core.item import Audio, Message, Refusal, Text
 from dragoman.core.request import Request
 from dragoman.engines.base import ENDS, Prepared, Wrapper, fault_from
 
@@ -67,7 +67,7 @@ class _Speaker(Wrapper):
         asked = replace(request, modalities=None, audio=None)
         ahead: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
         reader = asyncio.ensure_future(self._read(asked, caller, ahead))
-        parts: dict[tuple[int, int], _Part] = {}
+        parts: dict[tuple[int, int], _Part | Audio] = {}
         try:
             while True:
                 event = await ahead.get()
@@ -87,55 +87,59 @@ class _Speaker(Wrapper):
             async with aclosing(self.engine.stream(request, caller)) as events:
                 async for event in events:
                     await ahead.put(event)
+            await ahead.put(Failed(CUT))  # which nobody reads, where it has ended before
         except Exception as error:
             await ahead.put(Failed(fault_from(error, caller.key)))
 
     async def _spoken(
-        self, event: Event, parts: dict[tuple[int, int], _Part], how: Speaking
+        self, event: Event, parts: dict[tuple[int, int], _Part | Audio], how: Speaking
     ) -> AsyncGenerator[Event, None]:
+        place = getattr(event, "index", None), getattr(event, "part_index", 0)
+        part = parts.get(place)  # type: ignore[arg-type]  # of the whole answer there is none
         match event:
             case PartAdded(index, number, Text() | Refusal()):
                 parts[index, number] = _Part()
                 yield PartAdded(index, number, Audio(format=FORMAT))
-            case Delta(index, number, kind, data) if (index, number) in parts:
-                part = parts[index, number]
+            case Delta(index, number, kind, data) if isinstance(part, _Part):
                 for sentence in part.feed(data) if kind in ("text", "refusal") else ():
-                    async with aclosing(self._say(index, number, sentence, how)) as events:
-                        async for each in events:
-                            yield each
-            case PartDone(index, number) if (index, number) in parts:
-                part = parts[index, number]
+                    async with aclosing(self._say(sentence, how, part)) as deltas:
+                        async for delta in deltas:
+                            yield Delta(index, number, *delta)
+            case PartDone(index, number) if isinstance(part, _Part):
                 if rest := part.sentences.close():
-                    async with aclosing(self._say(index, number, rest, how)) as events:
-                        async for each in events:
-                            yield each
-                yield PartDone(index, number, part.audio)
-            case ItemDone(index, Message() as message) if isinstance(message.content, tuple):
-                content: tuple[Part, ...] = tuple(
-                    parts[index, number].audio if (index, number) in parts else given
-                    for number, given in enumerate(message.content)
-                )
-                yield ItemDone(index, replace(message, content=content))
+                    async with aclosing(self._say(rest, how, part)) as deltas:
+                        async for delta in deltas:
+                            yield Delta(index, number, *delta)
+                parts[index, number] = audio = part.audio
+                yield PartDone(index, number, audio)
+            case ItemDone(index, Message() as message):
+                content = [
+                    spoken if isinstance(spoken := parts.get((index, number)), Audio) else given
+                    for number, given in enumerate(message.parts)
+                ]
+                yield ItemDone(index, replace(message, content=tuple(content)))
             case _:
                 yield event
 
     async def _say(
-        self, index: int, number: int, sentence: str, how: Speaking
-    ) -> AsyncGenerator[Event, None]:
-        yield Delta(index, number, "transcript", sentence)
+        self, sentence: str, how: Speaking, part: _Part
+    ) -> AsyncGenerator[tuple[Literal["transcript", "audio"], str], None]:
+        """The kind and the data of each delta for a sentence."""
+        yield "transcript", sentence
         text = speakable(sentence)
         if not words_in(text):
             return
         held = b""
         async with aclosing(self._synthesizer.speak(text, how)) as sound:
             async for pcm in sound:
+                part.sound.append(pcm)
                 held += pcm
                 whole = len(held) - len(held) % _AUDIO_DELTA
                 for start in range(0, whole, _AUDIO_DELTA):
-                    yield audio_delta(index, number, held[start : start + _AUDIO_DELTA])
+                    yield "audio", b64encode(held[start : start + _AUDIO_DELTA]).decode()
                 held = held[whole:]
         if held:
-            yield audio_delta(index, number, held)
+            yield "audio", b64encode(held).decode()
 
 
 class _Part:
@@ -143,6 +147,7 @@ class _Part:
 
     def __init__(self) -> None:
         self.sentences = Sentences()
+        self.sound: list[bytes] = []
         self._text: list[str] = []
 
     def feed(self, text: str) -> list[str]:
@@ -151,12 +156,9 @@ class _Part:
 
     @property
     def audio(self) -> Audio:
-        return Audio(format=FORMAT, transcript="".join(self._text))
-
-
-def audio_delta(index: int, number: int, pcm: bytes) -> Delta:
-    """The event for some sound."""
-    return Delta(index, number, "audio", b64encode(pcm).decode())
+        """The part as it stands."""
+        data = b64encode(b"".join(self.sound)).decode()
+        return Audio(data or None, FORMAT, "".join(self._text) or None)
 
 
 def speaking(request: Request) -> Speaking:
@@ -168,5 +170,5 @@ def speaking(request: Request) -> Speaking:
     if isinstance(voice, dict):  # a voice made at OpenAI, by its id
         voice = voice.get("id")
     if not isinstance(voice, str | None) or not isinstance(speed, int | float):
-        raise FaultError(Fault("invalid_request", "The voice must be a name.", "client", "voice"))
+        raise FaultError(bad_request("must be a name, and the speed a number", "voice"))
     return Speaking(voice=voice, speed=float(speed))

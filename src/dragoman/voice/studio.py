@@ -128,6 +128,16 @@ class Voice:
         self._studio = studio
         self._lines: dict[str, Telephone] = {}
 
+    @property
+    def hears(self) -> bool:
+        """Whether `transcribe` can be asked."""
+        return self._studio.transcriber is not None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether `speaking` makes answers of sound."""
+        return self._studio.synthesizer is not None
+
     def detector(self, asked: TurnDetection) -> SessionDetector:
         """What finds the turns in what the client sends. Raises FaultError."""
         return SessionDetector(asked, self._studio)
