@@ -17,6 +17,7 @@ class Speaker:
     def __init__(self, fault: Fault | None = None, held: asyncio.Event | None = None) -> None:
         self.said: list[str] = []
         self.how: list[Speaking] = []
+        self.made = 0
         self.stopped = 0
         self.closed = False
         self._fault = fault
@@ -32,6 +33,7 @@ class Speaker:
                     raise FaultError(self._fault)
                 if number == len(text) - 1 and self._held is not None:
                     await self._held.wait()
+                self.made += 1
                 yield array("h", [ord(letter)] * 24 * MS_A_CHARACTER).tobytes()
             finished = True
         finally:

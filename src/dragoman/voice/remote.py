@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
 from dragoman.engines.base import new_id
 from dragoman.engines.upstream import broken, key_refused, sendable, without
 from dragoman.net.client import Client, HeaderFields
 from dragoman.net.connection import Limits
-from dragoman.net.errors import NetError
+from dragoman.net.errors import InvalidUrlError, NetError
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import error, json
 from dragoman.wire.multipart import MEDIA_TYPE
@@ -36,7 +36,10 @@ class _Endpoint:
     def __init__(
         self, url: str, path: str, key: Secret | str | None, client: Client | None
     ) -> None:
-        place = parse_url(url.rstrip("/"))
+        try:
+            place = parse_url(url.rstrip("/"))
+        except InvalidUrlError as problem:
+            raise FaultError(bad_request(f"{quoted(url)}: {problem}")) from None
         self._url = f"{url.rstrip('/')}{path}"
         self.name = f"the speech server at {place.authority}"
         self._key = sendable(key)
