@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from dragoman.engines.reasoning import (
     RetryingReasoning,
 )
 from dragoman.engines.router import Prompted
+from dragoman.engines.session import Voice
 from dragoman.stores.base import StoreError
 from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
@@ -29,13 +30,15 @@ from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
 from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
-from .auth import Browsers, Keys
+from .auth import CREDENTIALS, Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .files import FileHandlers, refusing
 from .limits import Budget, Gate
 from .log import Entry, RequestLog
+from .realtime import SOCKET as REALTIME
+from .realtime import Realtime
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import METHODS, STORED, Handlers
@@ -83,6 +86,7 @@ class App:
         settings: Settings,
         memory: Memory | None = None,
         tools: Sequence[Hosted] = (),
+        voice: Callable[[], Voice] | None = None,
     ) -> None:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
@@ -115,11 +119,13 @@ class App:
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
+        self._realtime = Realtime(service, voice)
         routes = [
             Route("GET", SOCKET, self._sockets.plain),
             Route("GET", "/healthz", self._health, public=True),
             Route("GET", "/readyz", self._readiness, public=True),
             *Endpoints(service).routes(),
+            *self._realtime.routes(),
         ]
         for wire in WIRES.values():
             handler = (answers if wire.conversation else prompts).over(wire)
@@ -224,6 +230,11 @@ class App:
             _check_once(exchange)
             self._browsers.check(exchange)
             room = scope.get("extensions", {}).get(ROOM)
+            if exchange.path == REALTIME:
+                secret = self._realtime.redeem(exchange)
+                caller = self._caller(exchange) if secret is None else secret.caller
+                connect = self._realtime.connect
+                return connect(exchange, caller, scope, receive, send, room, secret)
             return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
         except FaultError as error:
             return deny(error.fault, exchange, scope, receive, send)
@@ -233,7 +244,7 @@ class App:
         request that goes round in a ring."""
         headers = exchange.headers
         tenant, key = "", None
-        if self._keys.needed or b"authorization" in headers or b"x-api-key" in headers:
+        if self._keys.needed or not headers.keys().isdisjoint(CREDENTIALS):
             tenant, key = self._keys.check(exchange)
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
