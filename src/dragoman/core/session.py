@@ -64,6 +64,8 @@ from .session_values import (
     ConversationItemDone,
     CreateItem,
     Delete,
+    Forget,
+    Generate,
     ItemDeleted,
     ItemRetrieved,
     ItemTruncated,
@@ -77,11 +79,14 @@ from .session_values import (
     SessionConfig,
     SessionCreated,
     SessionEvent,
+    SessionLimits,
     SessionResponse,
     SessionUpdated,
     SpeechStarted,
     SpeechStopped,
+    Stop,
     Tick,
+    Transcribe,
     Transcribed,
     Transcription,
     TranscriptionCompleted,
@@ -89,6 +94,7 @@ from .session_values import (
     TranscriptionFailed,
     Truncate,
     Unreadable,
+    Work,
 )
 from .sound import BYTES_PER_MS, Place, Spoken, milliseconds
 
@@ -138,46 +144,7 @@ TOO_OLD = Fault(
 )
 
 
-class SessionLimits(Struct, frozen=True, kw_only=True):
-    """How much a session holds (bytes of sound, items, characters of text, answers at once), and
-    how long it lasts."""
-
-    audio: int = 64 * 1024 * 1024
-    items: int = 4_096
-    text: int = 32 * 1024 * 1024
-    responses: int = 8
-    lifetime_ms: int = 3_600_000
-
-
 LIMITS = SessionLimits()
-
-
-class Generate(Struct, frozen=True):
-    """Work: ask the engine, and report its events as `Answered`."""
-
-    response_id: str
-    request: Request
-
-
-class Stop(Struct, frozen=True):
-    """Work: cancel what was begun for an answer."""
-
-    response_id: str
-
-
-class Transcribe(Struct, frozen=True):
-    """Work: transcribe the sound of an item, and report it as `Transcribed`."""
-
-    item_id: str
-    audio: bytes
-    options: Transcription
-
-
-class Forget(Struct, frozen=True):
-    """Work: the detector begins anew; an utterance that it is in is over."""
-
-
-Work = Generate | Stop | Transcribe | Forget
 
 
 class _Answer(Struct):
@@ -197,8 +164,9 @@ class Session:
     """One session. `receive` takes what comes and gives the events for the client.
 
     `transcribes` says that its driver has ears: then the model is asked once what was said is text;
-    without, models get the sound itself. `speaks` says that answers may be spoken. `id` makes all
-    other ids; `expires_at` is in Unix seconds, and only shown.
+    without, models get the sound itself. `speaks` says that answers may be spoken, and `detects`
+    that somebody reports the ends of turns. `id` makes all other ids; `expires_at` (Unix seconds)
+    is only shown.
 
     >>> session = Session("1", SessionConfig(model="m"))
     >>> [type(event).__name__ for event in session.open()]
@@ -214,6 +182,7 @@ class Session:
         *,
         transcribes: bool = False,
         speaks: bool = False,
+        detects: bool = False,
         expires_at: int = 0,
         limits: SessionLimits = LIMITS,
     ) -> None:
@@ -226,6 +195,7 @@ class Session:
         self._made = 0  # ids
         self._transcribes = transcribes
         self._speaks = speaks
+        self._detects = detects
         self._expires_at = expires_at
         self._limits = limits
         self._answers: dict[str, _Answer] = {}
@@ -254,6 +224,10 @@ class Session:
         """Whether the conversation is being answered."""
         return any(answer.conversation for answer in self._answers.values())
 
+    def answering(self, response_id: str) -> bool:
+        """Whether an answer is under way."""
+        return response_id in self._answers
+
     def open(self) -> list[SessionEvent]:
         """The first events."""
         created = SessionCreated(self.id, self.config, self._expires_at)
@@ -275,7 +249,9 @@ class Session:
 
     def _fitting(self, config: SessionConfig) -> SessionConfig:
         """The configuration as far as it can hold here."""
-        return config if self._speaks else replace(config, modalities=("text",))
+        if not self._speaks:
+            config = replace(config, modalities=("text",))
+        return config if self._detects else replace(config, turn_detection=None)
 
     def _configure(self, command: Configure) -> None:
         changes = {**command.changes, "model": self.config.model}
@@ -287,7 +263,9 @@ class Session:
         losses: tuple[Loss, ...] = ()
         self.config = self._fitting(asked)
         if asked.modalities != self.config.modalities:
-            losses = (Loss("output_modalities", "dropped", "nothing here speaks"),)
+            losses += (Loss("output_modalities", "dropped", "nothing here speaks"),)
+        if asked.turn_detection != self.config.turn_detection:
+            losses += (Loss("turn_detection", "dropped", "nothing here listens for turns"),)
         if "turn_detection" in changes:
             self.work.append(Forget())
             if self._buffer_state == "speaking":

@@ -15,7 +15,7 @@ from .error import Fault
 from .event import Event
 from .item import JSON, Extra, Item
 from .loss import Loss
-from .request import ReasoningOptions, Tool, ToolChoice
+from .request import ReasoningOptions, Request, Tool, ToolChoice
 from .response import Status, Usage
 
 # ---- configuration -----------------------------------------------------------------------------
@@ -84,6 +84,20 @@ class SessionConfig(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 Changes = dict[str, JSON]
 """Fields of a `SessionConfig` by name, those that a command gives: all others stay."""
+
+
+# ---- limits ------------------------------------------------------------------------------------
+
+
+class SessionLimits(Struct, frozen=True, kw_only=True):
+    """How much a session holds (bytes of sound, items, characters of text, answers at once), and
+    how long it lasts."""
+
+    audio: int = 64 * 1024 * 1024
+    items: int = 4_096
+    text: int = 32 * 1024 * 1024
+    responses: int = 8
+    lifetime_ms: int = 3_600_000
 
 
 # ---- commands ----------------------------------------------------------------------------------
@@ -212,6 +226,37 @@ class Answered(Struct, frozen=True):
 
 
 Report = Tick | SpeechStarted | SpeechStopped | Transcribed | Answered
+
+
+# ---- work: what a session has its driver do ------------------------------------------------------
+
+
+class Generate(Struct, frozen=True):
+    """Work: ask the engine, and report its events as `Answered`."""
+
+    response_id: str
+    request: Request
+
+
+class Stop(Struct, frozen=True):
+    """Work: cancel what was begun for an answer."""
+
+    response_id: str
+
+
+class Transcribe(Struct, frozen=True):
+    """Work: transcribe the sound of an item, and report it as `Transcribed`."""
+
+    item_id: str
+    audio: bytes
+    options: Transcription
+
+
+class Forget(Struct, frozen=True):
+    """Work: the detector begins anew; an utterance that it is in is over."""
+
+
+Work = Generate | Stop | Transcribe | Forget
 
 
 # ---- events --------------------------------------------------------------------------------------

@@ -126,6 +126,14 @@ class Settings(Limits, frozen=True, kw_only=True):
         int,
         about("Maximum number of WebSockets that one key may have open, per worker.", ge=1),
     ] = 512
+    session_audio: Annotated[
+        int,
+        about(
+            "Bytes of sound that a Realtime session may hold; beyond that the oldest is dropped, "
+            "and its transcript kept. A minute has 2.9 MB.",
+            ge=1024 * 1024,
+        ),
+    ] = 64 * 1024 * 1024
     queue_time: Annotated[
         float, about("Seconds that a request may wait for a free slot.", ge=0.1)
     ] = 30.0
