@@ -116,13 +116,39 @@ def test_equal_rates_change_nothing_and_need_nothing(monkeypatch) -> None:
 
 @pytest.mark.parametrize("format", ["pcmu", "pcma"])
 def test_a_telephone_gives_the_tone_back_that_it_was_given(format) -> None:
-    pcm = tone(440, 300)
-    line = Telephone(format)
-    sent = line.encode(pcm[:5_000]) + line.encode(pcm[5_000:], last=True)
-    assert len(sent) == 2_400
-    received = array("h", line.decode(sent))
-    crossings = sum(a < 0 <= b for a, b in pairwise(received[1000:]))
-    assert abs(crossings - 440 * (len(received) - 1000) / RATE) <= 2
+    line, pcm = Telephone(format), tone(440, 300)
+    sent = line.encode(pcm[:5_001]) + line.encode(pcm[5_001:5_002]) + line.encode(pcm[5_002:])
+    assert len(sent) == 2_400  # no sound is held back
+    pieces = [sent[:1], sent[1:1_000], sent[1_000:]]
+    received = array("h", b"".join(map(line.decode, pieces)))
+    assert len(received) == len(pcm) // 2
+    crossings = sum(a < 0 <= b for a, b in pairwise(received[200:]))
+    assert abs(crossings - 440 * (len(received) - 200) / RATE) <= 1
+    assert abs(max(received) - 16_384) < 900
+
+
+def test_a_telephone_does_not_hear_what_it_cannot_say() -> None:
+    """7 kHz would come back as 1 kHz."""
+    line = Telephone("pcmu")
+    heard = array("h", line.decode(line.encode(tone(7_000, 100))))
+    assert max(heard[200:]) < 400
+
+
+def test_a_telephone_in_any_pieces_says_the_same() -> None:
+    pcm = tone(440, 40) + noise_like(40)
+    whole = Telephone("pcma").encode(pcm)
+    line = Telephone("pcma")
+    assert b"".join(line.encode(pcm[at : at + 77]) for at in range(0, len(pcm), 77)) == whole
+
+
+def noise_like(ms: int) -> bytes:
+    return hashlib.shake_128(b"noise").digest(48 * ms)
+
+
+def test_a_telephone_needs_numpy(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(FaultError, match=r"dragoman\[voice\]"):
+        Telephone("pcmu")
 
 
 # ---- WAV -------------------------------------------------------------------------------------

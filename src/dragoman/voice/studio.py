@@ -161,9 +161,9 @@ class Voice:
         """PCM16 of what a telephone sends, `pcmu` or `pcma`."""
         return self._line(format).decode(audio)
 
-    def encode(self, audio: bytes, format: str, *, last: bool = False) -> bytes:
-        """What a telephone is sent; with `last`, all that is left of it too."""
-        return self._line(format).encode(audio, last=last)
+    def encode(self, audio: bytes, format: str) -> bytes:
+        """What a telephone is sent."""
+        return self._line(format).encode(audio)
 
     def _line(self, format: str) -> Telephone:
         if format not in self._lines:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -35,11 +36,17 @@ def message(head: dict[str, Any], data: bytes = b"") -> bytes:
 
 
 def pocketsphinx(grammar: str) -> Engine:
-    """CMU PocketSphinx with the English model that it ships; with a grammar (JSGF, a file), which
-    it is much better with, only what that allows is recognised."""
+    """CMU PocketSphinx with the English model that it ships. With a grammar (a file of JSGF, or
+    `pocket`: what the pocket model knows) only what that allows is recognised, and far better;
+    words are written as they are there."""
     decoder = import_module("pocketsphinx").Decoder(samprate=16_000, loglevel="FATAL")
+    written: dict[str, str] = {}
     if grammar:
-        decoder.add_jsgf_string("grammar", Path(grammar).read_bytes())
+        file = Path(__file__).with_name("pocket.gram") if grammar == "pocket" else Path(grammar)
+        text, written = spoken_grammar(file.read_text(encoding="utf-8"))
+        if missing := [word for word in written if decoder.lookup_word(word) is None]:
+            raise ValueError(f"the English model has no word {', '.join(missing)} of the grammar")
+        decoder.add_jsgf_string("grammar", text.encode())
         decoder.activate_search("grammar")
 
     def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
@@ -47,9 +54,32 @@ def pocketsphinx(grammar: str) -> Engine:
         decoder.process_raw(pcm, full_utt=True)
         decoder.end_utt()
         if (found := decoder.hyp()) is not None:
-            yield {"text": found.hypstr}, b""
+            said = " ".join([written.get(word, word) for word in found.hypstr.split()])
+            yield {"text": said[:1].upper() + said[1:]}, b""
 
     return transcribe
+
+
+_JSGF = re.compile(
+    r"/\*.*?\*/|//[^\n]*|<[^>]*>|\{[^}]*\}|/[\d.]+/|\A#[^;\n]*;?"
+    r"|\b(?:grammar|import)\s[^;]*;|\bpublic\b|(?P<word>[^\W\d_][\w'.-]*)",
+    re.S,
+)
+"""What is in a grammar: comments, rules, tags, weights, the head and, last, words."""
+
+
+def spoken_grammar(text: str) -> tuple[str, dict[str, str]]:
+    """A grammar with its words in lower case, as dictionaries have them, and for each how it was
+    written."""
+    written: dict[str, str] = {}
+
+    def lower(match: re.Match[str]) -> str:
+        if (word := match["word"]) is None:
+            return match[0]
+        written.setdefault(word.lower(), word)
+        return word.lower()
+
+    return _JSGF.sub(lower, text), written
 
 
 def faster_whisper(model: str) -> Engine:
