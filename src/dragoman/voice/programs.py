@@ -21,7 +21,7 @@ import msgspec
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
 
 from .sound import RATE, Resampler, WavReader
-from .speech import Speaking, failed
+from .speech import Speaking, failed, read_sound
 
 _PIECE = 9_600
 """Bytes that are read at once: a fifth of a second."""
@@ -148,13 +148,13 @@ class ESpeak(Program):
         async with aclosing(self.run(arguments, text + "\n")) as pieces:
             try:
                 async for data in pieces:
-                    if pcm := reader.feed(data):
+                    if pcm := read_sound(self.name, reader, data):
                         yield pcm
             except FaultError as error:
                 if "voice does not exist" not in error.fault.message:
                     raise
                 raise FaultError(bad_request(_no_voice(voice), "voice")) from None
-        if pcm := reader.feed(b"", last=True):
+        if pcm := read_sound(self.name, reader, b"", last=True):
             yield pcm
 
 

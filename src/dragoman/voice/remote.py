@@ -20,7 +20,7 @@ from dragoman.wire.multipart import MEDIA_TYPE
 from dragoman.wire.sse import SSEDecoder
 
 from .sound import WavReader, sniff, wav
-from .speech import Listening, Piece, Speaking, failed
+from .speech import Listening, Piece, Speaking, failed, read_sound
 
 SPEECH_MODEL = "gpt-4o-mini-tts"
 TRANSCRIPTION_MODEL = "gpt-4o-mini-transcribe"
@@ -116,14 +116,14 @@ class RemoteSynthesizer(_Endpoint):
                     reader = WavReader() if sniff(head) == "wav" else None
                     data = head
                 if reader is not None:
-                    yield reader.feed(data)
+                    yield read_sound(self.name, reader, data)
                 else:
                     data = half + data
                     whole = len(data) & ~1
                     half = data[whole:]
                     yield data[:whole]
         if reader is not None:
-            yield reader.feed(b"", last=True)
+            yield read_sound(self.name, reader, b"", last=True)
         elif len(head) < 12:
             yield head[: len(head) & ~1]
 

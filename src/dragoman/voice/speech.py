@@ -7,7 +7,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError
+
+from .sound import WavReader
 
 
 class Piece(Struct, frozen=True):
@@ -59,6 +61,14 @@ class Synthesizer(Protocol):
     def close(self) -> Awaitable[None]:
         """End what it has started."""
         ...
+
+
+def read_sound(name: str, reader: WavReader, data: bytes, *, last: bool = False) -> bytes:
+    """PCM of the next bytes of a program or a server. Raises FaultError, which blames it."""
+    try:
+        return reader.feed(data, last=last)
+    except FaultError as error:
+        raise FaultError(failed(name, error.fault.message)) from None
 
 
 def failed(name: str, problem: str) -> Fault:
