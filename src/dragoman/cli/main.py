@@ -25,6 +25,7 @@ examples:
   dragoman log --search sky                  search stored requests and answers
   dragoman tail resp_…                       replay or follow one answer
   dragoman chat                              a conversation; Ctrl-C stops an answer, Ctrl-D ends
+  dragoman talk                              a conversation by voice
   dragoman agent helper.py                   talk to an agent with tools of your own
   dragoman run codex                         Codex on the model found on this machine
 """
@@ -47,6 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
         from .tokens import tokens as command
     elif options.command == "run":
         from .run import run as command
+    elif options.command == "talk":
+        from .talk import talk as command
     else:
         from .chat import chat as command
     try:
@@ -121,6 +124,10 @@ _LOG = (
 _AGENT = (
     "Talk to an agent (dragoman.Agent) that a file of Python makes: the one called `agent`, or the "
     "only one. Calls that need consent are asked about."
+)
+_TALK = (
+    "Talk to a model: it hears the microphone, is interrupted by who speaks, and answers by the "
+    "speaker. Recognising speech and speaking happen on this machine, unless another is named."
 )
 _RUN = (
     "Run an agent program on a model: with a configuration of its own, which is temporary, and "
@@ -226,6 +233,19 @@ def parser() -> argparse.ArgumentParser:
             add("--model", "-m", help="the model's name; the first listed by default")
             add("--system", "-s", help="instructions for the model")
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
+
+    add = command("talk", "hold a conversation by voice", _TALK)
+    add("--at", metavar="URL", help=_AT)
+    add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+    add("--model", "-m", help="the model's name; the first listed by default")
+    add("--system", "-s", help="instructions for the model")
+    about = "a FILE.py with functions marked `@tool`; may be given several times"
+    add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=about)
+    add("--voice", metavar="NAME", help="the voice of the answers (alloy)")
+    add("--input", type=Path, metavar="FILE.wav", help="say this, in place of the microphone")
+    add("--output", type=Path, metavar="FILE.wav", help="write there what would be heard")
+    add("--speech", metavar="NAME", help=_SPEECH)
+    add("--transcription", metavar="NAME", help=_TRANSCRIPTION)
 
     add = command("agent", "talk to the agent that a file of Python makes", _AGENT)
     add("file", type=Path, metavar="FILE.py", help="the file")

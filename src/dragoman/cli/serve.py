@@ -192,8 +192,9 @@ def serve(options: Namespace) -> int:
     def build() -> App:
         engines.append(assemble(upstreams, targets, settings, os.environ, loading))
         memory = open_memory(settings, os.environ, configuration.webhooks)
-        tools, studio = hosted(named, os.environ), studio_of(settings, os.environ)
-        return App(engines[-1], settings, memory, tools, studio)
+        alone = not upstreams and {*(targets or (stand_in(),))} == {POCKET}
+        studio = studio_of(settings, os.environ, pocket=alone)
+        return App(engines[-1], settings, memory, hosted(named, os.environ), studio)
 
     def ready() -> None:  # the start of the server does not wait for the models
         url = f"{reachable(address(listener))}/v1"

@@ -139,9 +139,10 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
     return Route(engine, upstream.models, upstream.aliases, upstream.name)
 
 
-def studio_of(settings: Settings, environ: Mapping[str, str]) -> Studio:
-    """What the server speaks and listens with. Raises ConfigurationError for what does not exist or
-    is not installed, and for a variable that holds no key."""
+def studio_of(settings: Settings, environ: Mapping[str, str], *, pocket: bool = False) -> Studio:
+    """What the server speaks and listens with, to talk with the pocket model alone or with any.
+    Raises ConfigurationError for what does not exist or is not installed, and for a variable that
+    holds no key."""
     keys: dict[str, Secret] = {}
     for name in ("speech", "transcription"):
         if (variable := getattr(settings, f"{name}_key_env")) is not None:
@@ -154,6 +155,7 @@ def studio_of(settings: Settings, environ: Mapping[str, str]) -> Studio:
                 settings.speech,
                 settings.transcription,
                 detector=settings.speech_detection,
+                pocket=pocket,
                 **keys,
             )
     except FaultError as error:

@@ -86,11 +86,13 @@ def studio(
     transcription: str = AUTO,
     *,
     detector: str = AUTO,
+    pocket: bool = False,
     speech_key: Secret | None = None,
     transcription_key: Secret | None = None,
 ) -> Studio:
     """The studio with these by name: `auto`, `none`, a name, `NAME=OPTION`, or a URL with, after a
-    space, the name of the model there. Raises FaultError for what is not known or installed."""
+    space, the name of the model there. `auto` has a grammar of what the pocket model knows, where
+    it is for that one alone. Raises FaultError for what is not known or installed."""
     detection.scorer(detector)
     synthesizer: Synthesizer | None = None
     transcriber: Transcriber | None = None
@@ -98,7 +100,8 @@ def studio(
         speech = "espeak-ng" if shutil.which("espeak-ng") and find_spec("soxr") else NONE
     if transcription == AUTO:
         needed = (worker.NEEDED["pocketsphinx"], "soxr")
-        transcription = "pocketsphinx" if all(map(find_spec, needed)) else NONE
+        grammar = "=pocket" if pocket else ""
+        transcription = f"pocketsphinx{grammar}" if all(map(find_spec, needed)) else NONE
     if "://" in speech:
         url, _, model = speech.partition(" ")
         synthesizer = RemoteSynthesizer(url, key=speech_key, model=model or None)
