@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -53,8 +54,8 @@ class Items:
     >>> items = Items(most=8, most_text=100, most_audio=0)
     >>> items.insert(Message("user", "One", id="a"), None).item.id
     'a'
-    >>> items.insert(Message("user", "Two", id="b"), ROOT).item.id, items.before("a"), len(items)
-    ('b', 'b', 2)
+    >>> items.insert(Message("user", "Two", id="b"), ROOT).item.id, items.before("a")
+    ('b', 'b')
     """
 
     def __init__(self, *, most: int, most_text: int, most_audio: int) -> None:
@@ -65,9 +66,6 @@ class Items:
         self.sound = Arena(most_audio)
         self.text = 0
         """Characters of text, or nearly."""
-
-    def __len__(self) -> int:
-        return len(self._order)
 
     def __contains__(self, id: object) -> bool:
         return id in self._entries
@@ -132,15 +130,13 @@ class Items:
         self.text += weight(item)
         return entry
 
-    def complete(self, item: Item) -> Entry | None:
-        """An item that was open, or not transcribed, is this; None where it was deleted."""
-        entry = self._entries.get(item_id(item))
-        if entry is not None:
-            self.text += weight(item) - weight(entry.item)
-            entry.item, entry.open = item, False
-            for number, spoken in entry.spoken.items():
-                self._retell(entry, number, spoken)
-        return entry
+    def complete(self, item: Item) -> None:
+        """An item that was open, or not transcribed, is this."""
+        entry = self._entries[item_id(item)]
+        self.text += weight(item) - weight(entry.item)
+        entry.item, entry.open = item, False
+        for number, spoken in entry.spoken.items():
+            self._retell(entry, number, spoken)
 
     def delete(self, id: str) -> None:
         """Take an item out. Raises FaultError."""
@@ -170,11 +166,10 @@ class Items:
 
     def _retell(self, entry: Entry, number: int, spoken: Spoken) -> None:
         """Give a spoken part the transcript that is left of it."""
-        item = entry.item
-        if isinstance(item, Message) and number < len(item.parts):
-            parts = [*item.parts]
-            parts[number] = replace(parts[number], transcript=spoken.text)
-            entry.item = replace(item, content=tuple(parts))
+        item = cast(Message, entry.item)  # no other speaks
+        parts = [*item.parts]
+        parts[number] = replace(parts[number], transcript=spoken.text)
+        entry.item = replace(item, content=tuple(parts))
 
     def take_sounds(self, item: Item) -> tuple[Item, dict[Place, bytes]]:
         """An item without the sound in it, and that. Raises FaultError for what is no sound."""

@@ -283,8 +283,11 @@ class Session:
         raise FaultError(command.fault)
 
     def _id(self, prefix: str) -> str:
-        self._made += 1
-        return f"{prefix}_{self._seed}{self._made:04x}"
+        while True:
+            self._made += 1
+            id = f"{prefix}_{self._seed}{self._made:04x}"
+            if id not in self.items:  # a client may have guessed it
+                return id
 
     def _emit(self, *events: SessionEvent) -> None:
         self._events += events
@@ -292,11 +295,7 @@ class Session:
     # ---- the input buffer ----------------------------------------------------------------------
 
     def _step(self, what: type) -> None:
-        """The buffer's next state. Raises FaultError for what makes no sense in this one."""
-        following = BUFFER[self._buffer_state].get(what)
-        if following is None:
-            raise FaultError(EMPTY_BUFFER)
-        self._buffer_state = following
+        self._buffer_state = BUFFER[self._buffer_state][what]
 
     def _append(self, command: Append) -> None:
         if not command.audio:
@@ -339,7 +338,8 @@ class Session:
         self._emit(BufferCleared())
 
     def _commit(self, command: Commit) -> None:
-        if len(self._buffer) < MIN_COMMIT_MS * BYTES_PER_MS:
+        short = len(self._buffer) < MIN_COMMIT_MS * BYTES_PER_MS
+        if short or Commit not in BUFFER[self._buffer_state]:
             raise FaultError(EMPTY_BUFFER)
         self.items.check_room(0)
         self._step(Commit)
@@ -446,6 +446,8 @@ class Session:
             item = replace(item, status="completed")
         item, sounds = self.items.take_sounds(item)
         self.items.check_room(weight(item))
+        if item.id == self._utterance:
+            raise FaultError(bad_request("is the id of what the user is saying", "item.id"))
         self.items.check_place(item, command.previous_item_id)
         self._insert(item, command.previous_item_id, sounds)
 
@@ -621,9 +623,8 @@ class Session:
                     self.items.insert(item, None, open=True)
                     self._emit(told, ConversationItemAdded(item, self.items.before(id)))
                 case ItemDone(item=whole):
-                    self._emit(told)
-                    if self.items.complete(whole):
-                        self._emit(ConversationItemDone(whole, self.items.before(id)))
+                    self.items.complete(whole)
+                    self._emit(told, ConversationItemDone(whole, self.items.before(id)))
                 case Delta(kind="audio" | "transcript" as sense, part_index=number, data=data):
                     self._emit(told)
                     self._spoke = True
@@ -636,8 +637,8 @@ class Session:
                         except ValueError:
                             self._stop(answer, None, NO_SOUND)
                             return
-                        spoken.sound(len(sound))
-                        self._store((id, number), sound)
+                        if spoken.sound(len(sound)):
+                            self._store((id, number), sound)
                 case _:
                     self._emit(told)
         while answer.view.hidden:

@@ -7,6 +7,7 @@ text; and whatever ends the answer, parts and items that are open are closed fir
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -62,16 +63,13 @@ class AnswerView:
         match event:
             case PartAdded():
                 return self._part_added(open, event)
-            case Delta():
-                return self._delta(open, event)
             case PartDone(part_index=number):
                 return self._part_done(open, number)
             case ItemDone(item=item):
                 return self._item_done(index, item)
-            case Progress():
-                return [replace(event, index=open.place)]
-            case _:
-                return []
+            case Delta():
+                return self._delta(open, event)
+        return [replace(cast(Progress, event), index=open.place)]
 
     def close(self) -> list[Event]:
         """The events that close what is open."""

@@ -91,8 +91,12 @@ class Spoken:
     A piece of the transcript is spoken by the sound that follows, up to the next piece.
 
     >>> spoken = Spoken()
-    >>> spoken.say("Good day. "); spoken.sound(48_000)
-    >>> spoken.say("How are you?"); spoken.sound(96_000)
+    >>> spoken.say("Good day. ")
+    >>> spoken.sound(48_000)
+    True
+    >>> spoken.say("How are you?")
+    >>> spoken.sound(96_000)
+    True
     >>> spoken.heard(1000), spoken.heard(1700), spoken.length
     ('Good day. ', 'Good day. How ', 3000)
     """
@@ -120,10 +124,11 @@ class Spoken:
             text = self._marks.pop()[1] + text
         self._marks.append((self._size, text))
 
-    def sound(self, size: int) -> None:
-        """Add so many bytes of sound."""
+    def sound(self, size: int) -> bool:
+        """Add so many bytes of sound; false where they come too late to be heard."""
         if not self._ended:
             self._size += size
+        return not self._ended
 
     def heard(self, ms: int) -> str:
         """What was heard by a position: of the piece that it is in, the words that end before it

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from dragoman.core.error import unsupported
+from dragoman.core.error import Fault, unsupported
 from dragoman.core.event import Delta, Event
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle
-from dragoman.core.session import LIMITS, Session
+from dragoman.core.session import LIMITS, TOO_OLD, Session
 from dragoman.core.session_values import (
     Answer,
     Answered,
@@ -102,6 +102,11 @@ class SessionSink(Protocol):
     def receive(self, events: list[SessionEvent]) -> None:
         """Take the next events, at least one. It is called on the event loop, and must not block or
         raise."""
+        ...
+
+    def ended(self, fault: Fault) -> None:
+        """The session is over, for this reason, and nothing more comes. It is not called where the
+        session was closed by `close`."""
         ...
 
 
@@ -232,6 +237,9 @@ class TurnSession:
                         self._detector.reset()
         if isinstance(what, Answered) and not self.session.answering(what.response_id):
             self._turns.pop(what.response_id, None)
+        if self.session.closed and self.sink is not None:
+            sink, self.sink = self.sink, None
+            sink.ended(TOO_OLD)
 
     def pause(self) -> None:
         """Pause the answers."""

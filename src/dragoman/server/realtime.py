@@ -30,7 +30,7 @@ from dragoman.core.session_values import (
 from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.engines.session import TurnSession, Voice
 from dragoman.wire import json
-from dragoman.wire.json import Fields, Limits
+from dragoman.wire.json import Limits
 from dragoman.wire.realtime import (
     BETA_HEADER,
     BETA_SUBPROTOCOL,
@@ -187,8 +187,10 @@ class Connection(Channel):
             objects = [each for event in objects for each in to_beta(event)]
         if self.write(*map(json.dump, objects)):
             self.live.pause()
-        if self.live.session.closed:
-            self.close()
+
+    def ended(self, fault: Fault) -> None:
+        """The session has said why it is over."""
+        self.close()
 
     def _event_id(self) -> str:
         self._sent += 1
@@ -339,7 +341,7 @@ class Realtime:
 
 def _decode_secret(body: bytes, limits: Limits) -> dict[str, JSON]:
     """The configuration that a client secret is for, and the seconds that it is good for."""
-    fields = json.parse(body) if body.strip() else Fields({})
+    fields = json.parse(body)
     after, session = fields.object("expires_after"), fields.object("session")
     seconds = None
     if after is not None:

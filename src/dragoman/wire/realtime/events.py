@@ -130,7 +130,7 @@ def _encode(event: SessionEvent) -> list[tuple[str, Object]]:
             known = {"item_id": id, "content_index": index, "transcript": text, "usage": usage}
             return [(f"{_TRANSCRIPTION}.completed", {**known, **_logprobs(event.logprobs)})]
         case TranscriptionFailed(item_id=id, content_index=index, fault=fault):
-            failed = {"item_id": id, "content_index": index, "error": _error(fault)}
+            failed = {"item_id": id, "content_index": index, "error": dense(_error(fault))}
             return [(f"{_TRANSCRIPTION}.failed", failed)]
         case ResponseCreated(response=response):
             return [("response.created", {"response": encode_response(response)})]
