@@ -199,3 +199,18 @@ def test_playback_counts_what_was_played_of_each_item() -> None:
     assert not playback.playing
     playback.add("c", b"c" * 480)
     assert playback.stop() == ("c", 0)
+
+
+def test_a_session_that_ends_ends_the_conversation(voices, monkeypatch, capfd) -> None:
+    voices(LONG)
+    ended = Fault("session_expired", "The session is over.")
+
+    class Short(talk.TurnSession):
+        def send(self, command) -> None:
+            super().send(command)
+            self.sink.ended(ended)
+
+    monkeypatch.setattr(talk, "TurnSession", Short)
+    _, heard = with_files(say(400, "count for me", 700), status=1)
+    assert len(heard) == FRAME
+    assert "The session is over." in capfd.readouterr().err

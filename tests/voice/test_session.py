@@ -59,6 +59,9 @@ class Client:
         self.events += events
         self._came.set()
 
+    def ended(self, fault: Fault) -> None:
+        raise FaultError(fault)
+
     def hear(self, pcm: bytes) -> None:
         """Let the user's microphone have this, in frames."""
         for start in range(0, len(pcm), FRAME_MS * BYTES_PER_MS):

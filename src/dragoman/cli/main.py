@@ -125,6 +125,7 @@ _AGENT = (
     "Talk to an agent (dragoman.Agent) that a file of Python makes: the one called `agent`, or the "
     "only one. Calls that need consent are asked about."
 )
+_MARKED = "a FILE.py with functions marked `@tool`; may be given several times"
 _TALK = (
     "Talk to a model: it hears the microphone, is interrupted by who speaks, and answers by the "
     "speaker. Recognising speech and speaking happen on this machine, unless another is named."
@@ -211,8 +212,7 @@ def parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
     add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=_TOOL)
-    add("--speech", metavar="NAME", help=_SPEECH)
-    add("--transcription", metavar="NAME", help=_TRANSCRIPTION)
+    _add_voice(add)
     add("--workers", type=workers, metavar="N", help="processes that share the port (1)")
     add("--config", type=Path, metavar="FILE", help=_CONFIG)
 
@@ -222,8 +222,7 @@ def parser() -> argparse.ArgumentParser:
         ("chat", "hold a conversation"),
     ):
         add = command(name, about)
-        add("--at", metavar="URL", help=_AT)
-        add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+        _add_server(add)
         if name == "ask":
             add("question", nargs="*", help=_QUESTION)
         if name == "chat":
@@ -235,17 +234,14 @@ def parser() -> argparse.ArgumentParser:
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
 
     add = command("talk", "hold a conversation by voice", _TALK)
-    add("--at", metavar="URL", help=_AT)
-    add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+    _add_server(add)
     add("--model", "-m", help="the model's name; the first listed by default")
     add("--system", "-s", help="instructions for the model")
-    about = "a FILE.py with functions marked `@tool`; may be given several times"
-    add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=about)
+    add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=_MARKED)
     add("--voice", metavar="NAME", help="the voice of the answers (alloy)")
     add("--input", type=Path, metavar="FILE.wav", help="say this, in place of the microphone")
     add("--output", type=Path, metavar="FILE.wav", help="write there what would be heard")
-    add("--speech", metavar="NAME", help=_SPEECH)
-    add("--transcription", metavar="NAME", help=_TRANSCRIPTION)
+    _add_voice(add)
 
     add = command("agent", "talk to the agent that a file of Python makes", _AGENT)
     add("file", type=Path, metavar="FILE.py", help="the file")
@@ -286,6 +282,18 @@ def parser() -> argparse.ArgumentParser:
         add("--export", action="store_true", help="everything, one line of JSON each")
         add("--limit", type=positive, metavar="N", help="only the newest N")
     return top
+
+
+def _add_server(add: Callable[..., object]) -> None:
+    """Add the options that say who is asked."""
+    add("--at", metavar="URL", help=_AT)
+    add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+
+
+def _add_voice(add: Callable[..., object]) -> None:
+    """Add the options that say what speaks and what listens."""
+    add("--speech", metavar="NAME", help=_SPEECH)
+    add("--transcription", metavar="NAME", help=_TRANSCRIPTION)
 
 
 def _add_upstream(add: Callable[..., object]) -> None:

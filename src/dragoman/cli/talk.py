@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, ItemAdded, ItemDone
 from dragoman.core.item import FunctionCall, Message
 from dragoman.core.session_values import (
@@ -117,6 +117,7 @@ class Talk:
         self.runner = Runner(tools)
         self.playback = Playback()
         self.changed = asyncio.Event()
+        self.over = asyncio.Event()
         self.working = 0
         """Answers and calls that are going on."""
         self.hearing = False
@@ -130,6 +131,12 @@ class Talk:
         """Take events of the session."""
         for event in events:
             self._take(event)
+        self.changed.set()
+
+    def ended(self, fault: Fault) -> None:
+        """The session is over."""
+        self._fail(fault.message)
+        self.over.set()
         self.changed.set()
 
     def _take(self, event: SessionEvent) -> None:
@@ -251,10 +258,11 @@ async def _with_file(talking: Talk, spoken: bytes) -> AsyncIterator[bytes]:
     """What the user hears, in frames, while they say what is in a file. The file waits while the
     model thinks, so that the outcome does not depend on its speed."""
     place, silence = 0, 0
-    while True:
-        while talking.working and not talking.playback.playing:
+    while not talking.over.is_set():
+        if talking.working and not talking.playback.playing:
             talking.changed.clear()
             await talking.changed.wait()
+            continue
         frame = spoken[place : place + FRAME]
         place += FRAME
         talking.session.send(Append(audio=frame + bytes(FRAME - len(frame))))
@@ -291,7 +299,7 @@ async def _with_devices(talking: Talk) -> None:
         except devices.PortAudioError as error:
             raise ValueError(f"{error}.") from None
     with streams[0], streams[1]:
-        await asyncio.Event().wait()
+        await talking.over.wait()
 
 
 def _read(path: Path) -> bytes:

@@ -67,7 +67,7 @@ class _Speaker(Wrapper):
         asked = replace(request, modalities=None, audio=None)
         ahead: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
         reader = asyncio.ensure_future(self._read(asked, caller, ahead))
-        parts: dict[tuple[int, int], _Part | Audio] = {}
+        parts: _Parts = {}
         try:
             while True:
                 event = await ahead.get()
@@ -92,10 +92,10 @@ class _Speaker(Wrapper):
             await ahead.put(Failed(fault_from(error, caller.key)))
 
     async def _spoken(
-        self, event: Event, parts: dict[tuple[int, int], _Part | Audio], how: Speaking
+        self, event: Event, parts: _Parts, how: Speaking
     ) -> AsyncGenerator[Event, None]:
         place = getattr(event, "index", None), getattr(event, "part_index", 0)
-        part = parts.get(place)  # type: ignore[arg-type]  # of the whole answer there is none
+        part = parts.get(place)
         match event:
             case PartAdded(index, number, Text() | Refusal()):
                 parts[index, number] = _Part()
@@ -140,6 +140,10 @@ class _Speaker(Wrapper):
                 held = held[whole:]
         if held:
             yield "audio", b64encode(held).decode()
+
+
+_Parts = dict[tuple[int | None, int], "_Part | Audio"]
+"""Parts that are being spoken, and those that were, by item and number."""
 
 
 class _Part:
