@@ -197,7 +197,7 @@ def test_sentences_that_are_finished(said, expected) -> None:
 def test_eagerness_and_words_say_how_long_is_waited(eagerness, said, waited) -> None:
     asked = []
 
-    def ask(start: int) -> None:
+    def ask(start: int | None) -> None:
         asked.append(start)
         if said is not None:
             found.judge(said)
@@ -208,11 +208,30 @@ def test_eagerness_and_words_say_how_long_is_waited(eagerness, said, waited) -> 
 
 
 def test_who_goes_on_is_waited_for_as_usual_again() -> None:
-    found = detector(eagerness="high", ask=lambda start: found.judge("I would like to"))
+    asked = []
+
+    def ask(start: int | None) -> None:
+        asked.append(start)
+        if len(asked) == 1:
+            found.judge("I would like to")
+
+    found = detector(eagerness="high", ask=ask)
     assert found.feed(frames("xxx" + "." * 90)) == [Started(0)]
-    found._ask = lambda start: None
     assert found.feed(frames("x" + "." * 19)) == []
     assert found.feed(frames(".")) == [Stopped(2_280)]
+    assert asked == [0, None, 0]
+
+
+@pytest.mark.parametrize(("silence", "look"), [(100, 60), (200, 100), (1_000, 200)])
+def test_a_pause_is_told_of_when_half_of_the_silence_has_passed(silence, look) -> None:
+    asked = []
+    found = Detector(Marks(), silence_ms=silence, ask=asked.append)
+    found.feed(frames("xxx" + "." * (-(-look // 20) - 1)))
+    assert asked == []
+    found.feed(frames("."))
+    assert asked == [0]
+    found.feed(frames("x"))
+    assert asked == [0, None]
 
 
 def test_a_late_judgement_counts_from_then_on() -> None:

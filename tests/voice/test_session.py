@@ -214,7 +214,7 @@ async def pause_after(text: str | None, eagerness: str, fault: Fault | None = No
     """How long somebody who says this is waited for, in ms."""
     listener = None if text is None else Says(text, fault)
     detection = TurnDetection(kind="semantic_vad", eagerness=eagerness)
-    detector = SessionDetector(detection, Studio(None, listener, "energy"))
+    detector = SessionDetector(detection, Studio(None, listener, "energy").open())
     found: list[SpeechStarted | SpeechStopped] = []
     sound = bytes(400 * BYTES_PER_MS) + loud("x" * 60) + bytes(9_000 * BYTES_PER_MS)
     for start in range(0, len(sound), 960):
@@ -248,13 +248,68 @@ async def test_semantic_vad_waits_as_usual_for_what_is_not_understood() -> None:
 async def test_semantic_vad_forgets_what_it_listened_to_with_a_reset() -> None:
     listener = Says("That is all.")
     detection = TurnDetection(kind="semantic_vad", eagerness="low")
-    detector = SessionDetector(detection, Studio(None, listener, "energy"))
+    detector = SessionDetector(detection, Studio(None, listener, "energy").open())
     sound = bytes(400 * BYTES_PER_MS) + loud("x" * 60) + bytes(240 * BYTES_PER_MS)
     assert [type(event) for event in detector.feed(sound)] == [SpeechStarted]
     detector.reset()
     await asyncio.sleep(0)
     assert detector.feed(bytes(2_000 * BYTES_PER_MS)) == []
-    assert listener.heard == []
+
+
+# ---- what is recognised early ----------------------------------------------------------------
+
+
+class Quick(Says):
+    quick = True
+
+
+async def turn(listener: Listener, *sounds: bytes, **asked: str) -> str:
+    """What a turn is understood as, whose sound comes in these pieces."""
+    voice = Studio(None, listener, "energy").open()
+    detector = voice.detector(TurnDetection(silence_duration_ms=400))
+    sound, found = b"", []
+    for each in sounds:
+        sound += each
+        found += detector.feed(each)
+        await asyncio.sleep(0)
+    (start, stop) = (event.at_ms * BYTES_PER_MS for event in found)
+    pieces = voice.transcribe(sound[start:stop], Transcription(**asked))
+    return "".join([text async for text in pieces])
+
+
+def silence(ms: int) -> bytes:
+    return bytes(ms * BYTES_PER_MS)
+
+
+async def test_a_pause_is_recognised_before_the_turn_has_ended() -> None:
+    listener = Quick("what is the weather")
+    said = await turn(listener, silence(400), loud("x" * 60), silence(300), silence(300))
+    assert said == "what is the weather"
+    assert listener.heard == [100 + 200 + 600 + 200]
+
+
+async def test_a_pause_in_the_middle_is_not_taken_for_the_turn() -> None:
+    listener = Quick("what is the weather")
+    word = loud("x" * 60)
+    await turn(listener, silence(400), word, silence(300), word, silence(100), silence(500))
+    assert listener.heard == [1_100, 2_000]
+    await turn(listener, silence(400) + word + silence(300) + word + silence(600))
+    assert listener.heard[2:] == [1_100, 2_200]  # while it recognised the first pause
+
+
+@pytest.mark.parametrize(("listener", "asked"), [(Says("a"), {}), (Quick("a"), {"language": "de"})])
+async def test_what_is_slow_or_asked_otherwise_is_recognised_once_the_turn_has_ended(
+    listener, asked
+) -> None:
+    await turn(listener, silence(400), loud("x" * 60), silence(300), silence(300), **asked)
+    assert listener.heard[-1] == 100 + 200 + 600 + 400
+
+
+async def test_what_fails_early_is_tried_again_and_says_why() -> None:
+    listener = Quick("", Fault("upstream_error", "deaf", "upstream"))
+    with pytest.raises(FaultError, match="deaf"):
+        await turn(listener, silence(400), loud("x" * 60), silence(300), silence(300))
+    assert len(listener.heard) == 2
 
 
 # ---- what is not installed, and telephones ---------------------------------------------------

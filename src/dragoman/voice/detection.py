@@ -61,9 +61,10 @@ class Scorer(Protocol):
 class Detector:
     """Finds utterances in a stream of PCM16.
 
-    `prefix_ms` is added before the frame in which one begins, and `silence_ms` ends it. With an
-    `eagerness` the silence depends on what was said: after `LOOK_MS` of it, `ask` is called with
-    where the utterance begins, and whoever knows the words may answer with `judge`.
+    `prefix_ms` is added before the frame in which one begins, and `silence_ms` ends it. When half
+    of that has passed, at the most `LOOK_MS`, `ask` is called with where the utterance begins; and
+    with None, should it go on after all. With an `eagerness` the silence depends on what was said:
+    whoever knows the words may answer with `judge`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Detector:
         prefix_ms: int = 300,
         silence_ms: int = 500,
         eagerness: Eagerness | None = None,
-        ask: Callable[[int], None] | None = None,
+        ask: Callable[[int | None], None] = lambda start: None,
     ) -> None:
         self._scorer = scorer
         self._threshold = threshold
@@ -83,6 +84,8 @@ class Detector:
         self._ask = ask
         self._usual = silence_ms if eagerness is None else _PAUSE_MS[eagerness]
         self._needed = self._usual
+        self._look = LOOK_MS if eagerness is not None else min(LOOK_MS, silence_ms // 2)
+        self._asked = False
         self._held = b""
         self._now = 0  # ms, at the end of the last frame
         self._free = 0  # ms, before which nothing belongs to the next utterance
@@ -118,12 +121,14 @@ class Detector:
                 yield Started(self._started)
             return
         if spoken:
-            if self._quiet >= LOOK_MS:  # it went on: what was judged is not what was said
-                self._needed = self._usual
+            if self._asked:  # it goes on: what was judged is not what was said
+                self._needed, self._asked = self._usual, False
+                self._ask(None)
             self._quiet = 0
             return
         self._quiet += FRAME_MS
-        if self._quiet == LOOK_MS and self._eagerness is not None and self._ask is not None:
+        if self._quiet >= self._look and not self._asked:
+            self._asked = True
             self._ask(self._started)
         if self._quiet >= self._needed:
             self.reset()
@@ -132,7 +137,7 @@ class Detector:
     def judge(self, transcript: str) -> None:
         """Wait as long as what was said so far needs; for the answer to `ask`, also a late one,
         unless somebody has spoken since."""
-        if self._eagerness is None or self._started is None or self._quiet < LOOK_MS:
+        if self._eagerness is None or not self._asked:
             return
         match finished(transcript):
             case True:
@@ -145,7 +150,7 @@ class Detector:
     def reset(self) -> None:
         """Forget an utterance that has begun: what comes is another's. Counting goes on."""
         self._free = self._now
-        self._started, self._quiet = None, 0
+        self._started, self._quiet, self._asked = None, 0, False
         self._recent.clear()
 
 

@@ -88,13 +88,14 @@ class Library:
             problem = f"{name} is not installed: {_INSTALL[name]}."
             raise FaultError(Fault("unsupported", problem))
         self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
         self._places = asyncio.Semaphore(_MOST)
 
     async def prepare(self) -> None:
         """Load the library now: the first order would wait for it. Raises FaultError."""
         async with self._places:
             if not self._idle:
-                self._idle.append(await _Process.start(self.name, self._option))
+                self._idle.append(await self._started())
 
     async def ask(self, head: dict[str, Any], data: bytes) -> AsyncGenerator[worker.Answer, None]:
         """The answers to an order. Where nobody reads them to the end, the process ends: a library
@@ -102,7 +103,7 @@ class Library:
         async with self._places:
             process = self._idle.pop() if self._idle else None
             if process is None:
-                process = await _Process.start(self.name, self._option)
+                process = await self._started()
             usable = False
             try:
                 process.order(head, data)
@@ -114,13 +115,19 @@ class Library:
                 if usable:
                     self._idle.append(process)
                 else:
+                    self._all.discard(process)
                     await process.end()
+
+    async def _started(self) -> _Process:
+        process = await _Process.start(self.name, self._option)
+        self._all.add(process)
+        return process
 
     async def close(self) -> None:
         """End the processes."""
-        idle, self._idle = self._idle, []
-        for process in idle:
-            await process.end()
+        self._idle.clear()
+        while self._all:
+            await self._all.pop().end()
 
 
 _INSTALL = {
@@ -132,6 +139,11 @@ _INSTALL = {
 
 class LocalTranscriber(Library):
     """Recognises speech: `pocketsphinx` with a grammar, `faster-whisper` with a model."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether it costs little to recognise what may not be all."""
+        return self.name == "pocketsphinx" and bool(self._option)
 
     async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words, a piece for each stretch that the library recognises at once."""

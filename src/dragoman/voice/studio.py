@@ -21,7 +21,7 @@ from dragoman.core.session_values import (
 )
 
 from . import detection, worker
-from .detection import Detector
+from .detection import FRAME, Detector
 from .local import LocalSynthesizer, LocalTranscriber
 from .programs import ESpeak, Piper
 from .remote import RemoteSynthesizer, RemoteTranscriber
@@ -128,37 +128,49 @@ class Voice:
     """The ears and the mouth of one session; see `engines.session`."""
 
     def __init__(self, studio: Studio) -> None:
-        self._studio = studio
+        self.studio = studio
+        self.early: Early | None = None
+        self.listening = Listening()
+        """What the last turn was recognised with."""
         self._lines: dict[str, Telephone] = {}
 
     @property
     def hears(self) -> bool:
         """Whether `transcribe` can be asked."""
-        return self._studio.transcriber is not None
+        return self.studio.transcriber is not None
 
     @property
     def speaks(self) -> bool:
         """Whether `speaking` makes answers of sound."""
-        return self._studio.synthesizer is not None
+        return self.studio.synthesizer is not None
 
     def detector(self, asked: TurnDetection) -> SessionDetector:
         """What finds the turns in what the client sends. Raises FaultError."""
-        return SessionDetector(asked, self._studio)
+        return SessionDetector(asked, self)
 
     async def transcribe(self, audio: bytes, asked: Transcription) -> AsyncGenerator[str, None]:
-        """The words in some sound."""
-        if self._studio.transcriber is None:
+        """The words in some sound. Where somebody has paused and not gone on, they may be known."""
+        if self.studio.transcriber is None:
             raise FaultError(NO_TRANSCRIBER)
-        listening = Listening(language=asked.language, prompt=asked.prompt)
-        async with aclosing(self._studio.transcriber.transcribe(audio, listening)) as pieces:
+        early, self.early = self.early, None
+        self.listening = Listening(language=asked.language, prompt=asked.prompt)
+        if (
+            early is not None
+            and early.is_of(audio, self.listening)
+            and (said := await early.words()) is not None
+        ):
+            yield said
+            return
+        pieces = self.studio.transcriber.transcribe(audio, self.listening)
+        async with aclosing(pieces):
             async for piece in pieces:
                 yield piece.text
 
     def speaking(self, engine: Engine) -> Engine:
         """The engine, whose answers are spoken where that is asked for."""
-        if self._studio.synthesizer is None:
+        if self.studio.synthesizer is None:
             raise FaultError(NO_SYNTHESIZER)
-        return Spoken(engine, self._studio.synthesizer)
+        return Spoken(engine, self.studio.synthesizer)
 
     def decode(self, audio: bytes, format: str) -> bytes:
         """PCM16 of what a telephone sends, `pcmu` or `pcma`."""
@@ -178,15 +190,60 @@ _RECENT = 30_000 * BYTES_PER_MS
 """Bytes of sound that are kept to see whether somebody has finished."""
 
 
-class SessionDetector:
-    """The detector of a session. With semantic_vad it listens to what was said so far whenever
-    somebody pauses, where there is a recogniser."""
+class Early:
+    """What was said until a pause: it is being recognised while it is waited for more.
 
-    def __init__(self, asked: TurnDetection, studio: Studio) -> None:
-        semantic = asked.kind == "semantic_vad"
-        self._transcriber = studio.transcriber if semantic else None
+    It is never cancelled: a library that is stopped has to be loaded again.
+    """
+
+    def __init__(self, transcriber: Transcriber, audio: bytes, listening: Listening) -> None:
+        self.audio = audio
+        self.listening = listening
+        self._task = asyncio.ensure_future(self._recognise(transcriber))
+
+    async def _recognise(self, transcriber: Transcriber) -> str | None:
+        try:
+            async with aclosing(transcriber.transcribe(self.audio, self.listening)) as pieces:
+                return "".join([piece.text async for piece in pieces])
+        except FaultError:
+            return None  # the whole turn is recognised again, and says what is wrong
+
+    def is_of(self, audio: bytes, listening: Listening) -> bool:
+        """Whether it is of the beginning of some sound, and is recognised as that is to be."""
+        return self.listening == listening and audio.startswith(self.audio)
+
+    @property
+    def done(self) -> bool:
+        """Whether the words are known."""
+        return self._task.done()
+
+    async def words(self) -> str | None:
+        """The words; None where they could not be recognised."""
+        return await asyncio.shield(self._task)
+
+    def then(self, call: Callable[[str], None]) -> None:
+        """Call this with the words, if there are any."""
+
+        def known(task: asyncio.Task[str | None]) -> None:
+            if not task.cancelled() and (said := task.result()) is not None:
+                call(said)
+
+        self._task.add_done_callback(known)
+
+
+class SessionDetector:
+    """The detector of a session. When somebody pauses, what was said so far is recognised, where
+    that is quick or semantic_vad has to know: one pause at a time."""
+
+    def __init__(self, asked: TurnDetection, voice: Voice) -> None:
+        transcriber = voice.studio.transcriber
+        self._semantic = semantic = asked.kind == "semantic_vad"
+        self._transcriber = (
+            transcriber if semantic or getattr(transcriber, "quick", False) else None
+        )
+        self._voice = voice
         self._detector = Detector(
-            detection.scorer(studio.detector, asked.threshold),
+            detection.scorer(voice.studio.detector, asked.threshold),
             threshold=0.5 if semantic else asked.threshold,
             prefix_ms=asked.prefix_padding_ms,
             silence_ms=asked.silence_duration_ms,
@@ -194,46 +251,42 @@ class SessionDetector:
             ask=self._ask,
         )
         self._heard = bytearray()  # the latest sound
-        self._start = 0  # ms, of that
-        self._listening: asyncio.Task[None] | None = None
+        self._fed = 0  # bytes
+        self._running: Early | None = None
 
     def feed(self, audio: bytes) -> list[SpeechStarted | SpeechStopped]:
         """What became clear with this sound."""
-        if self._transcriber is not None:
-            self._heard += audio
-            if (extra := len(self._heard) - _RECENT) > 0:
-                extra += -extra % BYTES_PER_MS
-                del self._heard[:extra]
-                self._start += extra // BYTES_PER_MS
         found: list[SpeechStarted | SpeechStopped] = []
-        for event in self._detector.feed(audio):
-            started = isinstance(event, detection.Started)
-            if not started:
-                self._stop()
-            found.append(SpeechStarted(event.at_ms) if started else SpeechStopped(event.at_ms))
+        for place in range(0, len(audio), FRAME):  # so that what was heard ends at a pause
+            piece = audio[place : place + FRAME]
+            if self._transcriber is not None:
+                self._heard += piece
+                del self._heard[:-_RECENT]
+            self._fed += len(piece)
+            for event in self._detector.feed(piece):
+                started = isinstance(event, detection.Started)
+                found.append(SpeechStarted(event.at_ms) if started else SpeechStopped(event.at_ms))
         return found
 
     def reset(self) -> None:
         """Forget an utterance that has begun."""
-        self._stop()
         self._detector.reset()
 
-    def _ask(self, start: int) -> None:
-        if self._transcriber is not None:
-            self._stop()
-            place = max(start - self._start, 0) * BYTES_PER_MS
-            listening = self._judge(self._transcriber, bytes(self._heard[place:]))
-            self._listening = asyncio.ensure_future(listening)
+    def _ask(self, start: int | None) -> None:
+        self._voice.early = None
+        if start is None or self._transcriber is None:
+            return
+        if self._running is not None and not self._running.done:
+            return
+        size = self._fed - start * BYTES_PER_MS
+        if not 0 < size <= len(self._heard):
+            return  # it is longer than what is kept
+        audio = bytes(self._heard[len(self._heard) - size :])
+        early = self._running = Early(self._transcriber, audio, self._voice.listening)
+        self._voice.early = early
+        if self._semantic:
+            early.then(lambda said: self._judge(early, said))
 
-    async def _judge(self, transcriber: Transcriber, audio: bytes) -> None:
-        try:
-            async with aclosing(transcriber.transcribe(audio, Listening())) as pieces:
-                said = "".join([piece.text async for piece in pieces])
-        except FaultError:
-            return  # the usual silence ends it; the whole utterance is transcribed again
-        self._detector.judge(said)
-
-    def _stop(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-            self._listening = None
+    def _judge(self, early: Early, said: str) -> None:
+        if self._voice.early is early:
+            self._detector.judge(said)
