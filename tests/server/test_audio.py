@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
 from dragoman.server.build import studio_of
 from dragoman.server.config import ConfigurationError
@@ -370,3 +371,16 @@ async def test_none_is_neither_speech_nor_transcription() -> None:
     assert (made.synthesizer, made.transcriber) == (None, None)
     await made.prepare()
     await made.close()
+
+
+# ---- the page --------------------------------------------------------------------------------
+
+
+async def test_the_page_to_talk_on_is_public_and_loads_nothing_from_elsewhere() -> None:
+    call = await Call(app(keys=(Secret("k"),)), "/talk", method="GET")()
+    assert (call.status, call.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = call.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert b"https://" not in call.body
+    assert b"http://" not in call.body

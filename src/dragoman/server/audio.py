@@ -1,4 +1,6 @@
-"""Endpoints that speak and listen: `/v1/audio/speech` and `/v1/audio/transcriptions`."""
+"""Endpoints that speak and listen: `/v1/audio/speech`, `/v1/audio/transcriptions`, and the page
+`/talk`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from pathlib import Path
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import Caller
@@ -26,6 +29,17 @@ from .responder import SSE_HEADERS, Service
 
 FORM = 64 * 1024
 """Bytes of a form beside those of the recording in it."""
+_PAGE = Path(__file__).with_name("talk.html").read_bytes()
+_POLICY = (
+    b"default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; "
+    b"connect-src 'self'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
+)
+_PAGE_HEADERS: Headers = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
 UNUSED = "what listens here has no such option"
 
 
@@ -39,9 +53,16 @@ class AudioHandlers:
     def routes(self) -> list[Route]:
         """The routes to these handlers."""
         return [
+            Route("GET", "/talk", self.page, public=True),
             Route("POST", BASE + wire.SPEECH, self.speak),
             Route("POST", BASE + wire.TRANSCRIPTIONS, self.transcribe),
         ]
+
+    def page(self, exchange: Exchange, caller: Caller) -> None:
+        """A page to talk on. It is public, as it holds nothing: what it asks needs the key."""
+        exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], _PAGE)
+        exchange.status = 200
+        exchange.end()
 
     async def speak(self, exchange: Exchange, caller: Caller) -> None:
         """Speak some text, which is sent while it is spoken."""
