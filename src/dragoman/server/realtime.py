@@ -123,9 +123,9 @@ class Connection(Channel):
 
     # ---- what the channel calls ----------------------------------------------------------------
 
-    def opened(self) -> None:
+    async def opened(self) -> None:
         """Begin the session."""
-        self.live.open()
+        await self.live.open()
 
     async def take(self, data: bytes) -> None:
         """A frame of the client: a command, as a rule."""

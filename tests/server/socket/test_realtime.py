@@ -212,9 +212,16 @@ async def test_an_append_of_many_bytes_is_decoded_and_one_of_too_many_refused() 
         await talk.say(append, {"type": "input_audio_buffer.commit"})
         await talk.until("conversation.item.done")
     some = {**append, "audio": sound[:20_000]}
-    async with talking(settings=Settings(memory=300_000)) as talk:
-        await talk.say(*[some] * 40, USER)
-        assert (await talk.until("error"))[-1]["error"]["code"] == "overloaded"
+    update = {"type": "session.update", "session": {"type": "realtime"}}
+    async with talking(settings=Settings(memory=150_000)) as talk:
+        await talk.until("conversation.created")
+        found = {}
+        while found.get("type") != "error":
+            await talk.say(some, update)
+            found = await talk.next()
+        assert found["error"]["code"] == "overloaded"
+        await talk.say({"type": "input_audio_buffer.clear"})
+        await talk.until("input_audio_buffer.cleared")
 
 
 async def test_a_session_is_refused_as_http_where_it_cannot_be_opened() -> None:
