@@ -57,7 +57,7 @@ class Scripted:
         self.sent: list[Command] = []
         self.closed = False
         self.config = SessionConfig()
-        talk._live = self  # type: ignore[assignment]
+        talk.live = self
 
     async def open(self) -> None:
         self.tell(SessionCreated("s", self.config))
@@ -300,8 +300,12 @@ async def test_r3_w5_silence_ends_a_wait() -> None:
 
 
 async def test_r3_w6_a_cancelled_behind_a_completed_is_dropped() -> None:
-    late = lambda id: answer(id, said("late"), status="cancelled")  # noqa: E731
-    talk, _ = scripted(responds(lambda id: answer(id, said("x")), late))
+    talk, _ = scripted(
+        responds(
+            lambda id: answer(id, said("x")),
+            lambda id: answer(id, said("late"), status="cancelled"),
+        )
+    )
     async with talk:
         turns = [await talk.say("Hi"), await talk.say("Hi")]
         assert [turn.text for turn in turns] == ["x", "x"]
@@ -349,7 +353,7 @@ async def test_r3_7_history_follows_the_session_and_can_be_read_at_any_time() ->
         )
         texts = [getattr(item, "text", "") for item in talk.history]
         assert texts == ["a", "C", "z", "", ""]
-        (part,) = talk.history[3].parts  # type: ignore[union-attr]
+        (part,) = talk.history[3].parts
         assert part == Audio(None, "pcm16", "Hello.")
 
 
@@ -604,8 +608,10 @@ async def test_a_microphone_without_sound_asks_nothing() -> None:
     async with talk:
         assert await collect(talk.full_duplex(sounds(0))) == []
     assert session.of(Respond) == []
-    short = lambda c: [Refused(Fault("empty_buffer", "x", "client"), c.event_id)]  # noqa: E731
-    talk, session = scripted(lambda c: short(c) if isinstance(c, Commit) else None)
+    short = Fault("empty_buffer", "x", "client")
+    talk, session = scripted(
+        lambda c: [Refused(short, c.event_id)] if isinstance(c, Commit) else None
+    )
     async with talk:
         assert await collect(talk.full_duplex(sounds(1))) == []
     assert session.of(Respond) == []

@@ -241,7 +241,7 @@ async def test_a_detector_is_made_for_each_configuration_and_told_of_commits() -
         assert len(voice.ears) == 2
         done = await events.until(ResponseDone)
         started = [event for event in events if type(event).__name__ == "BufferSpeechStarted"]
-        assert started[0].audio_start_ms == 400  # type: ignore[union-attr]
+        assert started[0].audio_start_ms == 400
         assert done.response.status == "completed"
         session.send(Configure(changes={"turn_detection": None}))
         session.send(Append(audio=LOUD * 100))
@@ -365,7 +365,7 @@ async def test_a_conversation_with_a_server_in_both_dialects(beta) -> None:
                 "FunctionCallOutput",
                 "Message",
             ]
-            assert items[-1].text == "Good day"  # type: ignore[union-attr]
+            assert items[-1].text == "Good day"
             assert [getattr(item, "text", "") for item in talk.history][-1] == "Good day"
             assert [tool.name for tool in talk.config.tools] == ["look"]
     assert engine.asked[0][0].instructions == "y"

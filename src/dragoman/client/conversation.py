@@ -12,10 +12,7 @@ from base64 import b64decode
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
-    AsyncIterator,
-    Awaitable,
     Callable,
-    Generator,
     Iterable,
 )
 from contextlib import aclosing
@@ -33,11 +30,8 @@ from dragoman.core.response import Usage
 from dragoman.core.session_values import (
     Answer,
     Append,
-    BufferCommitted,
-    BufferSpeechStarted,
     Cancel,
     Command,
-    Commit,
     Configure,
     ConversationItemAdded,
     ConversationItemDone,
@@ -53,11 +47,7 @@ from dragoman.core.session_values import (
     SessionResponse,
     SessionUpdated,
     TranscriptionCompleted,
-    TranscriptionDelta,
-    TranscriptionFailed,
-    Truncate,
 )
-from dragoman.core.sound import milliseconds
 from dragoman.engines.base import new_id
 from dragoman.engines.remote_session import RemoteSession
 from dragoman.engines.session import LiveSession, TurnSession, Voice
@@ -65,6 +55,7 @@ from dragoman.tools.function import as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool
 
 from .client import engine_of
+from .duplex import Duplex, Listener, Loudspeaker, Speech, played, text_of
 
 PATIENCE = 60.0
 """Seconds without any sign of what is waited for."""
@@ -72,9 +63,6 @@ ROUNDS = 16
 """Times that a model may call functions in one round of `full_round`."""
 _MARK = "client_event_id"
 """The label by which a response is known as the one that was asked for."""
-
-Loudspeaker = Callable[[bytes], Awaitable[None] | None]
-"""Plays sound (PCM16, 24 kHz), and returns when that is played, or as good as."""
 
 
 class Turn(Struct, frozen=True):
@@ -90,7 +78,7 @@ class Turn(Struct, frozen=True):
     @property
     def text(self) -> str:
         """What was said, written or spoken."""
-        return "".join(_text_of(item) for item in self.response.output)
+        return "".join(text_of(item) for item in self.response.output)
 
     @property
     def calls(self) -> tuple[FunctionCall, ...]:
@@ -101,67 +89,6 @@ class Turn(Struct, frozen=True):
     def usage(self) -> Usage:
         """What it took; its counts are None where nobody counted."""
         return self.response.usage or Usage()
-
-
-def _text_of(item: Item | None) -> str:
-    if not isinstance(item, Message):
-        return ""
-    return item.text + "".join(
-        part.transcript or "" for part in item.parts if isinstance(part, Audio)
-    )
-
-
-class Speech:
-    """One message of the user or the model, while it is said: iterate over its text, or await it
-    for the whole. `fault` says why it broke off or was not understood, if it did."""
-
-    def __init__(self, item_id: str, role: str) -> None:
-        self.item_id = item_id
-        self.role = role
-        self.text = ""
-        self.fault: Fault | None = None
-        self.ended = False
-        self._changed = asyncio.Event()
-
-    def add(self, text: str) -> None:
-        """More of the text."""
-        self.text += text
-        self._changed.set()
-
-    def end(self, text: str | None = None, fault: Fault | None = None) -> None:
-        """No more comes; with a text, that is all of it."""
-        if not self.ended:
-            if text is not None and text.startswith(self.text):
-                self.text = text
-            self.ended, self.fault = True, fault
-            self._changed.set()
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        read = 0
-        while True:
-            if len(self.text) > read:
-                piece, read = self.text[read:], len(self.text)
-                yield piece
-            elif self.ended:
-                return
-            else:
-                self._changed.clear()
-                await self._changed.wait()
-
-    def __await__(self) -> Generator[Any, None, str]:
-        return self._whole().__await__()
-
-    async def _whole(self) -> str:
-        async for _ in self:
-            pass
-        return self.text
-
-
-class _Listener:
-    """The events of a session from some time on, in their order; None at its end."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[SessionEvent | None] = asyncio.Queue()
 
 
 class Conversation:
@@ -198,22 +125,22 @@ class Conversation:
         self._caller = caller
         self._patience = patience
         self._changes = changes
-        self._live: LiveSession
+        self.live: LiveSession
         if isinstance(target, str) and target.startswith(("ws://", "wss://")):
-            self._live = RemoteSession(target, model, self, key=key, beta=beta)
+            self.live = RemoteSession(target, model, self, key=key, beta=beta)
         else:
             config = SessionConfig(model=model, turn_detection=None)
-            self._live = TurnSession(engine_of(target), config, caller, self, voice)
+            self.live = TurnSession(engine_of(target), config, caller, self, voice)
         self.state = "new"
         self.config = SessionConfig()
         self.errors: list[Fault] = []
         """Errors that were no answer to something asked here."""
         self._order: list[str] = []
         self._items: dict[str, Item] = {}
-        self._active: set[str] = set()
+        self.active: set[str] = set()
         self._over: set[str] = set()
-        self._listeners: set[_Listener] = set()
-        self._fault: Fault | None = None
+        self.listeners: set[Listener] = set()
+        self.fault: Fault | None = None
         self._labels = False  # the server repeats the labels of responses
 
     @property
@@ -228,9 +155,9 @@ class Conversation:
         if self.state != "new":
             raise RuntimeError(f"the conversation is {self.state}: it connects once")
         self.state = "connecting"
-        listener = self._listen()
+        listener = self.listen()
         try:
-            await self._live.open()
+            await self.live.open()
             await self._until(listener, SessionCreated)
             changes = {"tools": self._runner.offered(), **self._changes}
             await self.configure(**changes)
@@ -240,14 +167,14 @@ class Conversation:
             await self.close()
             raise
         finally:
-            self._listeners.discard(listener)
+            self.listeners.discard(listener)
         self.state = "connected"
         return self
 
     async def close(self) -> None:
         """End the session. Its history can still be read."""
         self.state = "terminating"
-        await self._live.close()
+        await self.live.close()
         self.ended(Fault("cancelled", "The conversation was closed.", "client"))
         self.state = "closed"
 
@@ -261,7 +188,7 @@ class Conversation:
 
     async def configure(self, **changes: Any) -> SessionConfig:
         """Change the configuration. Raises FaultError where the session refuses."""
-        await self._ask(Configure(changes=changes), SessionUpdated)
+        await self.ask(Configure(changes=changes), SessionUpdated)
         return self.config
 
     async def add(self, item: Item | str) -> Item:
@@ -271,7 +198,7 @@ class Conversation:
         if item.id is None:
             item = replace(item, id=f"item_{new_id()[:24]}")
         id = item.id or ""
-        await self._ask(
+        await self.ask(
             CreateItem(item=item),
             ConversationItemAdded,
             lambda event: event.item.id == id,
@@ -280,12 +207,12 @@ class Conversation:
 
     def append(self, audio: bytes) -> None:
         """Give the session more of the user's sound: PCM16, 24 kHz."""
-        self._live.send(Append(audio=audio))
+        self.live.send(Append(audio=audio))
 
     def interrupt(self) -> None:
         """Cancel the model's answer, if it is answering."""
-        if self._active:
-            self._live.send(Cancel())
+        if self.active:
+            self.live.send(Cancel())
 
     # ---- turns -----------------------------------------------------------------------------------
 
@@ -299,7 +226,7 @@ class Conversation:
             if isinstance(event, ResponseDone):
                 turn = Turn(event.response)
             elif play is not None and _is(event, "audio"):
-                await _played(play, b64decode(_data(event)))
+                await played(play, b64decode(_data(event)))
         if turn is None or turn.response.status == "failed":
             fault = turn and turn.response.fault
             raise FaultError(fault or Fault("upstream_error", "The answer failed.", "upstream"))
@@ -320,13 +247,13 @@ class Conversation:
         """The same, as the events of the answer. One that is left is cancelled."""
         for each in items:
             await self.add(each)
-        listener, mark, id = self._listen(), new_id(), ""
+        listener, mark, id = self.listen(), new_id(), ""
         over = False
         try:
             command = Respond(event_id=mark, metadata={_MARK: mark}, changes=changes)
-            self._live.send(command)
+            self.live.send(command)
             while not over:
-                event = await self._next(listener)
+                event = await self.next_event(listener)
                 match event:
                     case Refused(event_id=about, fault=fault) if about in (mark, None) and not id:
                         over = True
@@ -341,9 +268,9 @@ class Conversation:
                     case _:
                         pass
         finally:
-            self._listeners.discard(listener)
+            self.listeners.discard(listener)
             if id and not over and self.state == "connected":
-                self._live.send(Cancel(response_id=id))
+                self.live.send(Cancel(response_id=id))
 
     async def full_round(
         self, *given: Item | str, rounds: int = ROUNDS, **changes: Any
@@ -361,7 +288,7 @@ class Conversation:
                 yield item
             if not turn.calls or turn.status != "completed":
                 return
-            results = await self._run(turn.calls)
+            results = await self.run(turn.calls)
             for result in results:
                 yield result.output
             retries = all(result.retry for result in results if result.error)
@@ -371,11 +298,29 @@ class Conversation:
                     await self.add(output)
                 return
 
-    async def _run(self, calls: Iterable[FunctionCall]) -> list[Result]:
+    async def run(self, calls: Iterable[FunctionCall]) -> list[Result]:
         """Run calls, all at once."""
         return await asyncio.gather(
             *[self._runner.run(call, Context(call, self._caller)) for call in calls]
         )
+
+    async def respond(self) -> None:
+        """Have the model answer as soon as it answers nothing else; returns when it begins."""
+        listener = self.listen()
+        try:
+            while True:
+                while self.active:
+                    await self.next_event(listener)
+                mark = new_id()
+                ours = partial(self._is_ours, mark)
+                try:
+                    await self.ask(Respond(metadata={_MARK: mark}), ResponseCreated, ours)
+                    return
+                except FaultError:
+                    if not self.active or self.fault is not None:
+                        raise  # or else another one was quicker
+        finally:
+            self.listeners.discard(listener)
 
     # ---- full duplex ---------------------------------------------------------------------------
 
@@ -404,17 +349,17 @@ class Conversation:
             if isinstance(event, ResponseDone) and event.response.id in self._over:
                 continue  # a `cancelled` behind a `completed`
             self._mirror(event)
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.queue.put_nowait(event)
 
     def ended(self, fault: Fault) -> None:
         """The session is over: so is every wait."""
-        if self._fault is None:
-            self._fault = fault
-            self._active.clear()
+        if self.fault is None:
+            self.fault = fault
+            self.active.clear()
             if self.state == "connected":
                 self.state = "disconnected"
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.queue.put_nowait(None)
 
     def _mirror(self, event: SessionEvent) -> None:
@@ -441,14 +386,14 @@ class Conversation:
                         parts[number] = replace(part, transcript=text.strip())
                     self._items[id] = replace(said, content=tuple(parts))
             case ResponseCreated(response=response):
-                self._active.add(response.id)
+                self.active.add(response.id)
                 self._labels = self._labels or _MARK in (response.metadata or {})
             case ResponseDone(response=response):
-                self._active.discard(response.id)
+                self.active.discard(response.id)
                 self._over.add(response.id)
                 for each in response.output:  # all that says so in the beta dialect
-                    if (known := self._items.get(each.id or "")) is not None:
-                        self._items[each.id or ""] = _merged(known, each)
+                    if (have := self._items.get(each.id or "")) is not None:
+                        self._items[each.id or ""] = _merged(have, each)
             case Refused(event_id=None, fault=fault):
                 self.errors.append(fault)
 
@@ -458,15 +403,15 @@ class Conversation:
         label = (event.response.metadata or {}).get(_MARK)
         return label == mark or (label is None and not self._labels)
 
-    def _listen(self) -> _Listener:
-        listener = _Listener()
-        self._listeners.add(listener)
+    def listen(self) -> Listener:
+        listener = Listener()
+        self.listeners.add(listener)
         return listener
 
-    async def _next(self, listener: _Listener) -> SessionEvent:
+    async def next_event(self, listener: Listener) -> SessionEvent:
         """The next event. Raises FaultError at the end of the session, and after long silence."""
-        if self._fault is not None and listener.queue.empty():
-            raise FaultError(self._fault)
+        if self.fault is not None and listener.queue.empty():
+            raise FaultError(self.fault)
         try:
             async with asyncio.timeout(self._patience):
                 event = await listener.queue.get()
@@ -474,273 +419,34 @@ class Conversation:
             message = f"The session said nothing for {self._patience:g} s (patience)."
             raise FaultError(Fault("upstream_timeout", message, "upstream")) from None
         if event is None:
-            raise FaultError(self._fault or Fault("upstream_cut", "It ended.", "upstream"))
+            raise FaultError(self.fault or Fault("upstream_cut", "It ended.", "upstream"))
         return event
 
     async def _until(
         self,
-        listener: _Listener,
+        listener: Listener,
         kind: type,
         fits: Callable[[Any], bool] = lambda _: True,
         event_id: str | None = None,
     ) -> SessionEvent:
         """Wait for an event; what is refused meanwhile, by this id or by none, is raised."""
         while True:
-            event = await self._next(listener)
+            event = await self.next_event(listener)
             if isinstance(event, Refused) and event.event_id in (event_id, None):
                 raise FaultError(event.fault)
             if isinstance(event, kind) and fits(event):
                 return event
 
-    async def _ask(
+    async def ask(
         self, command: Command, kind: type, fits: Callable[[Any], bool] = lambda _: True
     ) -> SessionEvent:
         """Send a command, and wait for what answers it: listening began before."""
-        listener, event_id = self._listen(), new_id()
+        listener, event_id = self.listen(), new_id()
         try:
-            self._live.send(replace(command, event_id=event_id))
+            self.live.send(replace(command, event_id=event_id))
             return await self._until(listener, kind, fits, event_id)
         finally:
-            self._listeners.discard(listener)
-
-
-class Duplex:
-    """One full-duplex stretch of a conversation: its tasks, and the streams that are open."""
-
-    def __init__(
-        self, talk: Conversation, source: AsyncIterable[bytes], sink: Loudspeaker | None
-    ) -> None:
-        self.speeches: asyncio.Queue[Speech | None] = asyncio.Queue()
-        self._talk = talk
-        self._live = talk._live
-        self._open: dict[str, Speech] = {}
-        self._transcripts: set[str] = set()  # items of the user that are being transcribed
-        self._error: BaseException | None = None
-        self._source_over = False
-        self._pending = False  # sound was sent that is in no item yet
-        self._running: set[asyncio.Task[None]] = set()  # tools
-        self._idle = asyncio.Event()
-        self._player = _Player(sink, self._failed) if sink is not None else None
-        self._listener = talk._listen()
-        loop = asyncio.get_running_loop()
-        self._reader = loop.create_task(self._read())
-        self._sender = loop.create_task(self._send(source))
-
-    def check(self) -> None:
-        """Raise what went wrong."""
-        if self._error is not None:
-            raise self._error
-
-    async def close(self) -> None:
-        """End all tasks and streams."""
-        self._talk._listeners.discard(self._listener)
-        tasks = [self._reader, self._sender, *self._running]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._player is not None:
-            await self._player.close()
-        for speech in self._open.values():
-            speech.end(fault=Fault("cancelled", "The conversation went no further.", "client"))
-
-    def _failed(self, error: BaseException) -> None:
-        self._error = self._error or error
-        self.speeches.put_nowait(None)
-
-    async def _send(self, source: AsyncIterable[bytes]) -> None:
-        """Send the user's sound, and at its end what is left in the buffer."""
-        try:
-            async for audio in source:
-                self._pending = True
-                self._talk.append(audio)
-                await self._live.drain()
-            await self._talk.configure()  # answered behind all that was sent
-            if self._pending:
-                await self._finish()
-            self._source_over = True
-            self._check_over()
-        except Exception as error:
-            self._failed(error)
-
-    async def _finish(self) -> None:
-        """Nobody else commits what was said last, where no detector has found its end."""
-        try:
-            await self._talk._ask(Commit(), BufferCommitted)
-        except FaultError as error:
-            if error.fault.blame == "upstream" and self._talk._fault is not None:
-                raise
-            return  # there was too little
-        if self._talk.config.kind == "realtime":
-            self._start(self._respond())
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                event = await self._listener.queue.get()
-                if event is None:
-                    raise FaultError(self._talk._fault or Fault("upstream_cut", "It ended."))
-                self._take(event)
-                self._check_over()
-        except Exception as error:
-            fault = error.fault if isinstance(error, FaultError) else None
-            for speech in self._open.values():
-                speech.end(fault=fault)
-            self._failed(error)
-
-    def _check_over(self) -> None:
-        """End once the source has, and all that was said is answered."""
-        busy = self._talk._active or self._running or self._transcripts
-        playing = self._player is not None and self._player.busy
-        if self._source_over and not busy:
-            if playing and self._player is not None:
-                self._player.then(self._check_over)
-            else:
-                self.speeches.put_nowait(None)
-
-    def _take(self, event: SessionEvent) -> None:
-        match event:
-            case ConversationItemAdded(item=Message(role="user" | "assistant" as role) as item):
-                speech = self._open[item.id or ""] = Speech(item.id or "", role)
-                self.speeches.put_nowait(speech)
-            case ConversationItemDone(item=Message(role="user") as item):
-                spoken = any(isinstance(p, Audio) and p.transcript is None for p in item.parts)
-                if spoken and self._talk.config.transcription is not None:
-                    self._transcripts.add(item.id or "")
-                else:
-                    self._end(item.id or "", _text_of(item))
-            case BufferCommitted():
-                self._pending = False
-            case BufferSpeechStarted():
-                self._pending = True
-                if self._player is not None and (heard := self._player.interrupt()) is not None:
-                    id, number, ms = heard
-                    self._live.send(Truncate(item_id=id, content_index=number, audio_end_ms=ms))
-            case TranscriptionDelta(item_id=id, delta=text) if id in self._open:
-                self._open[id].add(text)
-            case TranscriptionCompleted(item_id=id, transcript=text):
-                self._transcripts.discard(id)
-                self._end(id, text.strip())
-            case TranscriptionFailed(item_id=id, fault=fault):
-                self._transcripts.discard(id)
-                self._end(id, fault=fault)
-            case ItemDeleted(item_id=id):
-                self._transcripts.discard(id)
-                self._end(id)
-            case Answer(item_id=id, event=Delta(kind="audio", part_index=number, data=data)):
-                if self._player is not None:
-                    self._player.put(id, number, b64decode(data))
-            case Answer(item_id=id, event=Delta(kind="text" | "transcript", data=data)):
-                if id in self._open:
-                    self._open[id].add(data)
-            case ResponseDone(response=response):
-                for each in response.output:
-                    self._end(each.id or "", _text_of(each), response.fault)
-                calls = [each for each in response.output if isinstance(each, FunctionCall)]
-                if calls and response.status == "completed":
-                    self._start(self._call(calls))
-
-    def _end(self, id: str, text: str | None = None, fault: Fault | None = None) -> None:
-        if (speech := self._open.pop(id, None)) is not None:
-            speech.end(text, fault)
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
-        self._check_over()
-
-    async def _call(self, calls: list[FunctionCall]) -> None:
-        """Run the calls of one answer, and ask once for the next when all results are in."""
-        results = await self._talk._run(calls)
-        for result in results:
-            await self._talk.add(result.output)
-        if any(result.after == "model" for result in results):
-            await self._respond()
-
-    async def _respond(self) -> None:
-        """Ask for an answer as soon as there is none under way."""
-        talk, listener = self._talk, self._talk._listen()
-        try:
-            while True:
-                while talk._active:
-                    await talk._next(listener)
-                mark = new_id()
-                ours = partial(talk._is_ours, mark)
-                try:
-                    await talk._ask(Respond(metadata={_MARK: mark}), ResponseCreated, ours)
-                    return
-                except FaultError as error:
-                    if not talk._active or talk._fault is not None:
-                        raise
-                    del error  # another one was quicker
-        finally:
-            talk._listeners.discard(listener)
-
-
-class _Player:
-    """Plays sound piece by piece in a task of its own, and knows how much of which part was."""
-
-    def __init__(self, sink: Loudspeaker, failed: Callable[[BaseException], None]) -> None:
-        self._sink = sink
-        self._failed = failed
-        self._queue: asyncio.Queue[tuple[str, int, bytes]] = asyncio.Queue()
-        self._current: tuple[str, int] | None = None
-        self._played: dict[tuple[str, int], int] = {}
-        self._then: Callable[[], None] | None = None
-        self._task = asyncio.get_running_loop().create_task(self._play())
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is something to be played."""
-        return self._current is not None or not self._queue.empty()
-
-    def put(self, id: str, number: int, audio: bytes) -> None:
-        """Play this after the rest."""
-        self._queue.put_nowait((id, number, audio))
-
-    def then(self, what: Callable[[], None]) -> None:
-        """Call this when nothing is left."""
-        self._then = what
-
-    def interrupt(self) -> tuple[str, int, int] | None:
-        """Drop what is not played; which part that was of, and the milliseconds that were heard."""
-        place, self._current = self._current, None
-        while not self._queue.empty():
-            id, number, _ = self._queue.get_nowait()
-            place = place or (id, number)
-        if place is None:
-            return None
-        return *place, milliseconds(self._played.get(place, 0))
-
-    async def close(self) -> None:
-        """Play nothing more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _play(self) -> None:
-        try:
-            while True:
-                id, number, audio = await self._queue.get()
-                self._current = (id, number)
-                await _played(self._sink, audio)
-                self._played[id, number] = self._played.get((id, number), 0) + len(audio)
-                if self._queue.empty():
-                    self._current = None
-                    if self._then is not None:
-                        self._then()
-        except Exception as error:
-            self._failed(error)
-
-
-async def _played(sink: Loudspeaker, audio: bytes) -> None:
-    done = sink(audio)
-    if done is not None:
-        await done
+            self.listeners.discard(listener)
 
 
 def _is(event: SessionEvent, kind: str) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.interfaces import Secret
-from dragoman.core.session_values import Command, SessionEvent
+from dragoman.core.interfaces import HOPS_HEADER, Secret
+from dragoman.core.session_values import Command
 from dragoman.net.errors import NetError
 from dragoman.net.websocket import CLOSED, RefusedError, WebSocket, open_websocket
 from dragoman.wire import json
@@ -50,8 +51,9 @@ def session_url(base: str, model: str) -> str:
 class RemoteSession:
     """A session of the server at a base URL. `open` connects; the sink receives what it says.
 
-    With `beta` it is spoken to in the beta dialect. A connection that is lost ends the session: a
-    server does not let one be gone on with.
+    With `beta` it is spoken to in the beta dialect. `take` gets its events in place of the sink, as
+    they stand; `hops` counts the gateways up to there. A connection that is lost ends the session:
+    a server does not let one be gone on with.
     """
 
     def __init__(
@@ -62,11 +64,15 @@ class RemoteSession:
         *,
         key: Secret | str | None = None,
         beta: bool = False,
+        hops: int = 0,
+        take: Callable[[str | bytes], None] | None = None,
     ) -> None:
         self.sink = sink
+        self.beta = beta
+        self._hops = hops
+        self._take = take or self._decode
         self._url = session_url(base, model)
         self._key = Secret(key) if isinstance(key, str) else key
-        self._beta = beta
         self._socket: WebSocket | None = None
         self._queue: deque[bytes] = deque()
         self._size = 0  # of those
@@ -79,10 +85,10 @@ class RemoteSession:
 
     async def open(self) -> None:
         """Connect. Raises FaultError."""
-        headers = {}
+        headers = {HOPS_HEADER: str(self._hops)} if self._hops else {}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key.reveal()}"
-        if self._beta:
+        if self.beta:
             headers["OpenAI-Beta"] = "realtime=v1"
         try:
             self._socket = await open_websocket(
@@ -104,7 +110,7 @@ class RemoteSession:
     def send(self, command: Command) -> None:
         """Send what asks for it."""
         event = encode_command(command)
-        for each in to_beta(event) if self._beta else [event]:
+        for each in to_beta(event) if self.beta else [event]:
             self.send_raw(json.dump(each))
 
     def send_raw(self, data: bytes) -> None:
@@ -139,10 +145,14 @@ class RemoteSession:
             with suppress(Exception):
                 await self._socket.close()
 
-    def received(self, event: dict[str, object]) -> list[SessionEvent]:
-        """What an event of the server says."""
-        events = to_ga(event) if self._beta else [event]
-        return [found for each in events for found in decode_event(each)]
+    def _decode(self, message: str | bytes) -> None:
+        """Hand on what an event says; one that is no JSON object says nothing."""
+        with suppress(ValueError):
+            event = json.load(message)
+            events = (to_ga(event) if self.beta else [event]) if isinstance(event, dict) else []
+            found = [each for one in events for each in decode_event(one)]
+            if found and self.sink is not None:
+                self.sink.receive(found)
 
     def _over(self, fault: Fault) -> None:
         sink, self.sink = self.sink, None
@@ -154,12 +164,7 @@ class RemoteSession:
         try:
             while True:
                 await self._flowing.wait()
-                message = await socket.recv()
-                with suppress(ValueError):
-                    event = json.load(message)
-                    found = self.received(event) if isinstance(event, dict) else []
-                    if found and self.sink is not None:
-                        self.sink.receive(found)
+                self._take(await socket.recv())
         except CLOSED as error:
             code = error.rcvd.code if error.rcvd is not None else 0
             reason = f" ({code} {error.rcvd.reason})" if error.rcvd is not None else ""
