@@ -29,6 +29,7 @@ from .core.response import Response, Usage
 
 if _typing.TYPE_CHECKING:
     from .agent import Agent, Budget, Price
+    from .client.conversation import Conversation
     from .server.settings import Settings
     from .tools import Context, ToolError, tool
 
@@ -42,6 +43,7 @@ __all__ = [
     "Budget",
     "Client",
     "Context",
+    "Conversation",
     "CustomTool",
     "CustomToolCall",
     "CustomToolCallOutput",
@@ -80,6 +82,10 @@ def __getattr__(name: str) -> _typing.Any:
         from . import agent
 
         return getattr(agent, name)
+    if name == "Conversation":
+        from .client.conversation import Conversation
+
+        return Conversation
     if name in ("Context", "ToolError", "tool"):
         from . import tools
 

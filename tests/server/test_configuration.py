@@ -85,6 +85,7 @@ embedding_model = "small"
 conversation_bytes = 4000
 store_time = 2.0
 max_sockets_per_key = 3
+session_audio = 2_000_000
 inherit_instructions = true
 lease = 5.0
 requeue = true
@@ -108,6 +109,7 @@ profile = "generic"
 models = ["big", "small"]
 pass_client_key = true
 retries = 2
+realtime = "ga"
 
 [upstreams.aliases]
 fast = "small"
@@ -137,6 +139,7 @@ def test_every_setting_can_be_written() -> None:
             aliases={"fast": "small", "gpt 5": "big"},
             pass_client_key=True,
             retries=2,
+            realtime="ga",
         ),
     )
 

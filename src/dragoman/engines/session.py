@@ -117,6 +117,14 @@ class LiveSession(Protocol):
         """Ask for something. What comes of it, errors too, are events."""
         ...
 
+    async def open(self) -> None:
+        """Begin. Raises FaultError where that cannot be."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until most of what was sent is taken."""
+        ...
+
     def pause(self) -> None:
         """Produce as little as may be until `resume`: the client does not read."""
         ...
@@ -187,7 +195,11 @@ class TurnSession:
         """Bytes that the session holds, or nearly."""
         return self.session.size
 
-    def open(self) -> None:
+    async def drain(self) -> None:
+        """All is taken at once; others have their turn."""
+        await asyncio.sleep(0)
+
+    async def open(self) -> None:
         """Begin: the sink receives the first events."""
         loop, lifetime = asyncio.get_running_loop(), self._limits.lifetime_ms
         self._timer = loop.call_later(lifetime / 1000, self.report, Tick(lifetime))

@@ -136,7 +136,7 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             answer_limit=settings.answer_limit,
             name=None if "://" in upstream.name else upstream.name,
         )
-    return Route(engine, upstream.models, upstream.aliases, upstream.name)
+    return Route(engine, upstream.models, upstream.aliases, upstream.name, upstream.realtime)
 
 
 def studio_of(settings: Settings, environ: Mapping[str, str], *, pocket: bool = False) -> Studio:

@@ -59,7 +59,7 @@ class Channel(ABC):
         """A frame has come. The next one is taken behind it."""
 
     @abstractmethod
-    def opened(self) -> None:
+    async def opened(self) -> None:
         """The connection is accepted."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Channel(ABC):
             if room is not None:
                 room.hold = self.service.budget.hold(tenant)
                 room.parse()
-            self.opened()
+            await self.opened()
             async with self._time:
                 while (message := await self._receive())["type"] == "websocket.receive":
                     text = message.get("text")

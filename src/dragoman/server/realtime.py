@@ -6,8 +6,9 @@ import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import JSON
 from dragoman.core.request import Request
+from dragoman.core.session import TOO_OLD
 from dragoman.core.session_values import (
     Command,
     Refused,
@@ -52,10 +54,14 @@ from .exchange import Exchange, Route, fault_of
 from .limits import HEAVY, LIGHT, SMALL, Hold, weigh, widened
 from .log import Entry
 from .responder import Service
-from .websocket import PLAIN, crowded
+from .websocket import PLAIN, crowded, deny
+
+if TYPE_CHECKING:
+    from dragoman.engines.remote_session import RemoteSession
 
 SOCKET = BASE + PATH
-SECRET_PREFIX = "ek_"  # noqa: S105 - the beginning of each, which is no secret
+PREFIX = "ek_"
+"""What client secrets begin with."""
 MAX_SECRETS = 10_000
 """Client secrets that are not used yet; the oldest is forgotten first."""
 SECRET_SECONDS, MIN_SECONDS, MAX_SECONDS = 600, 10, 7200
@@ -123,9 +129,9 @@ class Connection(Channel):
 
     # ---- what the channel calls ----------------------------------------------------------------
 
-    def opened(self) -> None:
+    async def opened(self) -> None:
         """Begin the session."""
-        self.live.open()
+        await self.live.open()
 
     async def take(self, data: bytes) -> None:
         """A frame of the client: a command, as a rule."""
@@ -245,6 +251,82 @@ class Connection(Channel):
             entry.write("TURN", self.exchange.path, 200, self.exchange.id)
 
 
+class Relay(Channel):
+    """One session of another server, event by event; where both sides speak the same dialect, byte
+    for byte."""
+
+    live: RemoteSession
+
+    def __init__(
+        self,
+        service: Service,
+        exchange: Exchange,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        room: Room | None,
+        *,
+        beta: bool,
+    ) -> None:
+        super().__init__(service, exchange, caller, receive, send, room)
+        self._beta = beta
+
+    async def opened(self) -> None:
+        """Connect to the other server."""
+        self.live.sink = self
+        try:
+            await self.live.open()
+        except FaultError as problem:
+            self.ended(problem.fault)
+
+    async def take(self, data: bytes) -> None:
+        """An event of the client."""
+        for each in self._translated(data, to_beta if self.live.beta else to_ga):
+            self.live.send_raw(each)
+        await self.live.drain()
+
+    def taken(self, message: str | bytes) -> None:
+        """An event of the server."""
+        data = message.encode() if isinstance(message, str) else message
+        if self.write(*self._translated(data, to_beta if self._beta else to_ga)):
+            self.live.pause()
+
+    def _translated(
+        self, data: bytes, change: Callable[[dict[str, JSON]], list[dict[str, JSON]]]
+    ) -> list[bytes]:
+        """An event as the other side says it. What is no JSON object passes as it is: the side that
+        gets it will say so."""
+        if self._beta != self.live.beta:
+            with suppress(ValueError):
+                value = json.load(data)
+                if isinstance(value, dict):
+                    return [json.dump(each) for each in change(value)]
+        return [data]
+
+    def receive(self, events: list[SessionEvent]) -> None:
+        """Events are taken as they stand, not decoded."""
+
+    def ended(self, fault: Fault) -> None:
+        """The other server has ended the session: say why, and close."""
+        objects = encode_events([Refused(fault)], lambda: f"event_{new_id()}")
+        if self._beta:
+            objects = [each for event in objects for each in to_beta(event)]
+        self.write(*map(json.dump, objects))
+        self.close()
+
+    def expired(self) -> None:
+        """The other server has a limit of its own; ours is over."""
+        self.ended(TOO_OLD)
+
+    def drained(self) -> None:
+        """The client has read what was written."""
+        self.live.resume()
+
+    async def finish(self) -> None:
+        """End the session."""
+        await self.live.close()
+
+
 class ClientSecret(Struct, frozen=True):
     """What a client secret opens: a session, for whoever made it."""
 
@@ -280,7 +362,7 @@ class Realtime:
         fields = await self._service.read(exchange, caller, _decode_secret)
         seconds = fields.pop("seconds")
         config = SessionConfig(**fields)
-        value = SECRET_PREFIX + secrets.token_urlsafe(32)
+        value = PREFIX + secrets.token_urlsafe(32)
         self._secrets[value] = ClientSecret(config, caller, time.monotonic() + seconds)
         if len(self._secrets) > MAX_SECRETS:
             self._secrets.popitem(last=False)
@@ -293,14 +375,14 @@ class Realtime:
         """The secret that a connection presents, which is good for no other; None where it is a
         key of another kind. Raises FaultError for one that is not good any more."""
         value = presented(exchange)
-        if not value.startswith(SECRET_PREFIX):
+        if not value.startswith(PREFIX):
             return None
         found = self._secrets.pop(value, None)
         if found is None or found.expires < time.monotonic():
             raise FaultError(SPENT)
         return found
 
-    def connect(
+    async def connect(
         self,
         exchange: Exchange,
         caller: Caller,
@@ -309,8 +391,30 @@ class Realtime:
         send: Send,
         room: Room | None = None,
         secret: ClientSecret | None = None,
-    ) -> Awaitable[None]:
-        """Serves a session. Raises FaultError where none can be opened."""
+    ) -> None:
+        """Serves a session, or refuses the connection."""
+        try:
+            made = await self._made(exchange, caller, scope, receive, send, room, secret)
+        except FaultError as problem:
+            await deny(problem.fault, exchange, scope, receive, send)
+            return
+        made.open = self._open
+        if SUBPROTOCOL in (scope.get("subprotocols") or ()):
+            made.subprotocol = SUBPROTOCOL
+        # The session ends by itself a little earlier, and says so.
+        await made.serve(LIFETIME + 60)
+
+    async def _made(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        room: Room | None,
+        secret: ClientSecret | None,
+    ) -> Connection | Relay:
+        """The session that is asked for. Raises FaultError where none can be opened."""
         most = self._service.settings.max_sockets_per_key
         if self._open[caller.tenant] >= most:
             raise FaultError(crowded(f"{most} sessions are open (max_sockets_per_key)"))
@@ -326,17 +430,18 @@ class Realtime:
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing in the query, ?model=…", "model"))
         offered = scope.get("subprotocols") or ()
-        beta = (
-            BETA_SUBPROTOCOL in offered or b"realtime=v1" in exchange.header(BETA_HEADER).encode()
-        )
+        asked = b"realtime=v1" in exchange.headers.get(BETA_HEADER, b"")
+        beta = asked or BETA_SUBPROTOCOL in offered
+        find = getattr(self._service.engine, "realtime_session", None)
+        service, given = self._service, (exchange, caller, receive, send, room)
+        if find is not None and config.model and secret is None:
+            relay = Relay(service, *given, beta=beta)
+            live: RemoteSession | None = await find(config.model, caller, relay.taken)
+            if live is not None:
+                relay.live = live
+                return relay
         voice = None if self._voice is None else self._voice()
-        made = Connection(
-            self._service, exchange, caller, receive, send, room, config, voice, beta=beta
-        )
-        made.open = self._open
-        made.subprotocol = SUBPROTOCOL if SUBPROTOCOL in offered else None
-        # The session ends by itself a little earlier, and says so.
-        return made.serve(LIFETIME + 60)
+        return Connection(service, *given, config, voice, beta=beta)
 
 
 def _decode_secret(body: bytes, limits: Limits) -> dict[str, JSON]:

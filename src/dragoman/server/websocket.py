@@ -252,7 +252,7 @@ class Connection(Channel):
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
 
-    def opened(self) -> None:
+    async def opened(self) -> None:
         """The client speaks first."""
 
     async def take(self, data: bytes) -> None:

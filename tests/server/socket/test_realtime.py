@@ -19,6 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from dragoman.core.event import Finished
 from dragoman.core.interfaces import Secret
 from dragoman.core.response import Usage
+from dragoman.engines.remote import Remote
+from dragoman.engines.router import Route, Router
 from dragoman.server import realtime
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
@@ -212,9 +214,16 @@ async def test_an_append_of_many_bytes_is_decoded_and_one_of_too_many_refused() 
         await talk.say(append, {"type": "input_audio_buffer.commit"})
         await talk.until("conversation.item.done")
     some = {**append, "audio": sound[:20_000]}
-    async with talking(settings=Settings(memory=300_000)) as talk:
-        await talk.say(*[some] * 40, USER)
-        assert (await talk.until("error"))[-1]["error"]["code"] == "overloaded"
+    update = {"type": "session.update", "session": {"type": "realtime"}}
+    async with talking(settings=Settings(memory=150_000)) as talk:
+        await talk.until("conversation.created")
+        found = {}
+        while found.get("type") != "error":
+            await talk.say(some, update)
+            found = await talk.next()
+        assert found["error"]["code"] == "overloaded"
+        await talk.say({"type": "input_audio_buffer.clear"})
+        await talk.until("input_audio_buffer.cleared")
 
 
 async def test_a_session_is_refused_as_http_where_it_cannot_be_opened() -> None:
@@ -392,3 +401,72 @@ async def test_each_answer_has_a_line_in_the_log(capfd) -> None:
 
     LINES.wait()
     assert "TURN /v1/realtime 200" in capfd.readouterr().err
+
+
+# ---- sessions of other servers ---------------------------------------------------------------
+
+
+@asynccontextmanager
+async def relayed(engine: Any, dialect: Any) -> AsyncIterator[int]:
+    """The port of a server that relays sessions with the models of another."""
+    async with served_app(engine) as (_, port):
+        upstream = Remote(f"http://127.0.0.1:{port}/v1", key="k")
+        route = Route(upstream, ("stub",), {"other": "stub"}, realtime=dialect)
+        local = Route(Stub(*saying("local"), models=("local",)), ("local",))
+        async with served_app(Router([route, local])) as (_, front):
+            yield front
+
+
+@pytest.mark.parametrize("dialect", ["ga", "beta"])
+@pytest.mark.parametrize("beta", [False, True])
+async def test_a_session_is_relayed_between_dialects(dialect, beta) -> None:
+    engine = Stub(*saying("Good ", "day"))
+    headers = {"OpenAI-Beta": "realtime=v1"} if beta else {}
+    async with (
+        relayed(engine, dialect) as port,
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=other", additional_headers=headers) as socket,
+    ):
+        talk = Talk(socket, strict=not beta and dialect == "ga")
+        if beta:
+            await talk.say({"type": "session.update", "session": {"instructions": "x"}})
+        await talk.say(USER, RESPOND)
+        kinds = [event["type"] for event in await talk.until("response.done")]
+        await talk.socket.send("{")
+        assert (await talk.next())["type"] == "error"
+    assert ("response.text.delta" in kinds) == beta
+    assert ("response.output_text.delta" in kinds) != beta
+    (request, caller) = engine.asked[0]
+    assert request.model == "stub"
+    assert caller.hops == 1
+    assert [item.text for item in request.items] == ["Hi"]
+
+
+async def test_a_session_with_a_model_of_ours_is_not_relayed() -> None:
+    engine = Stub()
+    async with (
+        relayed(engine, "ga") as port,
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=local") as socket,
+    ):
+        talk = Talk(socket)
+        await talk.say(RESPOND)
+        await talk.until("response.done")
+    assert engine.asked == []
+    async with relayed(engine, "ga") as port:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://127.0.0.1:{port}{PATH}?model=nobody"):
+                pass
+    assert refused.value.response.status_code == 404
+
+
+@pytest.mark.parametrize("beta", [False, True])
+async def test_a_session_that_its_server_ends_is_ended_and_says_why(beta) -> None:
+    headers = {"OpenAI-Beta": "realtime=v1"} if beta else {}
+    route = Route(Remote("http://127.0.0.1:1/v1"), ("stub",), realtime="ga")
+    async with (
+        served_app(Router([route])) as (_, port),
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=stub", additional_headers=headers) as socket,
+    ):
+        event = json.loads(await socket.recv())
+        assert event["error"]["code"] == "upstream_unreachable"
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()

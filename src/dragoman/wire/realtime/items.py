@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import (
@@ -46,15 +46,15 @@ def decode_item(fields: Fields) -> Item:
         return Unknown(WIRE, kind, fields.left(), fields.string("id"))
     id = fields.string("id") or None
     fields.any("object")
-    status: ItemStatus | None = fields.one_of("status", STATES)  # type: ignore[assignment]
+    status: Any = fields.one_of("status", STATES)
     match kind:
         case "message":
-            role = fields.one_of("role", ROLES)
+            role: Any = fields.one_of("role", ROLES)
             if role is None:
                 raise fields.wrong("role", "is missing")
             content = tuple([decode_part(part) for part in fields.objects("content")])
             extra = to_extra(fields.rest())
-            return Message(role, content, id=id, status=status, extra=extra)  # type: ignore[arg-type]
+            return Message(role, content, id=id, status=status, extra=extra)
         case "function_call":
             name, arguments = fields.need("name"), fields.string("arguments") or ""
             call_id = fields.string("call_id") or id or ""
