@@ -68,7 +68,7 @@ async def test_closing_what_espeak_says_ends_it_at_once() -> None:
 
 async def test_weather_is_asked_for_called_for_told_and_interrupted() -> None:
     made = studio(transcription="pocketsphinx=pocket")
-    client = Client(
+    client = await Client.open(
         find_target("pocket").load(),
         made,
         tools=(TOOL,),

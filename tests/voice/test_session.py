@@ -1,5 +1,7 @@
 """A voice in a session: turns, interruptions and what was heard, without a clock and exact."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 from array import array
@@ -53,7 +55,12 @@ class Client:
             model="m", turn_detection=detection, transcription=Transcription(), **config
         )
         self.session = TurnSession(engine, config, ANYONE, self, studio.open())
-        self.session.open()
+
+    @classmethod
+    async def open(cls, engine: Plays, studio: Studio, **config) -> Client:
+        client = cls(engine, studio, **config)
+        await client.session.open()
+        return client
 
     def receive(self, events: list[SessionEvent]) -> None:
         self.events += events
@@ -115,7 +122,7 @@ def studio(speaker: Speaker | None = None, listener: Listener | None = None) -> 
 
 async def test_a_spoken_turn_is_transcribed_and_answered_by_voice() -> None:
     engine = Plays(BEGUN, *message(ANSWER), ENDED)
-    client = Client(engine, studio())
+    client = await Client.open(engine, studio())
     client.hear(said("what is the weather"))
     done = await client.until(lambda event: isinstance(event, ResponseDone))
     assert done.response.status == "completed"
@@ -134,7 +141,7 @@ async def test_a_recogniser_that_fails_fails_the_transcription_and_no_more() -> 
             raise FaultError(Fault("upstream_error", "deaf", "upstream"))
             yield
 
-    client = Client(Plays(BEGUN, *message("Pardon?"), ENDED), studio(listener=Deaf()))
+    client = await Client.open(Plays(BEGUN, *message("Pardon?"), ENDED), studio(listener=Deaf()))
     client.hear(said("what is it"))
     failed = await client.until(lambda event: isinstance(event, TranscriptionFailed))
     assert failed.fault.message == "deaf"
@@ -148,7 +155,7 @@ async def test_at_any_instant_an_interruption_leaves_what_was_heard() -> None:
     length = MS_A_CHARACTER * len(ANSWER.replace(". ", "."))
     for instant in [1, length, *(draw.randrange(length) for _ in range(samples(8, 40)))]:
         engine = Plays(BEGUN, *message(ANSWER), ENDED, held=asyncio.Event())
-        client = Client(engine, studio())
+        client = await Client.open(engine, studio())
         client.hear(said("what is the weather"))
         await client.until(lambda event: isinstance(event, Answer))
         while len(client.sound()) < min(instant + 200, length) * BYTES_PER_MS:
@@ -183,7 +190,7 @@ async def test_at_any_instant_an_interruption_leaves_what_was_heard() -> None:
 async def test_an_interruption_stops_engine_and_synthesizer() -> None:
     engine = Plays(BEGUN, *message(ANSWER), ENDED, held=asyncio.Event())
     speaker = Speaker(held=asyncio.Event())
-    client = Client(engine, studio(speaker))
+    client = await Client.open(engine, studio(speaker))
     client.hear(said("what is the weather"))
     await client.until(lambda event: bool(client.sound()))
     client.hear(said("stop")[: 700 * BYTES_PER_MS])
@@ -327,7 +334,7 @@ async def test_a_voice_says_what_it_lacks() -> None:
 @pytest.mark.parametrize("format", ["pcmu", "pcma"])
 async def test_a_telephone_talks_to_a_session(format) -> None:
     engine = Plays(BEGUN, *message("Good day."), ENDED)
-    client = Client(engine, studio(), input_format=format, output_format=format)
+    client = await Client.open(engine, studio(), input_format=format, output_format=format)
     line = Studio(None, None, "energy").open()
     sent = line.encode(said("what is the weather"), format)
     for start in range(0, len(sent), 160):

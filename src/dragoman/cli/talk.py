@@ -238,7 +238,7 @@ async def _talk(options: Namespace) -> int:
         await studio.prepare()
         session = TurnSession(client, config, sink=talking, voice=studio.open())
         talking.session = session
-        session.open()
+        await session.open()
         try:
             if spoken is not None:
                 heard = [frame async for frame in _with_file(talking, spoken)]
