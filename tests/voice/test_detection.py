@@ -104,15 +104,6 @@ def test_sound_in_any_pieces_gives_the_same_verdicts(name, sizes) -> None:
 _WHOLE: dict[str, list[Started | Stopped]] = {}
 
 
-def test_silero_scores_frames_whatever_came_before_them_in_a_piece() -> None:
-    sound = SPEECH[: 640 * BYTES_PER_MS]
-    found = Detector(scorer("silero"))
-    verdicts = [
-        event for p in range(0, len(sound), 1_234) for event in found.feed(sound[p : p + 1_234])
-    ]
-    assert verdicts == Detector(scorer("silero")).feed(sound)
-
-
 @pytest.mark.parametrize("name", ["energy", "webrtc"])
 def test_voiced_sound_in_noise_is_found(name) -> None:
     found = Detector(scorer(name)).feed(SPEECH)

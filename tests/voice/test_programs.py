@@ -227,14 +227,12 @@ async def test_whisper_in_its_process_lives_through_what_it_raises_and_dies_alon
         await asyncio.sleep(0)
     hanging.cancel()
     await asyncio.wait((hanging,))
+    loading = asyncio.ensure_future(made.prepare())
+    await asyncio.sleep(0.01)
     await made.close()
-    assert whisper._idle == []
-
-
-async def test_a_library_that_cannot_load_says_why(libraries) -> None:
-    whisper = LocalTranscriber("faster-whisper", "missing")
-    with pytest.raises(FaultError, match="no such model"):
-        await whisper.prepare()
+    with pytest.raises(FaultError, match="the server is closing"):
+        await loading
+    assert (whisper._idle, whisper._all) == ([], set())
 
 
 async def test_kokoro_speaks_with_the_voices_beside_its_model(libraries) -> None:

@@ -89,12 +89,13 @@ class Library:
             raise FaultError(Fault("unsupported", problem))
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
+        self._closed = False
         self._places = asyncio.Semaphore(_MOST)
 
     async def prepare(self) -> None:
         """Load the library now: the first order would wait for it. Raises FaultError."""
         async with self._places:
-            if not self._idle:
+            if not self._all:
                 self._idle.append(await self._started())
 
     async def ask(self, head: dict[str, Any], data: bytes) -> AsyncGenerator[worker.Answer, None]:
@@ -120,11 +121,15 @@ class Library:
 
     async def _started(self) -> _Process:
         process = await _Process.start(self.name, self._option)
+        if self._closed:  # while it loaded
+            await process.end()
+            raise FaultError(failed(self.name, "the server is closing"))
         self._all.add(process)
         return process
 
     async def close(self) -> None:
         """End the processes."""
+        self._closed = True
         self._idle.clear()
         while self._all:
             await self._all.pop().end()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -22,8 +23,8 @@ from dragoman.core.session_values import (
 
 from . import detection, worker
 from .detection import FRAME, Detector
-from .local import LocalSynthesizer, LocalTranscriber
-from .programs import ESpeak, Piper
+from .local import Library, LocalSynthesizer, LocalTranscriber
+from .programs import ESpeak, Piper, Program
 from .remote import RemoteSynthesizer, RemoteTranscriber
 from .sound import BYTES_PER_MS, EXTRA, Telephone
 from .speech import Listening, Synthesizer, Transcriber
@@ -65,18 +66,33 @@ class Studio(Struct, frozen=True):
     detector: str = AUTO
 
     def open(self) -> Voice:
-        """The voice of one session."""
+        """The voice of one session. It is begun to load what takes long: nobody has spoken yet."""
+        if any(isinstance(each, Library | Program) for each in self._parts):
+            loading = asyncio.ensure_future(self._load())
+            _loading.add(loading)
+            loading.add_done_callback(_loading.discard)
         return Voice(self)
+
+    @property
+    def _parts(self) -> tuple[Synthesizer | Transcriber | None, ...]:
+        return self.synthesizer, self.transcriber
+
+    async def _load(self) -> None:
+        with suppress(FaultError):  # the first turn says what is wrong
+            await self.prepare()
 
     async def prepare(self) -> None:
         """Load what takes long to load. Raises FaultError."""
-        for each in (self.synthesizer, self.transcriber):
+        if any(isinstance(each, Library | Program) for each in self._parts):
+            with suppress(ImportError):  # whoever needs it says so
+                await asyncio.to_thread(import_module, "soxr")
+        for each in self._parts:
             if isinstance(each, LocalSynthesizer | LocalTranscriber):
                 await each.prepare()
 
     async def close(self) -> None:
         """End what was started."""
-        for each in (self.synthesizer, self.transcriber):
+        for each in self._parts:
             if each is not None:
                 await each.close()
 
@@ -122,6 +138,10 @@ def _named(text: str, makers: dict[str, Callable[[str], T]], what: str) -> T:
         problem = f"There is no {what} {quoted(name)}{hint(name, makers)}; there is {known}."
         raise FaultError(bad_request(problem))
     return makers[name](option)
+
+
+_loading: set[asyncio.Task[None]] = set()
+"""What is being loaded: the loop alone would forget it."""
 
 
 class Voice:
