@@ -384,3 +384,10 @@ async def test_the_page_to_talk_on_is_public_and_loads_nothing_from_elsewhere() 
     assert "connect-src 'self'" in policy
     assert b"https://" not in call.body
     assert b"http://" not in call.body
+
+
+async def test_a_recording_that_would_be_large_once_read_is_refused_before() -> None:
+    """A second of 1,000 samples becomes one of 24,000."""
+    small = wav(bytes(100_000), 1_000)
+    call = await transcription(app(listener=Listener(), memory=1_000_000), small)
+    assert call.status == 413

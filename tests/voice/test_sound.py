@@ -21,6 +21,7 @@ from dragoman.voice.sound import (
     WavReader,
     a_law,
     mu_law,
+    pcm_size,
     read_wav,
     read_wav_head,
     sniff,
@@ -213,6 +214,14 @@ def test_the_head_of_a_wav_file_says_rate_and_size() -> None:
     found = read_wav_head(wav(PCM16, 8_000))
     assert (found.rate, found.size, found.offset) == (8_000, len(PCM16), 44)
     assert read_wav_head(wav_head()).size is None
+
+
+@pytest.mark.parametrize("rate", [1_000, 8_000, RATE, 48_000])
+def test_the_size_of_the_sound_is_known_before_it_is_made(rate) -> None:
+    data = wav(bytes(2_000), rate)
+    assert pcm_size(data) == 2_000 * RATE // rate
+    assert abs(pcm_size(data) - len(read_wav(data))) <= 4
+    assert pcm_size(data[:20]) == 0
 
 
 @pytest.mark.parametrize(

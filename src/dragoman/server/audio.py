@@ -13,7 +13,7 @@ from pathlib import Path
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
-from dragoman.voice.sound import BYTES_PER_MS, SoundEncoder, read_wav, sniff
+from dragoman.voice.sound import BYTES_PER_MS, SoundEncoder, pcm_size, read_wav, sniff
 from dragoman.voice.speech import Listening, Piece, Speaking
 from dragoman.voice.studio import NO_SYNTHESIZER, NO_TRANSCRIBER, Studio
 from dragoman.wire import audio as wire
@@ -116,7 +116,7 @@ class AudioHandlers:
             what = f"is {kind}" if kind else "is no sound that is known here"
             problem = f"{what}; send a WAV file"
             raise FaultError(Fault("unsupported", f"file: {problem}", "client", "file"))
-        hold.add(4 * len(asked.data))  # of PCM at 24 kHz, which a telephone's sound is less than
+        hold.add(2 * len(asked.data) + 3 * pcm_size(asked.data))  # the samples, and their pieces
         with Watch(service.roster, exchange):
             pcm = await asyncio.to_thread(read_wav, bytes(asked.data))
         if not pcm:

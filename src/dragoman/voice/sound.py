@@ -301,7 +301,7 @@ def _float(data: bytes) -> array[int]:
 
 
 _READERS: dict[tuple[int, int], Callable[[bytes], array[int]]] = {
-    (PCM, 1): lambda data: array("h", [(byte - 128) << 8 for byte in data]),
+    (PCM, 1): lambda data: samples_of(_widened(data)),
     (PCM, 2): samples_of,
     (PCM, 3): lambda data: samples_of(_columns(data, 3)),
     (PCM, 4): lambda data: samples_of(_columns(data, 4)),
@@ -309,6 +309,16 @@ _READERS: dict[tuple[int, int], Callable[[bytes], array[int]]] = {
     (A_LAW, 1): lambda data: samples_of(a_law().decode(data)),
     (MU_LAW, 1): lambda data: samples_of(mu_law().decode(data)),
 }
+
+
+_SIGNED = bytes(byte ^ 128 for byte in range(256))
+
+
+def _widened(data: bytes) -> bytes:
+    """Bytes around 128 as the high bytes of PCM16."""
+    pcm = bytearray(2 * len(data))
+    pcm[1::2] = data.translate(_SIGNED)
+    return bytes(pcm)
 
 
 def _columns(data: bytes, width: int) -> bytes:
@@ -352,6 +362,16 @@ class WavReader:
             tracks = [samples[n :: form.channels] for n in range(form.channels)]
             samples = array("h", [sum(each) // form.channels for each in zip(*tracks, strict=True)])
         return self._resampler.feed(pcm_of(samples), last=last)
+
+
+def pcm_size(data: bytes | memoryview) -> int:
+    """How many bytes of PCM16 at 24 kHz a whole WAV file is, before they are made: of a slow rate it
+    is many times the file. Raises FaultError for what is none."""
+    found = read_wav_head(bytes(data[:MAX_HEAD]))
+    if found is None:
+        return 0  # it ends before its sound, as reading it will say
+    samples = (len(data) - found.offset) // (found.channels * found.width)
+    return 2 * samples * RATE // found.rate
 
 
 def read_wav(data: bytes, rate: int = RATE) -> bytes:
