@@ -365,8 +365,8 @@ class WavReader:
 
 
 def pcm_size(data: bytes | memoryview) -> int:
-    """How many bytes of PCM16 at 24 kHz a whole WAV file is, before they are made: of a slow rate it
-    is many times the file. Raises FaultError for what is none."""
+    """How many bytes of PCM16 at 24 kHz a whole WAV file is, before they are made: many times the
+    file, where its rate is slow. Raises FaultError for what is none."""
     found = read_wav_head(bytes(data[:MAX_HEAD]))
     if found is None:
         return 0  # it ends before its sound, as reading it will say
