@@ -168,7 +168,9 @@ def test_an_answer_is_asked_with_the_configuration_and_its_own_changes() -> None
     assert (request.audio.voice, request.audio.format) == ("alloy", "pcm16")
     assert request.audio.extra == {"realtime": {"speed": 1.5}}
     assert request.store is False
+    assert session.answering(work.response_id)
     session.receive(Cancel())
+    assert not session.answering(work.response_id)
     changes = {"instructions": "", "tools": (), "modalities": ("text",), "max_output_tokens": 5}
     session.receive(Respond(changes=changes, metadata={"a": "b"}))
     (work,) = of(session, Generate)
