@@ -162,7 +162,7 @@ async def test_r3_6_a_conversation_connects_configures_and_fills_in_its_history(
     ]
 
 
-async def test_r3_10_a_turn_has_its_text_calls_and_usage() -> None:
+async def test_r3_9_r3_10_a_turn_has_its_text_calls_and_usage() -> None:
     async with Conversation(Stub(*calling(("c1", "f", "{}"))), model="stub") as talk:
         turn = await talk.say("Hi")
     assert [call.name for call in turn.calls] == ["f"]
@@ -311,7 +311,7 @@ async def test_r3_w6_a_cancelled_behind_a_completed_is_dropped() -> None:
         assert [turn.text for turn in turns] == ["x", "x"]
 
 
-async def test_r3_w7_waits_match_their_own_item() -> None:
+async def test_r3_5_r3_w7_waits_match_their_own_item() -> None:
     other = Message("user", "other", id="other")
 
     def create(command: Command) -> Any:
@@ -330,7 +330,7 @@ async def test_r3_w7_waits_match_their_own_item() -> None:
         assert [item.text for item in talk.history] == ["other", "mine"]
 
 
-async def test_r3_7_history_follows_the_session_and_can_be_read_at_any_time() -> None:
+async def test_r3_4_r3_7_history_follows_the_session_and_can_be_read_at_any_time() -> None:
     talk, session = scripted()
     spoken = Message("user", (Audio(None, "pcm16"),), id="u2")
     async with talk:

@@ -122,7 +122,13 @@ DONE = [
 # ---- the configuration ---------------------------------------------------------------------
 
 
-def test_a_session_without_a_voice_says_what_it_cannot_do() -> None:
+def test_r3_1_a_session_has_defaults_and_says_what_it_cannot_do() -> None:
+    config = opened(SessionConfig(model="m"), **VOICE).config
+    assert config.turn_detection == TurnDetection(
+        threshold=0.5, prefix_padding_ms=300, silence_duration_ms=500
+    )
+    assert (config.modalities, config.voice, config.tool_choice) == (("audio",), "alloy", "auto")
+    assert (config.input_format, config.output_format) == ("pcm16", "pcm16")
     session = opened(SessionConfig(model="m"))
     assert session.config == replace(MANUAL, modalities=("text",))
     changes = {"modalities": ("audio",), "turn_detection": TurnDetection()}
@@ -162,7 +168,9 @@ def test_an_answer_is_asked_with_the_configuration_and_its_own_changes() -> None
     assert (request.audio.voice, request.audio.format) == ("alloy", "pcm16")
     assert request.audio.extra == {"realtime": {"speed": 1.5}}
     assert request.store is False
+    assert session.answering(work.response_id)
     session.receive(Cancel())
+    assert not session.answering(work.response_id)
     changes = {"instructions": "", "tools": (), "modalities": ("text",), "max_output_tokens": 5}
     session.receive(Respond(changes=changes, metadata={"a": "b"}))
     (work,) = of(session, Generate)
@@ -286,7 +294,7 @@ def test_what_a_session_holds_is_bounded() -> None:
     assert refusal(refused).param == "response.input"
 
 
-def test_r3_audio_that_is_too_much_is_dropped_and_said() -> None:
+def test_sound_that_is_too_much_is_dropped_and_said() -> None:
     limits = SessionLimits(audio=len(MS) * 400)  # 200 ms for what is appended, 200 for items
     session = opened(limits=limits)
     assert session.receive(Append(audio=MS * 200)) == []

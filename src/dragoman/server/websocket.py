@@ -24,6 +24,8 @@ from dragoman.stores.memory import MemoryStore
 from dragoman.stores.serialize import pack
 from dragoman.wire import error, json
 from dragoman.wire.json import LARGE, VALUE, Limits, marks
+from dragoman.wire.realtime import PATH as REALTIME
+from dragoman.wire.registry import BASE
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
@@ -464,13 +466,15 @@ def crowded(problem: str) -> Fault:
     return Fault("rate_limited", f"Too much at once: {problem}.", "client")
 
 
-PATH = f"/v1{RESPONSES.path}"
-"""The one path that speaks WebSocket."""
+PATH = BASE + RESPONSES.path
+"""The path of Responses over WebSocket."""
 
 DENIAL = "websocket.http.response"
 """The ASGI extension by which a refusal has a status and a body."""
 
-NO_SOCKET = Fault("not_found", f"There is no WebSocket here, only at {PATH}.", "client")
+NO_SOCKET = Fault(
+    "not_found", f"There is no WebSocket here, only at {PATH} and {BASE}{REALTIME}.", "client"
+)
 PLAIN = Fault(
     "upgrade_required", "GET opens a WebSocket here: send `Upgrade: websocket`, or POST.", "client"
 )

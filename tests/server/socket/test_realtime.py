@@ -343,7 +343,7 @@ async def test_client_secrets_are_for_one_process() -> None:
 
 async def test_a_client_that_does_not_read_pauses_the_engine() -> None:
     """The engine is at most a few writes ahead of what the client has taken."""
-    words = [word("x" * 4_000)] * 5_000
+    words = [word("x" * 8_000)] * 1_500
     engine = Stub(*OPENING, *words, *saying("")[-3:-1], Finished("completed"))
     async with talking(engine, max_queue=1, max_size=None, strict=False) as talk:
         await talk.say(RESPOND)
@@ -351,7 +351,7 @@ async def test_a_client_that_does_not_read_pauses_the_engine() -> None:
         said = -1
         while engine.said != said:  # until it waits for us
             said = engine.said
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
         assert said < len(words)
         events = await talk.until("response.done")
         assert len(events) > len(words)

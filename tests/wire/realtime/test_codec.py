@@ -209,7 +209,7 @@ ITEMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("value", ITEMS, ids=lambda value: value["type"])
-def test_an_item_is_decoded_and_encoded(value) -> None:
+def test_r3_8_an_item_is_decoded_and_encoded(value) -> None:
     item = decode_item(Fields(value))
     assert encode_item(item) == {**value, **_object(item)}
     assert decode_item(Fields(encode_item(item))) == item
@@ -313,7 +313,7 @@ def _bare(value: Any) -> Any:
     return [*map(_bare, value)] if isinstance(value, list) else value
 
 
-def test_every_client_event_of_the_protocol_is_known() -> None:
+def test_r3_2_every_client_event_of_the_protocol_is_known() -> None:
     assert {value["type"] for value in COMMANDS} == realtime_types("Client")
     assert set(commands._DECODERS) == realtime_types("Client")
 
@@ -430,7 +430,7 @@ def test_every_server_event_of_the_protocol_is_encoded() -> None:
     assert ordered.isdisjoint({"error", "rate_limits.updated"})
 
 
-def test_what_an_upstream_sends_and_we_do_not_know_is_kept() -> None:
+def test_r3_3_what_an_upstream_sends_and_we_do_not_know_is_kept() -> None:
     strange = [
         {"type": "session.dreamt", "of": "sheep"},
         {"type": "response.output_smell.delta", "response_id": "r", "item_id": "i", "delta": "a"},

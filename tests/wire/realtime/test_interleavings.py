@@ -21,6 +21,7 @@ from dragoman.core.session_values import (
     Transcription,
     TurnDetection,
 )
+from tests.samples import samples
 
 from .stage import Stage, calling, kinds, saying, silence, speaking, text_item
 
@@ -53,7 +54,7 @@ detection = st.none() | st.fixed_dictionaries(
 client = st.one_of(
     event(
         "input_audio_buffer.append",
-        audio=st.sampled_from([silence(ms) for ms in (0, 20, 400, 3_000)]),
+        audio=st.sampled_from([silence(ms) for ms in (0, 20, 400, 1_500)]),
     ),
     event("input_audio_buffer.commit"),
     event("input_audio_buffer.clear"),
@@ -109,7 +110,7 @@ reports = st.one_of(
 
 
 @given(
-    st.lists(client | reports, max_size=40),
+    st.lists(client | reports, max_size=samples(25, 40)),
     st.booleans(),
     st.booleans(),
     st.sampled_from([None, TurnDetection()]),
