@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from array import array
 from pathlib import Path
 
@@ -266,3 +267,65 @@ def test_messages_of_a_process_are_read_as_they_are_written(tmp_path) -> None:
         assert worker.read(stream) == ({"a": 1, "size": 4}, b"data")
         assert worker.read(stream) == ({"done": True, "size": 0}, b"")
         assert worker.read(stream) is None
+
+
+class Sphinx:
+    """PocketSphinx, which hears its own name and knows short words only."""
+
+    def __init__(self, **config: object) -> None:
+        self.calls: list[tuple[str, object]] = []
+        Sphinx.latest = self
+
+    def lookup_word(self, word: str) -> str | None:
+        return word if len(word) < 7 else None
+
+    def add_jsgf_string(self, name: str, text: bytes) -> None:
+        self.calls.append((name, text))
+
+    def activate_search(self, name: str) -> None:
+        self.calls.append(("search", name))
+
+    def start_utt(self) -> None: ...
+
+    def process_raw(self, pcm: bytes, full_utt: bool) -> None:
+        self.heard = array("h", pcm)
+
+    def end_utt(self) -> None: ...
+
+    def hyp(self) -> object:
+        class Found:
+            hypstr = "ask ada of rome"
+
+        return Found if len(self.heard) > 10 else None
+
+    Decoder = None
+
+
+def test_pocketsphinx_writes_words_as_the_grammar_does(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pocketsphinx", Sphinx)
+    monkeypatch.setattr(Sphinx, "Decoder", Sphinx)
+    grammar = tmp_path / "a.gram"
+    grammar.write_text("#JSGF V1.0;\ngrammar a;\npublic <said> = ask Ada of Rome;")
+    transcribe = worker.pocketsphinx(str(grammar))
+    lower = "#JSGF V1.0;\ngrammar a;\npublic <said> = ask ada of rome;"
+    assert Sphinx.latest.calls == [("grammar", lower.encode()), ("search", "grammar")]
+    assert list(transcribe({}, bytes(2_000))) == [({"text": "Ask Ada of Rome"}, b"")]
+    assert 40 < max(Sphinx.latest.heard) < 400  # the noise of a quiet room
+    assert list(transcribe({}, bytes(8))) == []
+    assert list(worker.pocketsphinx("")({}, bytes(2_000))) == [({"text": "Ask ada of rome"}, b"")]
+    grammar.write_text("#JSGF V1.0;\ngrammar a;\npublic <said> = ask Beelzebub;")
+    with pytest.raises(ValueError, match="no word beelzebub of the grammar"):
+        worker.pocketsphinx(str(grammar))
+
+
+def test_libraries_are_asked_as_their_documentation_says(libraries, monkeypatch) -> None:
+    for name in ("faster_whisper", "kokoro_onnx"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    whisper = worker.faster_whisper("")
+    order = {"language": "en", "prompt": None}
+    texts = [head["text"] for head, _ in whisper(order, bytes(64))]
+    assert texts == ["base en 32 float32", " again"]
+    (libraries / "voices-v1.0.bin").touch()
+    speak = worker.kokoro(str(libraries / "kokoro.onnx"))
+    ((head, pcm),) = speak({"text": "a", "voice": "am_adam", "speed": 2.0}, b"")
+    assert (head, array("h", pcm).tolist()) == ({"rate": 24_000}, [16_383] * 24)
