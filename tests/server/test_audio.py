@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,12 +19,13 @@ from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import Settings
 from dragoman.server.testing import Transport
 from dragoman.voice.remote import RemoteSynthesizer, RemoteTranscriber
-from dragoman.voice.sound import read_wav, sniff, wav
+from dragoman.voice.sound import BYTES_PER_MS, read_wav, sniff, wav
 from dragoman.voice.speech import Listening, Speaking
 from dragoman.voice.studio import Studio
 from tests.mock import Mock, Reply, mock
 from tests.server.stubs import Call, Stub, served
 from tests.voice.fakes import Listener, Speaker, said_in, spoken
+from tests.voice.test_session import Hears, said
 
 SPEECH, TRANSCRIPTIONS = "/v1/audio/speech", "/v1/audio/transcriptions"
 SETTINGS = Settings(allowed_hosts=("*",))
@@ -391,3 +392,49 @@ async def test_a_recording_that_would_be_large_once_read_is_refused_before() -> 
     small = wav(bytes(100_000), 1_000)
     call = await transcription(app(listener=Listener(), memory=1_000_000), small)
     assert call.status == 413
+
+
+# ---- sessions --------------------------------------------------------------------------------
+
+
+async def test_sdk_has_a_turn_by_voice() -> None:
+    """What is said is found, transcribed and answered; the answer is what the model wrote."""
+    speaker = Speaker()
+    server = App(Stub(), SETTINGS, studio=Studio(speaker, Hears(), "energy"))
+    async with (
+        served(server) as port,
+        openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k") as client,
+        client.realtime.connect(model="stub") as connection,
+    ):
+        transcription = {"transcription": {"model": "whisper-1"}}
+        await connection.session.update(
+            session={"type": "realtime", "audio": {"input": transcription}}
+        )
+        sound = said("what is the weather") + bytes(200 * BYTES_PER_MS)
+        for start in range(0, len(sound), 4_800):
+            piece = b64encode(sound[start : start + 4_800]).decode()
+            await connection.input_audio_buffer.append(audio=piece)
+        events = []
+        async for event in connection:
+            events.append(event)
+            if event.type == "response.done":
+                break
+    by = {event.type: event for event in events}
+    assert by["response.done"].response.status == "completed"
+    done = by["conversation.item.input_audio_transcription.completed"]
+    assert done.transcript == "what is the weather"
+    assert by["response.output_audio_transcript.done"].transcript == "Hello, world"
+    heard = [b64decode(e.delta) for e in events if e.type == "response.output_audio.delta"]
+    assert said_in(b"".join(heard)) == "Hello, world"
+    types = [event.type for event in events]
+    ordered = [
+        "input_audio_buffer.speech_started",
+        "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.committed",
+        "response.created",
+        "response.output_audio_transcript.delta",
+        "response.output_audio.delta",
+        "response.output_audio.done",
+        "response.done",
+    ]
+    assert sorted(ordered, key=types.index) == ordered
