@@ -133,12 +133,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @contextmanager
 def counted(node: pytest.Item | pytest.Collector) -> Iterator[None]:
-    """Coverage counts the examples that somebody wrote down: what chaos and the laws of a wire or a
-    format draw may be other lines next time, and who asks a whole server says little of a line. As
-    counting takes as long again as what is counted, tests are counted, and pytest is not."""
+    """Coverage counts the examples that somebody wrote down: what is drawn may be other lines next
+    time, and who asks a whole server says little of a line. As counting takes as long again as what
+    is counted, tests are counted, and pytest is not."""
     controller = coverage_of(node.config)
-    uncounted = UNCOUNTED & {*node.nodeid.partition("::")[0].split("/")} or (
-        node.get_closest_marker("uncounted")
+    uncounted = (
+        UNCOUNTED & {*node.nodeid.partition("::")[0].split("/")}
+        or getattr(getattr(node, "obj", None), "is_hypothesis_test", False)
+        or node.get_closest_marker("uncounted")
     )
     if not controller or controller.started or uncounted:
         yield

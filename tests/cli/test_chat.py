@@ -294,6 +294,10 @@ def test_gguf_file_is_asked() -> None:
 PROBLEMS: dict[str, tuple[list[str], str]] = {
     "no file": (["--at", "gguf:none.gguf"], "none.gguf is no file."),
     "no address": (["--at", "nonsense"], "nonsense: 'nonsense' is neither an http(s) address"),
+    "no scheme": (
+        ["--at", "localhost:80"],
+        "localhost:80: 'localhost:80' is neither an http(s) address nor a name; did you mean ",
+    ),
     "half an address": (["--at", "http://[::1"], "http://[::1: the URL has a malformed host"),
     "no key": (
         ["--at", "http://127.0.0.1:9", "--key-env", "NO_KEY"],

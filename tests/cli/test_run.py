@@ -277,6 +277,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("words", PROBLEMS)
 def test_problem_is_one_line_and_leaves_nothing(words, install, capfd) -> None:
+    Path("dragoman.toml").write_text("[server]\nport = 9\n")  # nobody is there
     folder = install("codex", RECORD)
     assert main(["run", "codex", *words.split()]) == 1
     out, said = capfd.readouterr()

@@ -351,6 +351,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["scrpt"],
         "There is no target 'scrpt'. There is: pocket, script, hf:…, gguf:…; for a server,",
     ),
+    "a file": (["m.gguf"], "There is no target 'm.gguf'. Did you mean gguf:m.gguf? There is: "),
     "a profile": (
         ["--upstream", NOBODY, "--profile", "olama"],
         f"{NOBODY}: profile is 'olama', and must be one of ",

@@ -29,7 +29,7 @@ from dragoman.core.item import (
     Token,
     Unknown,
 )
-from dragoman.core.lifecycle import LifecycleError, check
+from dragoman.core.lifecycle import FirstChoice, LifecycleError, check
 
 START, END = Started("r", 0, "m"), Finished("completed")
 FAIL = Failed(Fault("internal", "x"))
@@ -133,3 +133,17 @@ def test_a_reasoning_item_is_made_of_its_parts() -> None:
     check([*begun, ItemDone(0, Reasoning((Thought("t"),), (Summary(""),), "blob")), END])
     with pytest.raises(LifecycleError, match="not what its events add up to"):
         check([*begun, ItemDone(0, Reasoning((Thought("t"),)))])
+
+
+def test_of_many_choices_the_first_is_kept() -> None:
+    first, message = FirstChoice(), Message("assistant")
+    events = [
+        *(START, Progress(None, "alive"), ItemAdded(0, message, choice=1), ItemAdded(1, message)),
+        *(PartAdded(0, 0, Text("")), PartAdded(1, 0, Text(""))),
+        Finished("completed", reasons=("stop", "length")),
+    ]
+    assert [first.feed(event) for event in events] == [
+        *(START, Progress(None, "alive"), None, ItemAdded(0, message)),
+        *(None, PartAdded(0, 0, Text(""))),
+        Finished("completed", reasons=("stop",)),
+    ]

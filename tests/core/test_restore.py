@@ -262,6 +262,17 @@ def test_summary_streams_and_the_reasoning_follows_whole() -> None:
     assert deltas[-1].tokens == thought.tokens
 
 
+def test_reasoning_that_begins_with_a_summary_passes_unchanged() -> None:
+    own = answer(Reasoning((Thought("b"),), (Summary("a"),)), reasons=("stop",))
+    begun = [ItemAdded(0, Reasoning()), PartAdded(0, 0, Summary("")), Delta(0, 0, "summary", "a")]
+    begun += [
+        PartDone(0, 0, Summary("a")),
+        PartAdded(0, 0, Thought("")),
+        ItemDone(0, own.output[0]),
+    ]
+    assert SummaryEmitter().feed(begun) == begun
+
+
 def test_upstream_summary_follows_the_emulated_one() -> None:
     """OpenRouter may send details of both kinds in any order."""
     own = Reasoning(id="rs_1", status="in_progress")

@@ -107,6 +107,7 @@ def test_long_arguments_are_scanned_once(size) -> None:
     ids=["whole", "empty", "custom"],
 )
 @pytest.mark.parametrize("reasons", [1, 2000], ids=["one end", "an end after each"])
+@pytest.mark.uncounted
 def test_many_calls_cost_linear_time(monkeypatch, fragment, reasons) -> None:
     looks = 0
     complete = LooseCall.complete.fget

@@ -131,6 +131,24 @@ def test_nothing_follows_the_end() -> None:
     assert played(lambda t: t.fail(CUT), *late) == [Failed(CUT)]
 
 
+WORDS = ("text", "refusal", "reasoning", "summary")
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_words_are_what_they_are_said_to_be(kind) -> None:
+    deltas = [e for e in played(lambda t: getattr(t, kind)("a")) if isinstance(e, Delta)]
+    assert [(delta.kind, delta.data) for delta in deltas] == [(kind, "a")]
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_words_behind_the_end_are_dropped(kind) -> None:
+    turn = Turn("r", 7, "m")
+    turn.end(complete=True)
+    turn.take()
+    getattr(turn, kind)("a")
+    assert turn.take() == []
+
+
 def test_text_after_the_finish_reason_is_closed_at_the_end() -> None:
     response = answer(
         lambda t: t.text("Hi"),
@@ -387,7 +405,8 @@ def test_text_goes_into_the_item_that_was_opened() -> None:
 
 
 def test_empty_deltas_give_no_events() -> None:
-    events = played(lambda t: t.text(""), lambda t: t.summary(""), lambda t: t.finish("stop"))
+    empty = [lambda t, kind=kind: getattr(t, kind)("") for kind in WORDS]
+    events = played(*empty, lambda t: t.finish("stop"))
     assert not [e for e in events if isinstance(e, Delta)]
 
 

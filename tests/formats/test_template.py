@@ -137,6 +137,7 @@ def test_text_never_becomes_control_tokens(system, user, described) -> None:
     ]
 
 
+@pytest.mark.uncounted
 def test_text_is_scanned_once_for_any_number_of_control_tokens() -> None:
     words = [Message("user", f"word {number}") for number in range(1_000)]
     text = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -229,7 +229,7 @@ def test_2e_02_unfinished_messages_are_counted_while_they_come(
         assert other.end()["type"] == "response.completed"
         ends = []
         for one in several:
-            one.connection.settimeout(5)
+            one.connection.settimeout(1)
             with suppress(TimeoutError, ConnectionError):
                 kind, data = one.next()
                 assert kind == 8

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from dragoman.core.fold import unfold
 from dragoman.core.interfaces import ANYONE
-from dragoman.core.item import Message
+from dragoman.core.item import Item, Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.limits import Budget
 from dragoman.server.settings import Settings
-from dragoman.server.state import handlers
+from dragoman.server.state import handlers, resolve
 from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.server.websocket import Connection
@@ -28,6 +28,7 @@ from dragoman.stores import serialize
 from dragoman.stores.base import Conversation, LogSegment, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
+from dragoman.wire.responses.encode import Encoder
 from tests.hostile.test_bodies import service
 from tests.mock import Reply, chunk, completion, mock, plain, stream
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, word
@@ -409,3 +410,67 @@ async def test_an_answer_for_who_has_left_holds_nothing(
         await asyncio.sleep(0)
     assert app.budget.held == 0
     await app.close()
+
+
+async def test_2f_what_is_referred_to_is_measured_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, apart = threading.get_ident(), list[bool]()
+    pack = resolve.pack
+
+    def noted(value: object) -> bytes:
+        apart.append(threading.get_ident() != here)
+        return pack(value)
+
+    monkeypatch.setattr(resolve, "pack", noted)
+    store = MemoryStore()
+    await store.put(record("small", said="ok"))
+    await store.put(record("large", text=TEXT))
+    app = App(Stub(), Settings(), Memory(store, upkeep=False))
+    own = {"type": "message", "role": "user", "content": TEXT, "id": "own"}
+    for items in (["msg_of_small"], ["msg_of_large"], [own, "own"]):
+        asked = [{"id": i, "type": "item_reference"} if isinstance(i, str) else i for i in items]
+        answer = await called(app, "POST", RESPOND, {"model": "m", "input": asked})
+        assert answer.status == 200
+    assert apart == [False, True, True]
+    await app.close()
+
+
+async def test_2f_long_texts_at_the_end_of_a_stream_are_encoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, apart = threading.get_ident(), list[bool]()
+    feed = Encoder.feed
+
+    def noted(self: Encoder, events: Sequence[Any]) -> bytes:
+        apart.append(threading.get_ident() != here)
+        return feed(self, events)
+
+    monkeypatch.setattr(Encoder, "feed", noted)
+    words = [chunk({"content": "word " * 2_000}) for _ in range(SIZE // 9_000)]
+    async with mock(lambda _: stream(*words, chunk(finish="stop"))) as model:
+        app = App(Remote(model.base_url, wire="chat", profile="generic"), Settings())
+        path = PATHS["responses"]
+        answered = await called(app, "POST", path, asking("responses", stream=True))
+        assert answered.status == 200
+        assert len(answered.body) > 4 * SIZE
+        assert (apart[0], apart[-1]) == (False, True), apart
+        await app.close()
+
+    apart.clear()
+    store = MemoryStore()
+    await store.put(record("said", said=TEXT * 2))
+    app = App(Stub(), Settings(), Memory(store, upkeep=False))
+    assert (await called(app, "GET", f"{RESPOND}/resp_said?stream=true", None)).status == 200
+    assert apart
+    assert all(apart)
+    await app.close()
+
+
+def test_2f_wide_numbers_are_packed_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = Message("user", "Hi", extra={"chat": {"x": [2**70, -(2**70), 1.5, None]}})
+    halves = Message("user", "half \ud83d", extra={"chat": {"x": 2**70}})
+    assert serialize.unpack(serialize.pack(halves), Item) == halves
+    monkeypatch.setattr(serialize, "json", None)  # which takes four times as long, in one step
+    assert serialize.unpack(serialize.pack(value), Item) == value
+    assert serialize.pack(value)[:1] == b"j"

@@ -216,6 +216,32 @@ async def test_tool_result_reaches_the_model() -> None:
     assert (sent[2]["content"], sent[3]["content"]) == ("12 degrees", "And?")
 
 
+async def test_tool_runner_sends_the_whole_conversation_again() -> None:
+    """It sends what is new in a message thread, which no server need hold."""
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """Get the weather in a city.
+
+        Args:
+            city: Which city.
+        """
+        return f"sunny in {city}"
+
+    engine = assemble((), ("pocket",), Settings(), {})
+    said = {"role": "user", "content": "What is the weather in Paris?"}
+    async with before(engine) as client:
+        runner = client.beta.messages.tool_runner(
+            model="pocket",
+            max_tokens=100,
+            tools=[get_weather],
+            messages=[said],
+            extra_body={"temperature": 0},
+        )
+        last = await runner.until_done()
+    assert last.content[0].text == "The weather in Paris: sunny."
+
+
 # ---- models and counts -------------------------------------------------------------------
 
 

@@ -157,6 +157,7 @@ async def held(stub: Stub) -> int:
     return said
 
 
+@pytest.mark.uncounted
 async def test_p27_unread_answer_pauses_the_engine(wire: str) -> None:
     stub = Stub(*FLOOD)
     async with asking(stub, request(wire, stream=True) * 2, room=4096) as (_, talk):
@@ -333,6 +334,7 @@ LEFT: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.uncounted
 async def test_ended_answers_leave_nothing_for_the_collector(wire: str) -> None:
     stub = Stub()
     async with served(App(stub, Settings())) as port, talking(port) as talk:

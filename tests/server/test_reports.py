@@ -1,5 +1,7 @@
 """What clients are told of what became of their fields, in their own words."""
 
+from typing import get_args
+
 import pytest
 
 from dragoman.core.item import Message
@@ -15,6 +17,7 @@ from dragoman.wire.json import dump
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.protocol import STANDARD
 from dragoman.wire.registry import spell_losses
+from dragoman.wire.responses.response import Include
 from tests.server.stubs import PATHS, Call, Stub, asking
 
 LOSS = "x-dragoman-loss"
@@ -116,8 +119,12 @@ async def test_m14_unknown_fields_of_a_conversation_are_reported() -> None:
 @pytest.mark.parametrize(
     ("query", "param", "words"),
     [
-        ("include=nope", "include", "is 'nope', which is not one of its values"),
-        ("order=up", "order", "is 'up', and must be 'asc' or 'desc'"),
+        (
+            "include=nope",
+            "include",
+            f"is 'nope', and must be one of {', '.join(get_args(Include))}",
+        ),
+        ("order=up", "order", "is 'up', and must be one of asc, desc"),
         ("limit=0", "limit", "must be at least 1"),
         ("limit=x", "limit", "is a string, and must be an integer"),
     ],

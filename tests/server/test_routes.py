@@ -368,6 +368,18 @@ async def test_a_path_that_is_nearly_one_is_set_right() -> None:
     assert "Did you mean /v1/chat/completions?" in call.json["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/images/generations", "There is nothing at /v1/images/generations."),
+        ("/", "There is nothing at /. The API begins with /v1, as in /v1/models."),
+        ("/v1/", "There is nothing at /v1/. The API begins with /v1, as in /v1/models."),
+    ],
+)
+async def test_a_path_that_is_like_none_is_not_guessed_at(path, words) -> None:
+    assert (await get(path)).json["error"]["message"] == words
+
+
 @pytest.mark.parametrize("path", ["/messages", "/v1/v1/messages"])
 async def test_path_with_the_base_left_out_or_said_twice_is_set_right(path) -> None:
     call = await get(path, "POST")

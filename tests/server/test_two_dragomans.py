@@ -9,12 +9,13 @@ import pytest
 
 from dragoman.engines import discover as room
 from dragoman.engines.discover import discover
+from dragoman.engines.pocket import pocket
 from dragoman.engines.remote import Remote
 from dragoman.server.app import MAX_HOPS, App
 from dragoman.server.host import Server, address, bind
 from dragoman.server.settings import Settings
 from tests.product import Product, dragoman
-from tests.server.stubs import PATHS, asking
+from tests.server.stubs import PATHS, Call, asking, served
 
 WEATHER = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {}}}}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Changes files."}
@@ -48,6 +49,17 @@ def test_responses_only_features_pass_two_servers(inner: Product, outer: Product
         assert "summary" in two.headers["x-dragoman-loss"]
     else:
         assert [item["type"] for item in one.json["output"]] == ["reasoning", "custom_tool_call"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_inner_one_drops_the_outer_one_reports(stream) -> None:
+    body = {"verbosity": "low", "user": "me", "max_tokens": 3, "stream": stream}
+    async with served(App(pocket(), Settings())) as port:
+        remote = Remote(f"http://127.0.0.1:{port}/v1", wire="chat")
+        app = App(remote, Settings())
+        call = await Call(app, PATHS["chat"], asking("chat", model="pocket") | body)()
+        assert (call.status, call.headers.get("x-dragoman-loss")) == (200, "dropped: verbosity")
+        await app.close()
 
 
 def test_the_models_of_one_are_the_models_of_both(inner: Product, outer: Product) -> None:

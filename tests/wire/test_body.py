@@ -12,6 +12,7 @@ from dragoman.core.event import Failed, Finished, PartAdded
 from dragoman.core.item import Audio
 from dragoman.core.turn import Turn
 from dragoman.wire import json as body
+from dragoman.wire.cache import Cache
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
@@ -174,7 +175,7 @@ def test_objects_in_an_array_keep_their_unknown_fields_apart() -> None:
 
 
 def test_a_cache_forgets_what_was_used_least_recently() -> None:
-    cache = body.Cache[int](limit=10)
+    cache = Cache[int](limit=10)
     for number, key in enumerate("abc"):
         cache.put(key, number, 3)
     assert cache.get("a") == 0
@@ -186,7 +187,7 @@ def test_a_cache_forgets_what_was_used_least_recently() -> None:
 
 def test_a_cache_keeps_the_first_value_of_a_key() -> None:
     """Two threads may make one at the same time, and its bytes count once."""
-    cache = body.Cache[int](limit=10)
+    cache = Cache[int](limit=10)
     cache.put("a", 1, 6)
     cache.put("a", 2, 6)
     assert cache.get("a") == 1

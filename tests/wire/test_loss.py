@@ -266,6 +266,7 @@ def test_unknown_fields_inside_known_ones_are_found() -> None:
     assert [loss.field for loss in losses] == ["text.a", "c"]
 
 
+@pytest.mark.uncounted
 def test_places_are_counted_once_however_many_fields_are_lost() -> None:
     """A client may give each of its messages another unknown field."""
     items = tuple(Message("user", "?", extra={"chat": {f"x{n}": 1}}) for n in range(20_000))

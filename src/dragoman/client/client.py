@@ -424,5 +424,8 @@ def engine_of(target: str | Engine, options: Mapping[str, Any] = {}) -> Engine:
         return SHIPPED[target](**options)
     if not is_local(target):
         known = ", ".join((*SHIPPED, *(f"{kind}:…" for kind in KINDS)))
-        raise ValueError(f"{target!r} is neither an http(s) address nor a name; names: {known}")
+        host, _, port = target.partition("/")[0].partition(":")
+        meant = f"; did you mean http://{target}?" if host and port.isdecimal() else ";"
+        problem = f"{target!r} is neither an http(s) address nor a name{meant} names: {known}"
+        raise ValueError(problem)
     return find_target(target, **options).load()

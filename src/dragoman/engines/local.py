@@ -68,7 +68,8 @@ def find_target(target: str, **options: Any) -> Target:
     kind, colon, place = target.partition(":")
     if not colon or kind not in KINDS:
         names = ", ".join((*SHIPPED, *(f"{each}:…" for each in KINDS)))
-        raise ValueError(f"There is no target {target!r}. There is: {names}")
+        meant = f" Did you mean gguf:{target}?" if target.endswith(".gguf") else ""
+        raise ValueError(f"There is no target {target!r}.{meant} There is: {names}")
     if not place:
         raise ValueError(f"{target} names no model: give a folder or a file after the colon.")
     prepare, name_of, note = KINDS[kind]

@@ -38,6 +38,7 @@ from dragoman.net.client import Decoder as ContentDecoder
 from dragoman.net.connection import Connection, Limits, Timeouts
 from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError, TooLargeError
 from dragoman.wire import embeddings, json
+from dragoman.wire.losses import read_header
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
@@ -208,6 +209,8 @@ class UpstreamAnswer(Struct, eq=False):
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                         self._unseen = -1
+                    elif name == b"x-dragoman-loss":  # another of us: what it lost is lost
+                        request.turn.losses += read_header(value.decode("latin-1"))
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
                 connection.headers.clear()
@@ -686,15 +689,8 @@ class Remote:
             url, fields = upstream.url + wire.path + upstream.query, (JSON_BODY, *headers)
             timeouts = self._stream_timeouts if asked.stream else self.timeouts
             exchange = upstream.client.stream("POST", url, fields, body, timeouts=timeouts)
+            decoder, sure = wire.decoder(turn), default_guarantee(request)
             return UpstreamRequest(
-                upstream,
-                caller,
-                exchange,
-                lowered,
-                turn,
-                wire.decoder(turn),
-                request.stream,
-                turn,
-                default_guarantee(request),
+                upstream, caller, exchange, lowered, turn, decoder, request.stream, turn, sure
             )
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))

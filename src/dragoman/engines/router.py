@@ -10,7 +10,7 @@ from contextlib import aclosing
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, unsupported
+from dragoman.core.error import Fault, FaultError, quoted, unsupported
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
 from dragoman.core.item import JSON
@@ -59,7 +59,8 @@ async def embed(
     """Vectors, if this engine has any. Raises FaultError if it has none."""
     able: Callable[..., Awaitable[dict[str, JSON]]] | None = getattr(engine, "embed", None)
     if able is None:
-        raise FaultError(unsupported("has no embeddings", "model"))
+        problem = f"{quoted(str(request.get('model')))} has no embeddings"
+        raise FaultError(unsupported(problem, "model"))
     return await able(request, caller)
 
 

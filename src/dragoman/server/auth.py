@@ -23,7 +23,12 @@ _MISSING = Fault(
     "This server asks for a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.",
     "client",
 )
-_WRONG = Fault("authentication", "This key is not one of this server's.", "client")
+_WRONG = Fault(
+    "authentication",
+    "This key is not one of this server's. One is sent as `Authorization: Bearer KEY` or as "
+    "`x-api-key: KEY`.",
+    "client",
+)
 _DIFFER = Fault(
     "authentication",
     "Authorization and x-api-key hold different keys, so whose request it is cannot be told. Send "

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dragoman.core.error import Code, Fault, FaultError, quoted
+from dragoman.core.event import Delta, Event, ItemDone, PartDone
+from dragoman.core.item import CustomToolCall, FunctionCall, Message, Text, Token
+from dragoman.stores.base import arguments
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
@@ -229,10 +232,10 @@ _WIDE = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\u")
 
 
 def widened(text: bytes) -> int:
-    """How many bytes a text in JSON takes once it is decoded, beside those in UTF-8: each of its
+    r"""How many bytes a text in JSON takes once it is decoded, beside those in UTF-8: each of its
     characters takes as many as the widest. None where all are ASCII, which has one form only.
 
-    >>> widened(b"plain"), widened("naïve".encode()), widened(b"plain \\ud83d\\ude00")
+    >>> widened(b"plain"), widened("naïve".encode()), widened(rb"plain \ud83d\ude00")
     (0, 10, 32)
     """
     characters, width = _extent(text)
@@ -333,3 +336,27 @@ def too_large(limit: int) -> Fault:
     """Why a body of more than `limit` bytes is refused."""
     problem = f"The body is larger than {limit} bytes, which is this server's limit (body_limit)."
     return Fault("too_large", problem, "client")
+
+
+LETTERS = 100
+"""Characters of text that take as long to encode as a token with its log-probability."""
+
+
+def tokens_of(event: Event) -> int:
+    """How many tokens with log-probabilities an event has, with their alternatives; and for its
+    text, as many as take as long."""
+    match event:
+        case Delta(data=str(text)):
+            return _count(text, event.tokens)
+        case PartDone(part=Text() as part):
+            return _count(part.text, part.tokens)
+        case ItemDone(item=Message() as message):
+            texts = [part for part in message.parts if type(part) is Text]
+            return sum([_count(part.text, part.tokens) for part in texts])
+        case ItemDone(item=FunctionCall() | CustomToolCall() as call):
+            return _count(arguments(call))
+    return 0
+
+
+def _count(text: str, tokens: tuple[Token, ...] = ()) -> int:
+    return len(text) // LETTERS + sum([1 + len(token.top) for token in tokens])

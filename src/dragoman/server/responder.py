@@ -18,10 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.event import Delta, Event, Failed, Finished, ItemDone, PartDone, Started
+from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
-from dragoman.core.item import Message, Text, Token
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
@@ -44,6 +43,7 @@ from .limits import (
     check_head,
     measured,
     read_body,
+    tokens_of,
     weigh,
     widened,
 )
@@ -163,6 +163,7 @@ class Responder(ABC):
     batches: list[list[Event]] | None = None  # that wait for one to be encoded in a thread
     made: Any = None  # of that
     _encoding: asyncio.Task[None] | None = None
+    _much = False  # a batch took long
 
     def __init__(
         self, service: Service, exchange: Exchange, caller: Caller, plan: Plan, wire: Wire
@@ -299,6 +300,14 @@ class Responder(ABC):
     def fail(self, fault: Fault) -> None:
         """Send the client why the answer ends here."""
 
+    def is_much(self, events: list[Event]) -> bool:
+        """Whether a batch takes long to encode, by its tokens with log-probabilities, with their
+        alternatives, and by its text; as does the end of an answer that had such, as it repeats
+        them."""
+        much = sum(map(tokens_of, events)) > MANY_TOKENS
+        self._much = much or self._much
+        return much or (self._much and isinstance(events[-1], Finished))
+
     def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:
         """Encode a batch in a thread, because others would have to wait for it. It is received
         again with what was `made` of it, and after it the `batches` that came since."""
@@ -318,27 +327,6 @@ class Responder(ABC):
         for batch in (events, *batches):
             self.receive(batch)
         self.schedule()
-
-
-def tokens_of(events: list[Event]) -> int:
-    """How many tokens with log-probabilities are in events, with their alternatives."""
-    return sum(map(_tokens, events))
-
-
-def _tokens(event: Event) -> int:
-    tokens: tuple[Token, ...] = ()
-    match event:
-        case Delta():
-            tokens = event.tokens
-        case PartDone(part=Text() as part):
-            tokens = part.tokens
-        case ItemDone(item=Message() as message):
-            return sum([_count(part.tokens) for part in message.content if type(part) is Text])
-    return _count(tokens)
-
-
-def _count(tokens: tuple[Token, ...]) -> int:
-    return sum([1 + len(token.top) for token in tokens])
 
 
 class Unary(Responder):
@@ -441,7 +429,7 @@ class Stream(Responder):
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
                 data, self.made = self.made, None
-            elif self._hold is not None and tokens_of(events) > MANY_TOKENS:
+            elif self._hold is not None and self.is_much(events):
                 self.apart(self._encoded, events)
                 return  # only what is much is held
             elif isinstance(last, Finished):
@@ -621,7 +609,9 @@ class Answers:
                 check_head(exchange, settings.body_limit)  # most heads need no closer look
             if body is None or (
                 len(body) > self._light
-                and len(body) + VALUE * len(body.translate(None, UNMARKED)) + widened(body)
+                and len(body)
+                + VALUE * len(body.translate(None, UNMARKED))
+                + (widened(body) if not body.isascii() or b"\\u" in body else 0)
                 > self._small
             ):
                 return self._when_read(wire, exchange, caller)

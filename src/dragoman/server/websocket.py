@@ -32,7 +32,7 @@ from .cancellation import GONE, TERMINAL
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import HEAVY, LIGHT, SMALL, Hold, too_large, widened
 from .log import Entry
-from .responder import MANY_TOKENS, Responder, Service, tokens_of
+from .responder import Responder, Service
 from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, room_of, understand
 from .state.run import Runs
@@ -176,7 +176,7 @@ class Turn(Responder):
                 return
             if self.made is not None:
                 frames, self.made = self.made, None
-            elif self._hold is not None and tokens_of(events) > MANY_TOKENS:
+            elif self._hold is not None and self.is_much(events):
                 self.apart(self._encoder.frames, events)
                 return
             else:

@@ -145,13 +145,14 @@ class TooMuchError(Exception):
 class Room(Struct):
     """How many bytes may still be read, of `most` in all. `count` is told of many before they are
     read, and of their end; it may refuse them. So many are `held`. `items` is how many a request
-    may have with all that it builds on."""
+    may have with all that it builds on, and `seen` how many bytes were looked through for them."""
 
     most: int = 2**62
     left: int = 2**62
     count: Callable[[int], None] | None = None
     held: int = 0
     items: int = 2**62
+    seen: int = 0
 
     def take(self, size: int) -> None:
         """Have so many. Raises TooMuchError where that is too much."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -40,6 +41,7 @@ Part = tuple[bytes, bytes]
 _log = logging.getLogger("dragoman.stores")
 _MSGPACK, _JSON, _RECORD = b"m", b"j", b"r"
 _encode = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
 
 
 class _Body(Struct, array_like=True, omit_defaults=True):
@@ -67,8 +69,8 @@ class _Deltas(Struct, omit_defaults=True, tag="deltas"):
 
 # Made here, once: threads decode, and two of them must not be the first to look at a type together
 # (msgspec 0.22 crashes when they are).
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
-    type: msgspec.msgpack.Decoder(type)
+_decoders: dict[Any, tuple[msgspec.msgpack.Decoder[Any], msgspec.json.Decoder[Any]]] = {
+    type: (msgspec.msgpack.Decoder(type), msgspec.json.Decoder(type))
     for type in (
         Any,
         Conversation,
@@ -90,6 +92,8 @@ def pack(value: object) -> bytes:
     try:
         return _MSGPACK + _encode(value)
     except (UnicodeEncodeError, OverflowError):
+        with suppress(UnicodeEncodeError):  # it has halves of surrogate pairs, and takes long
+            return _JSON + _encode_json(value)
         return _JSON + json.dumps(msgspec.to_builtins(value)).encode()
 
 
@@ -100,10 +104,13 @@ def unpack(data: bytes, type: Any) -> Any:
     >>> unpack(pack((1, "\\ud83d")), tuple)
     (1, '\\ud83d')
     """
+    packed, spelled = _decoders[type]
     try:
-        if data[:1] == _JSON:
-            return msgspec.convert(json.loads(data[1:]), type)
-        return _decoders[type].decode(memoryview(data)[1:])
+        if data[:1] != _JSON:
+            return packed.decode(memoryview(data)[1:])
+        with suppress(msgspec.DecodeError):  # the same
+            return spelled.decode(memoryview(data)[1:])
+        return msgspec.convert(json.loads(data[1:]), type)
     except (TypeError, ValueError) as error:  # those of msgspec, too
         _log.warning("A row of the store is damaged: %s.", error)
         raise StoreError("A row of the store is damaged.") from error

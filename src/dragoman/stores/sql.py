@@ -294,6 +294,7 @@ class Store(ABC):
             statement = f"SELECT r.seq, {SIZE} FROM responses r {_ENDS} WHERE {where}"
             for seq, size in await self._read(statement, tenant, *keys):
                 sizes[seq] = size
+        room.seen += sum(sizes.values())
         found: dict[str | None, Item] = {}
         for some in chunks(sorted(sizes), 1 if max(sizes.values(), default=0) > AT_ONCE else 8):
             where = f"WHERE r.seq IN ({places(len(some))}) ORDER BY r.seq"

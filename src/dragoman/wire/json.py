@@ -5,12 +5,21 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import compress, repeat
 from operator import is_not
-from typing import Annotated, Any, Generic, TypeVar, Union, cast
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -396,9 +405,14 @@ _WRONG_TYPE = re.compile(r"Expected `([^`]*)`, got `(.*)`")
 _OUT_OF_BOUNDS = re.compile(r"Expected `[^`]*` (of length )?([<>]=) (.*)")
 
 
-def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
-    """What msgspec found wrong with the object at a path, as an error that names the field."""
+def invalid(
+    error: msgspec.ValidationError, path: str, choices: Mapping[str, Sequence[str]] | None = None
+) -> FaultError:
+    """What msgspec found wrong with the object at a path, as an error that names the field.
+    `choices` are the values of its fields that have only some."""
     problem, _, place = str(error).partition(" - at `$")
+    name = place[1:-1]
+    values = (choices or {}).get(name.partition("[")[0] if name.endswith("]") else name)
     # A value of an object of any keys is `[...]` to msgspec, which does not say which.
     path = (path + place.removesuffix("`")).removeprefix(".").replace("[...]", "")
     if found := _MISSING.fullmatch(problem):
@@ -419,8 +433,24 @@ def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
     elif problem == "Number out of range":  # 1e999, which JSON has and no float holds
         problem = "is too large a number"
     else:
-        problem = f"is {problem.partition('value ')[2]}, which is not one of its values"
+        given = problem.partition("value ")[2]
+        allowed = f"and must be one of {', '.join(values)}" if values else "which is none it may be"
+        problem = f"is {given}, {allowed}"
     return FaultError(bad_request(problem, path or None))
+
+
+def choices(*kinds: type[Struct]) -> dict[str, list[str]]:
+    """The values of fields that have only some, the one that tells the kinds apart among them."""
+    found: dict[str, list[str]] = {}
+    for kind in kinds:
+        config = kind.__struct_config__
+        if config.tag_field is not None:
+            found.setdefault(config.tag_field, []).append(str(config.tag))
+        for field in struct_fields(kind):
+            for each in (field.type, *get_args(field.type)):
+                if get_origin(each) is Literal:
+                    found[field.name] = [*get_args(each)]
+    return found
 
 
 def mended(data: bytes, error: Exception, integers: Collection[str]) -> bytes:
@@ -477,6 +507,7 @@ class Reader(Generic[_S]):
         self._known = {
             kind: {*kind.__struct_fields__, kind.__struct_config__.tag_field} for kind in kinds
         }
+        self._choices = choices(*kinds)
 
     def read(self, data: bytes | Raw | _S, path: str = "") -> tuple[_S, dict[str, JSON]]:
         """The object and its unknown fields, nulls left out. Raises FaultError naming the field
@@ -493,7 +524,7 @@ class Reader(Generic[_S]):
         try:
             value = self._tolerant(data)
         except msgspec.ValidationError as error:
-            raise invalid(error, path) from None
+            raise invalid(error, path, self._choices) from None
         known = self._known[type(value)]
         fields = {n: raw for n, raw in raw_fields(data).items() if n not in known}
         if len(fields) > MAX_UNKNOWN:
@@ -521,42 +552,6 @@ class Reader(Generic[_S]):
         both = [self.read(raw, f"{path}[{number}]") for number, raw in enumerate(each)]
         values = [value for value, _ in both]
         return values, {number: rest for number, (_, rest) in enumerate(both) if rest}
-
-
-class Cache(Generic[_T]):
-    """Values that are dear to make, by key; the least recently used go beyond `limit` bytes.
-
-    Keys are bytes that a client sent, and values immutable: tenants may share them, as nothing but
-    the time that an answer takes could tell one what another has sent.
-
-    >>> cache = Cache[str](limit=10)
-    >>> cache.put("a", "A", 6); cache.put("b", "B", 6); cache.get("a"), cache.get("b")
-    (None, 'B')
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._size = 0
-        # The least recently used first. Large bodies are decoded in threads: each step on the
-        # entries is one that no other divides.
-        self._entries = OrderedDict[Hashable, tuple[_T, int]]()
-
-    def get(self, key: Hashable) -> _T | None:
-        """The value, which is the most recently used now."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        with suppress(KeyError):  # another thread may have made room just now
-            self._entries.move_to_end(key)
-        return entry[0]
-
-    def put(self, key: Hashable, value: _T, size: int) -> None:
-        """Remember a value that takes `size` bytes."""
-        entry = (value, size)
-        if self._entries.setdefault(key, entry) is entry:
-            self._size += size
-        while self._size > self._limit and self._entries:
-            self._size -= self._entries.popitem(last=False)[1][1]
 
 
 class Fields:

@@ -514,3 +514,20 @@ def header(losses: Iterable[Loss]) -> str:
             line += opening + field
             opening, left = ", ", left - 1
     return line
+
+
+def read_header(line: str) -> tuple[Loss, ...]:
+    """The losses that another server reports in such a line.
+
+    >>> [loss.field for loss in read_header("dropped: seed, stop; emulated: n; and 3 more")]
+    ['seed', 'stop', 'n']
+    """
+    groups = [group.partition(": ") for group in line[: 2 * _HEADER_LENGTH].split("; ")]
+    return tuple(
+        [
+            Loss(field, cast(Any, action), "the model's server reports it")
+            for action, _, fields in groups
+            if action in ("dropped", "emulated")
+            for field in fields.split(", ")
+        ]
+    )

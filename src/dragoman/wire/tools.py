@@ -26,7 +26,8 @@ from dragoman.core.request import (
 )
 
 from . import json
-from .json import LIMITS, Cache, Fields, Limits, dense
+from .cache import Cache
+from .json import LIMITS, Fields, Limits, dense
 
 _CACHE_LIMIT = 4 * 1024 * 1024
 

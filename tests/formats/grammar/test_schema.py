@@ -166,6 +166,7 @@ def test_p36_no_listed_keyword_is_one_the_grammar_does_not_know() -> None:
         BYTES.constrain(Grammar(f'start: %json {{"type": "string", "format": "{name}"}}'))
 
 
+@pytest.mark.uncounted
 def test_random_schemas_pass_and_mean_no_more_than_they_did() -> None:
     for seed in range(samples(50, 500)):
         asked = schema(random.Random(seed))

@@ -131,6 +131,7 @@ def test_names_of_definitions_differ() -> None:
     assert "type f_0 = number;" in text
 
 
+@pytest.mark.uncounted
 def test_many_required_properties_cost_no_more_than_others() -> None:
     names = [f"property_{number}" for number in range(4_000)]
 

@@ -69,6 +69,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["template"])
+@pytest.mark.uncounted
 def test_what_a_template_writes_its_family_reads(case) -> None:
     format = template(case)
     known = case.get("family")

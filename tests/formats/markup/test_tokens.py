@@ -106,6 +106,7 @@ def test_a_plain_token_costs_few_calls() -> None:
     assert sum(each.callcount for each in profile.getstats()) < 30 * len(ids)
 
 
+@pytest.mark.uncounted
 def test_a_call_of_many_scored_tokens_costs_little() -> None:
     tokenizer = ByteTokenizer()
     score = Token("x", -0.1, b"x")

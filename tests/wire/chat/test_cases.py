@@ -89,7 +89,7 @@ def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(
 def test_r1_w11_p24_stream_cut_at_any_byte_fails_or_completes_and_keeps_what_came(case) -> None:
     data, think = stream(case["events"]), case.get("think", "inline")
     whole = hear(data, think=think)
-    for place in range(0, len(data), samples(11, 1)):
+    for place in range(0, len(data), samples(23, 1)):
         events = hear(data[:place], think=think)
         last = events[-1]
         if isinstance(last, Failed):

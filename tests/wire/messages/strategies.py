@@ -182,7 +182,10 @@ optional = st.fixed_dictionaries(
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
     """Any canonical request."""
-    tools: tuple[Tool, ...] = tuple(draw(st.lists(functions | servers, max_size=3)))
+    several = st.lists(
+        functions | servers, max_size=3, unique_by=lambda t: getattr(t, "name", id(t))
+    )
+    tools: tuple[Tool, ...] = tuple(draw(several))
     choices: list[Any] = [None, "auto", "required", "none"]
     choices += [NamedTool(tool.name) for tool in tools if isinstance(tool, FunctionTool)]
     choice = draw(st.sampled_from(choices)) if tools else None

@@ -15,6 +15,7 @@ from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire import sse
 from dragoman.wire.messages import MESSAGES
+from dragoman.wire.messages.stream import MOST_COUNTS
 from dragoman.wire.protocol import STANDARD
 from tests.cases import cases
 from tests.cost import is_square
@@ -103,7 +104,7 @@ def test_stream_cut_at_any_byte_fails_or_completes(case) -> None:
         "upstream_error",
         getattr(whole[-1], "fault", None) and "upstream_refused",
     }
-    for place in range(0, len(data), samples(11, 1)):
+    for place in range(0, len(data), samples(23, 1)):
         last = hear(data[:place])[-1]
         if isinstance(last, Failed):
             assert last.fault.code in allowed, place
@@ -146,6 +147,17 @@ def test_reason_of_another_type_is_no_reason() -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
 
 
+def test_counts_of_many_names_are_no_longer_added_but_those_known_still_grow() -> None:
+    many = {f"x{number}": 1 for number in range(MOST_COUNTS)}
+    given = [
+        {"type": "message_start", "message": {"usage": {"output_tokens": 1, **many}}},
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 7, "input_tokens": 3}},
+        {"type": "message_stop"},
+    ]
+    usage = fold(hear("".join(f"data: {json.dumps(each)}\n\n" for each in given).encode())).usage
+    assert (usage.output_tokens, usage.input_tokens) == (7, None)
+
+
 def test_citation_has_a_limit_of_depth() -> None:
     deep = b"[" * 300 + b"]" * 300
     delta = b'{"type": "citations_delta", "citation": {"type": "x", "y": ' + deep + b"}}"
@@ -162,6 +174,7 @@ def test_citation_has_a_limit_of_depth() -> None:
         ("thinking", {"signature": "x" * 200}),
     ],
 )
+@pytest.mark.uncounted
 def test_many_small_pieces_cost_no_square(kind, delta) -> None:
     block = {"type": kind, "id": "a", "name": "f"}
     opening = {"type": "content_block_start", "index": 0, "content_block": block}

@@ -76,6 +76,22 @@ def test_request_that_makes_no_sense_is_a_400_that_names_the_field(body, param, 
     assert (error.status(fault), fault.param, fault.message) == (400, param, sentence)
 
 
+def test_thread_is_created_by_the_whole_and_never_continued() -> None:
+    """Its clients send all of it again at this code, and ask for nothing else (SDKs since 2.4)."""
+    whole = {**SAID, "model": "m", "thread": {"type": "create"}}
+    assert (
+        json.loads(MESSAGES.encode_request(decode(whole), STANDARD)[0])["thread"] == whole["thread"]
+    )
+    rest = {**SAID, "model": "m", "thread": {"type": "continue", "previous_message_id": "msg_1"}}
+    with pytest.raises(FaultError) as caught:
+        decode(rest)
+    status, body = MESSAGES.encode_error(caught.value.fault, "req_1")
+    told = json.loads(body)["error"]
+    assert (status, told["type"]) == (404, "not_found_error")
+    assert told["details"] == {"error_code": "thread_not_found"}
+    assert "send the whole conversation" in told["message"]
+
+
 def test_unusual_spellings_of_a_value_are_taken() -> None:
     request = decode({"model": "m", "max_tokens": 64.0, "messages": [], "top_k": 5.0} | SAID)
     assert (request.max_output_tokens, request.sampling.top_k) == (64, 5)
@@ -131,6 +147,7 @@ def test_choice_without_tools_leaves_nothing_behind() -> None:
     )
 
 
+@pytest.mark.uncounted
 def test_long_conversations_cost_no_square() -> None:
     system, call = {"role": "system", "content": "a"}, FunctionCall("c", "f", "{}")
 

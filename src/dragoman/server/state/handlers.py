@@ -105,12 +105,10 @@ def asked(exchange: Exchange) -> Query:
     fields["include"] = [value for name, value in pairs if name.partition("[")[0] == "include"]
     metadata = [(name, value) for name, value in pairs if name.startswith("metadata[")]
     fields["metadata"] = {name[len("metadata[") : -1]: value for name, value in metadata}
-    if (order := fields.get("order", "asc")) not in ("asc", "desc"):
-        raise FaultError(bad_request(f"is {quoted(order)}, and must be 'asc' or 'desc'", "order"))
     try:
         return convert(fields, Query, strict=False)
     except ValidationError as error:
-        raise json.invalid(error, "") from None
+        raise json.invalid(error, "", json.choices(Query)) from None
 
 
 def paged(

@@ -26,6 +26,7 @@ from dragoman.core.request import Request
 from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
 from dragoman.server.settings import Settings
 from dragoman.stores.base import (
+    APART,
     AT_ONCE,
     Record,
     Room,
@@ -163,7 +164,7 @@ async def understand(
             raise too_much(name, room, items=True)
         before, whose = await _history(store, tenant, said, records, recent, room)
         if near is not None:
-            size = len(pack(before))
+            size = await store.apart(near.size, lambda: len(pack(before)))
             room.left -= size
             if room.left < 0:
                 raise too_much(name, room)
@@ -269,26 +270,27 @@ async def _resolved(
     """The items, with those they refer to in the place of references."""
     if ItemReference not in map(type, items):
         return tuple(items)
-    records = recent.values()
+    records, seen = recent.values(), room.seen
     near = {item.id: item for record in reversed(records) for item in record.items}
-    near |= {item.id: item for item in items if not isinstance(item, ItemReference)}
-    wanted = {item.id for item in items if isinstance(item, ItemReference)} - near.keys()
-    near |= await store.find_items(tenant, wanted, room)
-    sizes: dict[str, int] = {}
+    own = {item.id: item for item in items if not isinstance(item, ItemReference)}
+    near |= own
+    names = {item.id for item in items if isinstance(item, ItemReference)}
+    near |= await store.find_items(tenant, names - near.keys(), room)
+    meant = {name: near[name] for name in names & near.keys()}
+    size = room.seen - seen + sum([record.size for record in records])
+    size += 0 if own.keys().isdisjoint(names) else APART + 1  # of those nobody knows it
+    sizes = await store.apart(size, lambda: {name: len(pack(meant[name])) for name in meant})
     found: list[Item] = []
     for place, item in enumerate(items):
         if isinstance(item, ItemReference):
-            meant = near.get(item.id)
-            if meant is None:
+            if item.id not in meant:
                 problem = f"There is no item {quoted(item.id)}"
                 raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
-            if item.id not in sizes:
-                sizes[item.id] = len(pack(meant))
             try:
                 room.read(sizes[item.id])
             except TooMuchError:
                 raise too_much(f"input[{place}].id", room) from None
-            found.append(meant)
+            found.append(meant[item.id])
         else:
             found.append(item)
     return tuple(found)

@@ -151,6 +151,8 @@ def _decode(data: bytes, limits: Limits) -> Request:
             unknown |= json.dense({"function_call": body.function_call})
         if body.reasoning is not None:
             reasoning = _decode_reasoning(reasoning, body.reasoning, unknown)
+    if body.top_logprobs and body.logprobs is None:
+        raise FaultError(bad_request("needs logprobs to be true", "top_logprobs"))
     sampling = decode_sampling(body, body.logprobs, body.top_logprobs, unknown, limits)
     limit, old = body.max_completion_tokens, body.max_tokens
     if limit is None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dragoman.core.error import FaultError, bad_request, quoted
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.item import JSON, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
@@ -26,8 +26,9 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
+from dragoman.wire.cache import Cache
 from dragoman.wire.choices import ModelName, Probability
-from dragoman.wire.json import ABSENT, LIMITS, Cache, Limits, Reader, merge
+from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect, check_stop
 
@@ -46,6 +47,15 @@ from .losses import LOSSES
 
 MAX_TOKENS = 32_000
 """The `max_tokens` of a request that sets no limit: the protocol demands one."""
+NO_THREAD = Fault(
+    "not_found",
+    "thread.previous_message_id: no conversations are held here; send the whole conversation",
+    "client",
+    "thread.previous_message_id",
+    extra={"error": {"details": {"error_code": "thread_not_found"}}},
+)
+"""Why a message thread is not continued. Any server may lose one at any time: by this code clients
+know that they must send all of it again."""
 EPHEMERAL: dict[str, JSON] = {"type": "ephemeral"}
 """Marks the end of a prefix that the server should cache."""
 
@@ -106,6 +116,9 @@ def _decode(data: bytes, limits: Limits) -> Request:
         body = _body.decode(data)
     except msgspec.ValidationError:
         body, unknown = _body.read_loosely(data)
+        match unknown.get("thread"):
+            case {"type": "continue"}:  # the rest of the conversation is not in this request
+                raise FaultError(NO_THREAD) from None
     items = decode_messages(body.messages, body.system, limits)
     offered = decode_tools(body.tools, limits)
     if body.stop_sequences:
@@ -243,6 +256,11 @@ def decode_tools(raw: Raw, limits: Limits = LIMITS) -> tuple[Tool, ...]:
         if len(given) > limits.max_tools:
             raise json.too_many("tools", limits.max_tools, "max_tools")
         tools = tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(given)])
+        names: dict[str, int] = {}
+        for number, tool in enumerate(tools):
+            if isinstance(tool, FunctionTool) and names.setdefault(tool.name, number) != number:
+                problem = f"is {quoted(tool.name)}, as that of tools[{names[tool.name]}]"
+                raise FaultError(bad_request(problem, f"tools[{number}].name"))
         _decoded.put(data, tools, len(data))
     return tools
 

@@ -210,6 +210,8 @@ _ITEMS = (
     *(_Compaction, _ItemReference),
 )
 _KINDS = {each.__struct_config__.tag for each in (*_PARTS, *_ITEMS)}
+CONTENT = "input_text, input_image, input_file, input_audio, output_text, refusal"
+"""The kinds of content that errors name."""
 _parts, _sound = Reader[Any](*_PARTS), Reader(_Sound)
 _content_type = str | _parts.strict_list | None
 _items = Reader[Any](*_ITEMS, content=_content_type, summary=_content_type, output=_content_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
@@ -44,7 +44,7 @@ from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.tools import ToolCodec
 
-from .items import VENDOR_PARTS, WIRE, decode_items, encode_item, from_extra, to_extra
+from .items import CONTENT, VENDOR_PARTS, WIRE, decode_items, encode_item, from_extra, to_extra
 from .losses import LOSSES
 
 _BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
@@ -88,7 +88,7 @@ def check(request: Request, limits: Limits = LIMITS) -> None:
             raise json.too_many(f"input[{number}].{name}", limits.max_parts, "max_parts")
         for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
             if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
-                problem = f"is {quoted(part.value['type'])}, which is no kind of content"
+                problem = f"is {quoted(part.value['type'])}, and must be one of {CONTENT}"
                 raise _wrong(problem, f"input[{number}].{name}[{place}].type")
     if request.tool_choice in (None, "auto", "none") or request.prompt is not None:
         return
@@ -157,7 +157,7 @@ class _Body(ConversationFields, kw_only=True):
 
     input: Raw = ABSENT
     previous_response_id: str | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     prompt: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None

@@ -23,7 +23,8 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, JSONSchema, Request, Tool
 from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
-from dragoman.wire.json import LIMITS, Cache, Fields, Limits, dense
+from dragoman.wire.cache import Cache
+from dragoman.wire.json import LIMITS, Fields, Limits, dense
 from dragoman.wire.usage import decode_usage
 
 from . import items
