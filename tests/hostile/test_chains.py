@@ -133,7 +133,7 @@ async def test_answers_that_made_past_calls_are_counted_and_unpacked_in_a_thread
         )
         await store.put(replace(record(f"r{n}"), response=made))
     settings = Settings(body_limit=SIZE + 100_000, memory=4 * SIZE)
-    app = App(Stub(*OPENING, *closing("")), settings, Memory(store, upkeep=False))
+    app = App(Stub(*OPENING, *closing("")), settings, Memory(store, settings, upkeep=False))
 
     async def ask(count: int) -> Call:
         given = [
