@@ -43,7 +43,7 @@ ASKED = {"input": "Hi", "model": "stub"}
 
 
 async def test_call_is_shown_as_an_item_of_its_own_and_the_model_sees_a_function() -> None:
-    model = Model(wants("search", "browser", query="cats"), "Cats [1].")
+    model = Model(wants("search", "browser", query="cats"), "Cats【1†L0】.")
     tool = search(cites=True)
     async with storing(HostedTools(model, [tool])) as server:
         asked = await server.ask(
@@ -66,13 +66,14 @@ async def test_call_is_shown_as_an_item_of_its_own_and_the_model_sees_a_function
     assert found["id"].startswith("ws_")
     assert found["status"] == "completed"
     assert found["action"]["sources"] == [{"type": "url", "url": "https://e.com"}]
-    text = "Cats (https://example.com/1)."
+    text = "Cats ([example.com](https://example.com/1)) ."
     assert said["content"][0]["text"] == text
     (note,) = said["content"][0]["annotations"]
-    assert text[note["start_index"] : note["end_index"]] == "(https://example.com/1)"
+    assert text[note["start_index"] : note["end_index"]] == text[4:-1]
     (space,) = model.asked[0].tools
     assert isinstance(space, Namespace)
     assert [each.name for each in space.tools] == ["search"]
+    assert space.description == "What it is for."
     assert [type(item) for item in model.asked[1].items] == [
         *(Message, FunctionCall, FunctionCallOutput)
     ]
@@ -298,8 +299,23 @@ async def test_tool_that_cannot_be_opened_is_the_clients_fault_and_the_others_ar
         assert one.closed == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_citations_of_several_tools_in_one_text(stream) -> None:
+    model = Model("Cats【1†L0】 purr【2†file】, says【3†L0】.")
+    async with storing(HostedTools(model, [search(cites=True), python(cites=True)])) as server:
+        answer = await server.ask(tools=[SEARCH, PYTHON], stream=stream)
+    told = checked(parse(answer.body)[0])[-1]["response"] if stream else answer.json
+    (part,) = told["output"][-1]["content"]
+    text, (one, two, three) = part["text"], part["annotations"]
+    link = " ([example.com](https://example.com/{})) "
+    assert text == f"Cats{link.format(1)} purr, says{link.format(3)}."
+    assert text[one["start_index"] : one["end_index"]] == link.format(1)
+    assert text[: two["index"]].endswith(" purr")
+    assert text[three["start_index"] : three["end_index"]] == link.format(3)
+
+
 async def test_chat_client_searches_by_options() -> None:
-    model = Model(wants("search", "browser", query="cats"), "Cats [1].")
+    model = Model(wants("search", "browser", query="cats"), "Cats【1†L0】.")
     async with storing(HostedTools(model, [search(cites=True)])) as server:
         answer = await server.sdk.chat.completions.create(
             model="stub",
@@ -307,7 +323,7 @@ async def test_chat_client_searches_by_options() -> None:
             web_search_options={"search_context_size": "low"},
         )
     (choice,) = answer.choices
-    assert choice.message.content == "Cats (https://example.com/1)."
+    assert choice.message.content == "Cats ([example.com](https://example.com/1)) ."
     assert choice.message.annotations is not None
     assert choice.message.annotations[0].url_citation.url == "https://example.com/1"
 

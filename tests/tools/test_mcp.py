@@ -129,7 +129,7 @@ def test_servers_are_configured_in_the_file() -> None:
         (asked(tunnel_id="tunnel_1"), "tunnel_id", "is not supported"),
         (asked("web1", defer_loading=True), "defer_loading", "is not supported"),
         (asked("web1", allowed_callers=["programmatic"]), "allowed_callers", "only be called"),
-        (asked("web1", require_approval="maybe"), "require_approval", "not one of its values"),
+        (asked("web1", require_approval="maybe"), "require_approval", "none it may be"),
         (
             asked("web1", allowed_tools={"names": []}),
             "allowed_tools",
@@ -251,7 +251,7 @@ async def test_a_list_in_the_conversation_is_used_and_nothing_is_called() -> Non
         assert [tool.spec.name for tool in session.tools] == ["new"]
         assert session.items == ()
         assert (session.namespace, session.description) == ("s", "D")
-        assert session.rewriter() is None
+        assert session.cited is None
         await session.close()
         await session.close()
 

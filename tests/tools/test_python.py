@@ -76,7 +76,7 @@ def python(**settings: Any) -> tuple[Python, Made]:
 
 async def opened(tool: Python, caller: Caller = ADA, asked: Any = AUTO, items: Any = ()) -> Any:
     session = await tool.open(asked, items, caller)
-    assert (session.namespace, session.items, session.rewriter()) == (None, (), None)
+    assert (session.namespace, session.items, session.cited) == (None, (), None)
     (session.tool,) = session.tools
     return session
 

@@ -34,7 +34,8 @@ from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
 
-from .loop import Approve, Budget, Decision, Loop, Meter, Price, unanswered
+from .budget import Budget, Meter, Price
+from .loop import Approve, Decision, Loop, unanswered
 
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
 MOVED_ON = "It was not run: the user said something else first."

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -24,6 +23,7 @@ from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
     JSON,
+    RECORD,
     Annotation,
     FunctionCall,
     FunctionCallOutput,
@@ -42,11 +42,10 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.engines.base import Driver, Prepared, Wrapper
+from dragoman.formats.citations import Citations, Cited
 from dragoman.tools.run import (
-    RECORD,
     Hosted,
     Recorded,
-    Rewriter,
     Runner,
     Session,
     Tool,
@@ -54,10 +53,10 @@ from dragoman.tools.run import (
 )
 from dragoman.wire.responses.items import RESULTS
 
-from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
+from .budget import Budget, Meter
+from .loop import APPROVAL, NOT_ALLOWED, Decision, Loop
 
 ANSWER = "mcp_approval_response"
-MESSAGES = "messages"
 MOST_ROUNDS = 64
 """Rounds of calls in one answer of the server, after which the model is to answer."""
 GONE = "This tool is not there any more."
@@ -119,7 +118,7 @@ class HostedTools(Wrapper):
         caller: Caller,
         wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
     ) -> Prepared:
-        known = [item for item in _from_blocks(request.items) if isinstance(item, Unknown)]
+        known = [item for item in request.items if isinstance(item, Unknown)]
         opened = await asyncio.gather(
             *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
             return_exceptions=True,
@@ -140,6 +139,7 @@ class HostedTools(Wrapper):
             runner = Runner(
                 (tool for each in own.values() if each.namespace is None for tool in each.tools),
                 {each.namespace: each.tools for each in own.values() if each.namespace is not None},
+                {str(each.namespace): each.description for each in own.values()},
             )
         except BaseException:
             await _close(opened)
@@ -154,8 +154,9 @@ class HostedTools(Wrapper):
             max_tool_calls=None,
             include=tuple(n for n in request.include if n.partition(".")[0] not in RESULTS),
         )
+        cited = [each.cited for each in own.values() if each.cited is not None]
         loop = Loop(
-            Citing(self.engine, [each.rewriter for each in own.values()]),
+            Citing(self.engine, cited) if cited else self.engine,
             runner,
             max_rounds=MOST_ROUNDS,
             retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
@@ -255,31 +256,31 @@ def told(
 ) -> tuple[tuple[Item, ...] | None, dict[str, Decision]]:
     """The conversation with calls and outputs in place of the items of hosted tools, and what the
     user has decided about calls that wait, by their ids. None where it has no such items."""
-    items = _from_blocks(items)
     answers: dict[str, Unknown] = {}
     done: set[str] = set()  # calls that were run after they were allowed
     found = False
     for item in items:
         if isinstance(item, Unknown):
-            found = found or item.kind in _OURS or recorded(item) is not None
+            found = found or item.kind in _OURS or RECORD in (item.extra or ())
             if item.kind == ANSWER:
                 answers[str(item.value.get("approval_request_id"))] = item
             elif item.kind != APPROVAL:
                 done.add(str(item.value.get("approval_request_id")))
     if not found:
         return None, {}
+    items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
     decisions: dict[str, Decision] = {}
     told: list[Item] = []
     for _, group in groupby(items, _round):
         outputs: list[Item] = []
         for item in group:
             call = _record(item) if isinstance(item, Unknown) else None
-            if not isinstance(item, Unknown) or (call is None and item.kind not in _SILENT):
+            if not isinstance(item, Unknown) or call is None:
                 told.append(item)
-            elif call is not None and item.kind != APPROVAL:
+            elif item.kind != APPROVAL:
                 told.append(_call(call))
                 outputs.append(FunctionCallOutput(call.call_id, call.output or ""))
-            elif call is not None and (item.id or "") not in done:
+            elif (item.id or "") not in done:
                 made = replace(
                     _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}
                 )
@@ -297,8 +298,14 @@ def told(
     return tuple(told), decisions
 
 
-_SILENT = frozenset((ANSWER, "mcp_list_tools"))
-"""Items that are no news to the model."""
+def _is_silent(item: Unknown) -> bool:
+    """Whether an item is no news to the model: in Messages a call has two blocks, and the second
+    says it all."""
+    if item.kind in (ANSWER, "mcp_list_tools"):
+        return True
+    return RECORD in (item.extra or ()) and recorded(item) is None
+
+
 _OURS = frozenset((APPROVAL, ANSWER, "mcp_list_tools", "mcp_call", "code_interpreter_call"))
 _OURS |= frozenset(("web_search_call", "file_search_call"))
 
@@ -330,6 +337,11 @@ def _record(item: Unknown) -> Recorded | None:
         ):
             output = rest.get("output") or rest.get("error") or ""
             return Recorded(call_id, name, arguments, str(output), label)
+        case "file_search_call", {"queries": [*queries], **rest}:
+            results = [each for each in rest.get("results") or () if isinstance(each, dict)]
+            texts = [f"{each.get('filename')}: {each.get('text')}" for each in results]
+            given = msgspec.json.encode({"queries": queries}).decode()
+            return Recorded(call_id, "file_search", given, "\n\n".join(texts))
         case _:
             return None
 
@@ -338,55 +350,15 @@ def _python(call_id: str, code: str, output: str) -> Recorded:
     return Recorded(call_id, "python", msgspec.json.encode({"code": code}).decode(), output)
 
 
-_USED = re.compile(r"srvtoolu_((?:ws|ci|mcp)_\w+)")
-"""The ids of our own calls in blocks of the Messages protocol."""
-
-
-def _from_blocks(items: Sequence[Item]) -> Sequence[Item]:
-    """The items with those that the blocks of our calls stand for, each in place of the block of
-    its result."""
-    if not any(isinstance(item, Unknown) and item.wire == MESSAGES for item in items):
-        return items
-    found: list[Item] = []
-    uses: dict[str, dict[str, JSON]] = {}
-    for item in items:
-        if isinstance(item, Unknown) and item.wire == MESSAGES:
-            use_id = str(item.value.get("id") or item.value.get("tool_use_id"))
-            if (ours := _USED.fullmatch(use_id)) is not None:
-                if item.kind.endswith("_use"):
-                    uses[use_id] = item.value
-                elif (use := uses.get(use_id)) is not None:
-                    call = _from_result(ours[1], use, item.value)
-                    kept = {RECORD: msgspec.to_builtins(call)}
-                    found.append(Unknown(MESSAGES, item.kind, {}, ours[1], kept))
-                continue
-        found.append(item)
-    return found
-
-
-def _from_result(id: str, use: dict[str, JSON], result: dict[str, JSON]) -> Recorded:
-    given = msgspec.json.encode(use.get("input") or {}).decode()
-    match use, result.get("content"):
-        case {"name": "web_search"}, [{"encrypted_content": str(kept)}, *_]:
-            with suppress(ValueError):
-                return msgspec.convert(msgspec.json.decode(b64decode(kept)), Recorded)
-        case {"name": "code_execution", "input": {"code": str(code)}}, {"stdout": str(logs)}:
-            return _python(id, code, logs)
-        case {"name": str(name), "server_name": str(label)}, [{"text": str(text)}, *_]:
-            return Recorded(id, name, given, text, label)
-    return Recorded(id, str(use.get("name")), given, "It failed.")
-
-
 # ---- citations -------------------------------------------------------------------------------
 
 
 class Citing(Wrapper):
-    """Middleware that finds citations in the text of answers. `finders` make what finds them in one
-    part of a text; the first that does is used."""
+    """Middleware that finds citations in the text of answers: of what these know."""
 
-    def __init__(self, engine: Engine, finders: Sequence[Any]) -> None:
+    def __init__(self, engine: Engine, cited: Sequence[Cited]) -> None:
         super().__init__(engine)
-        self._finders = finders
+        self._cited = cited
 
     async def stream(
         self, request: Request, caller: Caller = ANYONE
@@ -397,10 +369,8 @@ class Citing(Wrapper):
             async for event in events:
                 match event:
                     case Delta(kind="text", index=index, part_index=number):
-                        part = self._part(parts, index, number)
-                        if part is None:
-                            yield event
-                            continue
+                        if (part := parts.get((index, number))) is None:
+                            part = parts[index, number] = _Part(Citations(self._cited))
                         for each in part.feed(event):
                             yield each
                     case PartDone(part=Text() as text, index=index, part_index=number):
@@ -421,27 +391,19 @@ class Citing(Wrapper):
                     case _:
                         yield event
 
-    def _part(self, parts: dict[tuple[int, int], _Part], index: int, number: int) -> _Part | None:
-        if (part := parts.get((index, number))) is None:
-            for finder in self._finders:
-                if (found := finder()) is not None:
-                    part = parts[index, number] = _Part(found)
-                    break
-        return part
-
 
 class _Part:
     """One part of a text, as it is rewritten."""
 
-    def __init__(self, finder: Rewriter) -> None:
-        self._finder = finder
+    def __init__(self, citations: Citations) -> None:
+        self._citations = citations
         self._text: list[str] = []
         self._notes: list[Annotation] = []
         self._changed = False
 
     def feed(self, delta: Delta) -> Iterator[Delta]:
         """What is known with another piece."""
-        pieces = self._finder.feed(delta.data)
+        pieces = self._citations.feed(delta.data)
         if pieces == [delta.data]:
             self._text.append(delta.data)
             yield delta
@@ -451,7 +413,7 @@ class _Part:
 
     def end(self, index: int, number: int) -> Iterator[Delta]:
         """The rest."""
-        yield from self._give(self._finder.end(), index, number)
+        yield from self._give(self._citations.end(), index, number)
 
     def _give(self, pieces: Sequence[str | Annotation], index: int, number: int) -> Iterator[Delta]:
         for piece in pieces:

@@ -20,6 +20,8 @@ INTERNAL = frozenset(
     {"agent", "error", "inline", "legacy", "models", "responses_vendor", "tool", "turn", "upstream"}
 )
 """Keys of an `extra` that are no wire's."""
+RECORD = "tool"
+"""The key among them of the record of a call that this server ran (`tools.run.Recorded`)."""
 
 Role = Literal["system", "developer", "user", "assistant"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -104,6 +104,7 @@ class Reading:
     """What the model has for one answer: one function, and the pieces that it was shown so far."""
 
     namespace: str | None = None
+    description: str | None = None
     items: Sequence[Unknown] = ()
 
     def __init__(
@@ -124,9 +125,11 @@ class Reading:
                     self._shown[int(head[1])] = head[3], head[2]
         self.tools: Sequence[Tool] = (_Function(self),)
 
-    def rewriter(self) -> FileCitations:
-        """Finds citations of what was shown."""
-        return FileCitations(self._shown)
+    def cited(self, number: int, _: str) -> Annotation | None:
+        """The piece that was shown with a number."""
+        if (shown := self._shown.get(number)) is None:
+            return None
+        return Annotation("file_citation", file_id=shown[0], filename=shown[1])
 
     async def close(self) -> None:
         """The answer has ended."""
@@ -198,57 +201,3 @@ def _queries(text: str) -> list[str]:
     if len(queries) > MOST_QUERIES:
         raise ToolError(f"Give 'file_search' at most {MOST_QUERIES} queries at once.")
     return queries
-
-
-# ---- citations -------------------------------------------------------------------------------
-
-_MARK = re.compile(r"【([0-9]{1,9})(?:†[^【】]{0,256})?】")
-_BEGUN = re.compile(r"【(?:[0-9]{1,9}(?:†[^【】]{0,256})?)?")
-
-
-class FileCitations:
-    """The citations of one text: marks of pieces that were `shown` are taken out, and become
-    annotations of where they were. What cannot be a mark is passed on at once.
-
-    >>> citations = FileCitations({101: ("file-1", "a.md")})
-    >>> citations.feed("So it is【101†"), citations.feed("a.md】.")[1]
-    (['So it is'], '.')
-    """
-
-    def __init__(self, shown: Mapping[int, tuple[str, str]]) -> None:
-        self._shown = shown
-        self._held = ""
-        self._length = 0  # of what was passed on
-
-    def feed(self, text: str) -> list[str | Annotation]:
-        """The text that is known by now, and the annotations of it, each after its text."""
-        return self._scan(self._held + text, ended=False)
-
-    def end(self) -> list[str | Annotation]:
-        """The rest."""
-        return self._scan(self._held, ended=True)
-
-    def _scan(self, text: str, ended: bool) -> list[str | Annotation]:
-        found: list[str | Annotation] = []
-        done, place = 0, text.find("【")
-        while place >= 0:
-            mark = _MARK.match(text, place)
-            piece = None if mark is None else self._shown.get(int(mark[1]))
-            if mark is not None and piece is not None:
-                found += self._pass(text[done:place])
-                id, name = piece
-                found.append(
-                    Annotation("file_citation", file_id=id, filename=name, index=self._length)
-                )
-                done = place = mark.end()
-            elif mark is None and not ended and _BEGUN.fullmatch(text, place):
-                break
-            else:
-                place += 1
-            place = text.find("【", place)
-        rest, self._held = (text[done:], "") if place < 0 else (text[done:place], text[place:])
-        return found + self._pass(rest)
-
-    def _pass(self, text: str) -> list[str | Annotation]:
-        self._length += len(text)
-        return [text] if text else []

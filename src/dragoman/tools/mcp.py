@@ -28,6 +28,7 @@ from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, un
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Audio, Call, CustomToolCall, File, Image, Part, Text, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.formats.citations import Cited
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.tools.run import (
@@ -36,7 +37,6 @@ from dragoman.tools.run import (
     Context,
     Display,
     Next,
-    Rewriter,
     Shown,
     Tool,
     truncated,
@@ -470,6 +470,7 @@ class _Session:
         self.description = asked.server_description
         self.tools: Sequence[Tool] = ()
         self.items: Sequence[Unknown] = ()
+        self.cited: Cited | None = None
         self._asked = asked
         self._release: Callable[[], None] | None = release
 
@@ -507,10 +508,6 @@ class _Session:
             problem += f"{MOST_TOOLS} of {MOST_SCHEMAS} bytes can be used. Name those that are "
             raise FaultError(Fault("too_large", problem + "needed in allowed_tools.", "client"))
         return tools
-
-    def rewriter(self) -> Rewriter | None:
-        """There are no citations."""
-        return None
 
     async def close(self) -> None:
         """The answer has ended."""

@@ -17,8 +17,9 @@ from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsuppor
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Call, FunctionCall, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.formats.citations import Cited
 
-from .run import Approval, Context, Display, Next, Rewriter, Session, Shown, Tool, ToolError
+from .run import Approval, Context, Display, Next, Session, Shown, Tool, ToolError
 from .sandbox import Bubblewrap, Interpreter, Limits, LostError, Monty, Sandbox
 
 KIND = "code_interpreter_call"
@@ -217,15 +218,13 @@ class PythonSession:
     """The tool for one answer."""
 
     namespace: str | None = None
+    description: str | None = None
     items: Sequence[Unknown] = ()
+    cited: Cited | None = None
 
     def __init__(self, python: Python, container: Container) -> None:
         self.container = container
         self.tools: Sequence[Tool] = (PythonCode(python, container),)
-
-    def rewriter(self) -> Rewriter | None:
-        """Python cites nothing."""
-        return None
 
     async def close(self) -> None:
         """The container stays, for the answers that follow."""

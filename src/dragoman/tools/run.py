@@ -21,7 +21,7 @@ from dragoman.core.event import DeltaKind, State
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
     JSON,
-    Annotation,
+    RECORD,
     Call,
     CallOutput,
     CustomToolCall,
@@ -33,6 +33,7 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.request import CustomTool, FunctionTool, Namespace
+from dragoman.formats.citations import Cited
 
 _log = logging.getLogger("dragoman")
 
@@ -130,18 +131,6 @@ class Tool(Protocol):
         ...
 
 
-class Rewriter(Protocol):
-    """Finds citations in the text of an answer, in whatever pieces it comes."""
-
-    def feed(self, text: str) -> list[str | Annotation]:
-        """The text that is known by now, and the annotations of it, each after its text."""
-        ...
-
-    def end(self) -> list[str | Annotation]:
-        """The rest."""
-        ...
-
-
 class Session(Protocol):
     """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
     in none, and items that are shown before it is asked, such as a list of tools."""
@@ -149,6 +138,11 @@ class Session(Protocol):
     @property
     def namespace(self) -> str | None:
         """That of its functions."""
+        ...
+
+    @property
+    def description(self) -> str | None:
+        """What the namespace is for."""
         ...
 
     @property
@@ -161,8 +155,9 @@ class Session(Protocol):
         """The items."""
         ...
 
-    def rewriter(self) -> Rewriter | None:
-        """What finds this tool's citations in one part of the text, if it has any."""
+    @property
+    def cited(self) -> Cited | None:
+        """What knows the marks of this tool's citations, where the model was shown any."""
         ...
 
     async def close(self) -> None:
@@ -187,10 +182,6 @@ class Hosted(Protocol):
     async def close(self) -> None:
         """The server ends."""
         ...
-
-
-RECORD = "tool"
-"""The key in the `extra` of an item of a hosted tool under which its call is kept."""
 
 
 _HOSTED: Extra = {RECORD: {}}
@@ -232,7 +223,8 @@ class Result(Struct, frozen=True):
 
 
 class Runner:
-    """Tools by namespace and name, each with one owner: here. `spaces` are tools by namespace.
+    """Tools by namespace and name, each with one owner: here. `spaces` are tools by namespace, and
+    `about` says what these are for.
 
     Raises ValueError where two have the same name.
     """
@@ -241,11 +233,12 @@ class Runner:
         self,
         tools: Iterable[Tool] = (),
         spaces: Mapping[str, Iterable[Tool]] = {},
+        about: Mapping[str, str | None] = {},
         *,
         seconds: float = SECONDS,
     ) -> None:
         self.tools: dict[tuple[str | None, str], Tool] = {}
-        self._seconds = seconds
+        self._seconds, self._about = seconds, about
         for space, found in ((None, tools), *spaces.items()):
             for tool in found:
                 if self.tools.setdefault((space, tool.spec.name), tool) is not tool:
@@ -261,8 +254,11 @@ class Runner:
                     spec = replace(spec, extra=_HOSTED)
                 spaces.setdefault(space, []).append(spec)
         own = spaces.pop(None)
-        names = [(str(name), tuple(each)) for name, each in spaces.items()]
-        return (*own, *(Namespace(name, each, extra=_HOSTED) for name, each in names))
+        named = [
+            Namespace(name or "", tuple(each), self._about.get(name or ""), extra=_HOSTED)
+            for name, each in spaces.items()
+        ]
+        return (*own, *named)
 
     def find(self, call: Call) -> Tool | None:
         """The tool that a call is of, where that is run here."""

@@ -21,9 +21,9 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Call, CustomToolCall, Unknown
+from dragoman.core.item import JSON, Annotation, Call, CustomToolCall, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
-from dragoman.formats.citations import Citations, domain
+from dragoman.formats.citations import LINES, domain
 from dragoman.net.url import Proxies
 
 from .page import (
@@ -368,6 +368,7 @@ class Browser:
     """What the model has for one answer: three functions, and all that was shown so far."""
 
     namespace: str | None = "browser"
+    description: str | None = None
     items: Sequence[Unknown] = ()
 
     def __init__(
@@ -388,17 +389,16 @@ class Browser:
             _Function(self, "find", self._find),
         )
 
-    def rewriter(self) -> Citations:
-        """Finds citations of what was shown."""
-        return Citations(self._cited)
+    def cited(self, cursor: int, lines: str) -> Annotation | None:
+        """The page that was shown with a cursor."""
+        view = self._views.get(cursor)
+        if view is None or not view.url or LINES.fullmatch(lines) is None:
+            return None
+        return Annotation("url_citation", url=view.url, title=view.title or domain(view.url))
 
     async def close(self) -> None:
         """The answer has ended."""
         self._views.clear()
-
-    def _cited(self, cursor: int) -> tuple[str, str] | None:
-        view = self._views.get(cursor)
-        return (view.url, view.title) if view is not None and view.url else None
 
     def about(self, name: str) -> str:
         """What a function is for, as far as the request has a say in it."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.item import (
+    RECORD,
     Call,
     Compaction,
     CustomToolCall,
@@ -305,7 +306,7 @@ async def _resolved(
 
 def _was_ran(item: Unknown) -> bool:
     """Whether an item is a call that a server ran, and says no more than a client is shown."""
-    known = item.extra is not None and "tool" in item.extra
+    known = item.extra is not None and RECORD in item.extra
     return item.kind in RAN and bool(item.id) and not known
 
 

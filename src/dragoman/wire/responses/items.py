@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
+    RECORD,
     Annotation,
     Audio,
     Compaction,
@@ -580,7 +581,7 @@ def shown(
             replace(item, encrypted=None)
             if type(item) is Reasoning and not encrypted
             else _without_results(item, include)
-            if type(item) is Unknown and item.extra is not None and "tool" in item.extra
+            if type(item) is Unknown and item.extra is not None and RECORD in item.extra
             else item
             for item in items
         ]
