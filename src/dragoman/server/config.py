@@ -138,7 +138,11 @@ class HostedTool(Struct, frozen=True, kw_only=True):
         tuple[str, ...], about("mcp: the tools of the server that can be used; empty is all.")
     ] = ()
     seconds: Annotated[
-        float | None, about("How long a call may take, in seconds.", ge=1, le=3600)
+        float | None, about("mcp, python: how long a call may take, in seconds.", ge=1, le=3600)
+    ] = None
+    memory: Annotated[
+        int | None,
+        about("python: the memory that a container may have, in bytes.", ge=16 * 2**20, le=2**40),
     ] = None
 
 
