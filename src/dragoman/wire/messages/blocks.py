@@ -447,15 +447,19 @@ def encode_item(item: Item) -> list[JSON]:
             return [encode_call(item)]
         case Unknown(wire=wire) if wire == NAME:
             return [{"type": item.kind, **item.value}]
-        case Unknown(id=str()) if item.kind in HOSTED:
+        case Unknown() if is_hosted(item):
             return _encode_hosted(item)
         case _:
             return []
 
 
-HOSTED = frozenset(("code_interpreter_call", "mcp_call", "web_search_call"))
-"""Items of hosted tools that have blocks here: of the call, and of its result."""
+_HOSTED = frozenset(("code_interpreter_call", "mcp_call", "web_search_call"))
 _SPOKEN_OF = ("name", "server_label", "arguments", "output", "error")
+
+
+def is_hosted(item: Unknown) -> bool:
+    """Whether an item is a call of a hosted tool that has blocks here: of it and of its result."""
+    return item.kind in _HOSTED and item.id is not None
 
 
 def _encode_hosted(item: Unknown) -> list[JSON]:
