@@ -14,6 +14,8 @@ from dragoman.core.error import FaultError
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Message, Unknown
 from dragoman.core.request import Request, UnknownTool
+from dragoman.server.build import hosted as build_hosted
+from dragoman.server.config import ConfigurationError, HostedTool
 from dragoman.tools.python import BUSY, KIND, LONGEST, NO_OUTPUT, Python, code_of
 from dragoman.tools.run import Context, Hosted, Runner, ToolError
 from dragoman.tools.sandbox import MB, NODES, NOT_STARTED, Limits, LostError, _Process
@@ -505,3 +507,11 @@ async def test_an_answer_that_is_cancelled_ends_its_run() -> None:
     assert sandbox.made[0].closed
     await engine.close()
     assert sandbox.closed
+
+
+def test_limits_are_configured_in_the_file() -> None:
+    (made,) = build_hosted((HostedTool(use="python", seconds=5, memory=64 * MB),), {})
+    assert isinstance(made, Python)
+    assert made._limits == Limits(seconds=5, memory=64 * MB)
+    with pytest.raises(ConfigurationError, match="memory is not for this tool"):
+        build_hosted((HostedTool(use="files", memory=64 * MB),), {})

@@ -166,8 +166,10 @@ def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Host
                     from dragoman.tools.python import Python
                     from dragoman.tools.sandbox import Limits
 
-                    given = {"seconds": tool.seconds, "memory": tool.memory}
-                    limits = Limits(**{name: value for name, value in given.items() if value})
+                    usual = Limits()
+                    limits = Limits(
+                        seconds=tool.seconds or usual.seconds, memory=tool.memory or usual.memory
+                    )
                     found[name] = Python(rest or "monty", limits=limits)
                 case "files":
                     from dragoman.tools.files import FileSearch
