@@ -31,6 +31,7 @@ from dragoman.wire.protocol import Dialect
 from dragoman.wire.registry import WIRES
 from dragoman.wire.responses.items import decode_tokens
 from tests.cost import is_square
+from tests.engines.receiving import Receiver
 from tests.hostile.stage import gateway, watched
 from tests.mock import Asked, Reply, chunk, completion, head, message, mock, plain, response
 from tests.mock import said as saying
@@ -574,4 +575,25 @@ async def test_u5_no_piece_of_a_large_answer_is_decoded_before_its_turn(monkeypa
             await asyncio.sleep(0.001)
         assert taken >= len(told) // remote.PIECE
         await events.aclose()
+        await engine.close()
+
+
+async def test_u5_an_answer_queues_once_however_often_its_client_stops_and_goes_on(
+    monkeypatch,
+) -> None:
+    """Each time that it went on, it had one place more, for as long as there was more to read."""
+    waiting: list[Callable[[], None]] = []
+    told = json.dumps(completion({"content": "a" * 500_000})).encode()
+    async with mock(Reply([head(200, f"content-length: {len(told)}") + told])) as up:
+        engine = Remote(up.base_url, wire="chat")
+        monkeypatch.setattr(engine.upstream, "take_turns", waiting.append)
+        receiver = Receiver()
+        receiver.start(engine, Request(model="m", items=(Message("user", "hi"),)))
+        while not waiting:
+            await asyncio.sleep(0.001)
+        for _ in range(5):
+            receiver.handle.pause()
+            receiver.handle.resume()
+        assert len(waiting) == 1
+        receiver.cancel()
         await engine.close()

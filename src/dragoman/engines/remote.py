@@ -45,7 +45,7 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from .base import ENDS, Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
-from .upstream import LISTING, Answer, Room, Upstream, broken, question, unreachable, wait
+from .upstream import BUSY, LISTING, Answer, Room, Upstream, broken, question, unreachable, wait
 
 _log = logging.getLogger("dragoman")
 
@@ -117,9 +117,6 @@ LATE_USAGE = 0.25
 _CALLS = (FunctionCall, CustomToolCall)
 JSON_BODY = ("content-type", "application/json")
 
-BUSY = (429, 503, 529)
-"""The statuses of a refusal that may be tried again later."""
-
 
 class State(IntEnum):
     """How far an answer is."""
@@ -145,6 +142,7 @@ class UpstreamAnswer(Struct, eq=False):
     _attempt: int = 0
     _content: ContentDecoder | None = None  # where the body has a content coding
     _divided: bool = False  # there is more of what was read
+    _queued: bool = False  # and it waits for its turn
     _silent: int = 0  # bytes since the last event, as far as was looked; a few may be before it
     _values: int = 0  # in them, at the most
     _kept: int = 0  # bytes that are kept of the answer, about, and that nobody was told of
@@ -187,7 +185,7 @@ class UpstreamAnswer(Struct, eq=False):
         if self._state == State.TAIL:
             self._wait_for_late_usage()
         if self._divided:
-            self._remote.upstream.take_turns(self._read_on)
+            self._wait_for_turn()
         elif self._state != State.WAITING:
             self._exchange.connection.resume()
 
@@ -318,10 +316,12 @@ class UpstreamAnswer(Struct, eq=False):
     def _wait_for_turn(self) -> None:
         """Go on with what was read when it is its turn, and read no more before."""
         self._exchange.connection.pause()
-        if not self._paused:
+        if not (self._paused or self._queued):
+            self._queued = True
             self._remote.upstream.take_turns(self._read_on)
 
     def _read_on(self) -> None:
+        self._queued = False
         if not self._paused and self._state in (State.BODY, State.TAIL):
             self._on_readable()
 

@@ -54,6 +54,8 @@ LONGEST_RETRY_AFTER = 86_400
 _SECONDS = frozenset("0123456789.")
 _ABSENT = (404, 405)
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
+BUSY = (429, 503, 529)
+"""The statuses of a refusal that may be tried again later."""
 SHORTEST_SECRET = 8
 """Characters below which a key is a placeholder that may well be a word of the message."""
 
