@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from httptools import HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -493,7 +492,7 @@ class HTTPProtocol(HttpToolsProtocol):
         lines = [b"%b: %b\r\n" % each for each in self.headers if each[0] != b"upgrade"]
         head = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         self._data = b"".join((b"%b %b HTTP/%b\r\n" % head, *lines, b"\r\n", rest))
-        self.parser = HttpRequestParser(self)  # this one would take nothing after a `close`
+        self.parser = type(self.parser)(self)  # this one would take nothing after a `close`
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as before
         HttpToolsProtocol.data_received(self, self._data)
 
