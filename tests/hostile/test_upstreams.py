@@ -375,6 +375,15 @@ async def test_u3_listing_has_so_many_values_at_the_most() -> None:
         await engine.close()
 
 
+async def test_names_and_times_that_are_none_are_not_listed() -> None:
+    names = ["", "a" * (LONGEST_NAME + 1), None, "m", "n"]
+    listed = [{"id": name, "created": -5 if name == "m" else 10**30} for name in names]
+    async with mock(plain(500, b""), probed=plain(200, {"data": listed})) as up:
+        engine = Remote(up.base_url, wire="chat")
+        assert [(each.id, each.created) for each in await engine.models()] == [("m", 0), ("n", 0)]
+        await engine.close()
+
+
 async def test_u3_c1_listing_is_asked_for_once_however_many_want_it(monkeypatch) -> None:
     async with mock(plain(500, b""), probed=LISTED) as up:
         engine = Remote(up.base_url, wire="chat", pass_client_key=True)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Code, Fault, FaultError, bad_request
+from dragoman.core.error import CUT, LONGEST_NAME, Code, Fault, FaultError, bad_request
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Decoder, Model, Secret
 from dragoman.core.loss import Loss
@@ -282,8 +282,8 @@ LISTING = 5.0
 """Seconds a server has to list its models."""
 LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
 """How many bytes and models a listing may have: the largest has some hundreds in a megabyte."""
-MAX_VALUES = 300_000
-"""How many values it may have, or the answer to another question."""
+MAX_VALUES = 100_000
+"""How many values it may have, or the answer to another question; the largest has 20,000."""
 FRESH, MOST_FRESH = 1.0, 16
 """Seconds for which a listing serves all who ask for it with the same headers, and how many such
 are kept: a ring of servers would else ask as often as there are ways through it."""
@@ -444,8 +444,9 @@ class Upstream:
             }
             if not isinstance(owner, str):
                 owner = "unknown"
-            if isinstance(name := entry.get("id"), str):
-                models.append(Model(name, owner, created if type(created) is int else 0, extra))
+            if isinstance(name := entry.get("id"), str) and 0 < len(name) <= LONGEST_NAME:
+                created = max(created, 0) if type(created) is int else 0
+                models.append(Model(name, owner, created, extra))
         return tuple(models)
 
     def limits(self, model: str) -> UpstreamLimits:

@@ -14,8 +14,6 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -47,6 +45,7 @@ from .base import (
     reading,
     slowness,
 )
+from .files import Files
 from .retention import SWEPT, Retention
 from .serialize import (
     PARTS,
@@ -81,6 +80,7 @@ from .statements import (
     bound,
     chunks,
     clean,
+    direction,
     extend,
     index_keys,
     inserts_of,
@@ -95,6 +95,9 @@ DIGESTS = 50
 
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
+_ANSWER = "SELECT r.id, r.record, coalesce(r.response, e.response)"
+_FITTING_ANSWER = f"""SELECT r.id, CASE WHEN {SIZE} <= {AT_ONCE} THEN r.record END,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN coalesce(r.response, e.response) END, {SIZE}"""
 _END = """DELETE FROM runs WHERE seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq,
     (SELECT tenant FROM responses r WHERE r.seq = runs.seq), conversation"""
 _FILLED = "SELECT count(*), coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
@@ -103,7 +106,7 @@ _TALK = "FROM conversations WHERE id = $1 AND tenant = $2"
 _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
 
 
-class Store(ABC):
+class Store(Files):
     """All that a server stores, in a database.
 
     One conformance suite holds for all stores. A method that writes returns when what it wrote
@@ -117,8 +120,6 @@ class Store(ABC):
     CASCADES: ClassVar[bool]
     """Whether the database deletes with a response all that belongs to it."""
 
-    now: Callable[[], float] = staticmethod(time.time)
-    """The time by which leases end and messages are due: the same for all servers of a store."""
     _secret: bytes | None = None  # until the store was opened
 
     def __init__(self, kept: Retention | None, pubsub: Subscribers) -> None:
@@ -126,6 +127,7 @@ class Store(ABC):
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
         self._working = asyncio.Lock()
+        self._packing = asyncio.Lock()
 
     @property
     def secret(self) -> bytes:
@@ -136,25 +138,6 @@ class Store(ABC):
                 "The store could not be opened yet, so whose data is whose is unknown."
             )
         return self._secret
-
-    @abstractmethod
-    async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        """The rows that a statement finds."""
-
-    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        """The rows that a statement changed, as far as it gives them back."""
-
-        def steps() -> Steps[Sequence[Row]]:
-            return (yield statement, values)
-
-        return await self._transact((), steps)
-
-    @abstractmethod
-    def _transact(
-        self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
-    ) -> Awaitable[T]:
-        """Insert rows and take steps in one transaction; the result of the steps. What waits with
-        others for its commit may be done again from the start, without them."""
 
     async def ready(self) -> None:
         """Return when the store can be used. Raises StoreError, within a minute or so, that says
@@ -178,9 +161,11 @@ class Store(ABC):
     async def _transact_large(
         self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
     ) -> None:
-        """Insert a record that is packed in a thread."""
-        inserts = await asyncio.to_thread(inserts_of, record)
-        await self._transact(inserts + more, steps)
+        """Insert a record that is packed in a thread, and written before the next such is packed:
+        their bytes are counted once only."""
+        async with self._packing:
+            inserts = await asyncio.to_thread(inserts_of, record)
+            await self._transact(inserts + more, steps)
 
     def put(
         self,
@@ -200,10 +185,13 @@ class Store(ABC):
             return self._transact_large(record, [], steps)
         return self._transact(inserts_of(record), steps)
 
-    async def append(self, id: str, segment: LogSegment) -> None:
+    async def append(self, id: str, segment: LogSegment, size: int = 0) -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
-        so is one for a run that has ended or is not known."""
-        if not await self._transact((), partial(append, id, segment, pack_events(segment.events))):
+        so is one for a run that has ended or is not known. `size` is in bytes, where it is so large
+        that it is packed in a thread."""
+        few, events = size <= APART, segment.events
+        data = pack_events(events) if few else await self.apart(size, pack_events, events)
+        if not await self._transact((), partial(append, id, segment, data)):
             raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -214,31 +202,41 @@ class Store(ABC):
         segment: LogSegment | None = None,
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
+        size: int = 0,
     ) -> Awaitable[bool]:
         """End a run with its response, the last segment of its log, the items it adds to its
         conversation, and the messages that announce its end, in one step. An item whose id is
         taken in the conversation gets another. False, and nothing is written, when the run had
-        ended before or is not known."""
-        data = pack(response)
-        events = b"" if segment is None else pack_events(segment.events)
-        others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
-        keys, calls = index_keys(others), call_digests(response)
+        ended before or is not known. `size` is in bytes, where the answer is so large that it is
+        packed in a thread."""
 
-        def steps() -> Steps[bool]:
-            if segment is not None and not (yield from append(id, segment, events)):
-                return False
-            live = yield _END, (id,)
-            if not live:
-                return False
-            ((seq, tenant, conversation),) = live
-            yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
-            for statement, found in ((INDEX, keys), (CALL, calls)):
-                for key in found:
-                    yield statement, (id, tenant, key)
-            yield from add_to(tenant, conversation, items, messages)
-            return True
+        def made() -> Callable[[], Steps[bool]]:
+            data = pack(response)
+            events = b"" if segment is None else pack_events(segment.events)
+            others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
+            keys, calls = index_keys(others), call_digests(response)
 
-        ending = asyncio.ensure_future(self._transact((), steps))
+            def steps() -> Steps[bool]:
+                if segment is not None and not (yield from append(id, segment, events)):
+                    return False
+                live = yield _END, (id,)
+                if not live:
+                    return False
+                ((seq, tenant, conversation),) = live
+                yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
+                for statement, found in ((INDEX, keys), (CALL, calls)):
+                    for key in found:
+                        yield statement, (id, tenant, key)
+                yield from add_to(tenant, conversation, items, messages)
+                return True
+
+            return steps
+
+        async def apart() -> bool:
+            async with self._packing:
+                return await self._transact((), await asyncio.to_thread(made))
+
+        ending = asyncio.ensure_future(apart() if size > APART else self._transact((), made()))
         ending.add_done_callback(lambda _: self._pubsub.publish_soon(id))
         return ending
 
@@ -310,18 +308,24 @@ class Store(ABC):
         """The item with this id in the input or output of any response."""
         return (await self.find_items(tenant, (item,))).get(item)
 
-    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
+    async def find_answers(
+        self, tenant: str, digests: Sequence[str], room: Room | None = None
+    ) -> tuple[StoredAnswer, ...]:
         """The responses with reasoning that made the calls with these digests, each once. Of
-        several that made the same call, it is the latest."""
+        several that made the same call, it is the latest. Raises TooMuchError where there is no
+        room for them."""
         reading.set(tenant)
-        found: dict[str, StoredAnswer] = {}
-        statement = f"""SELECT r.id, r.record, coalesce(r.response, e.response)
-            FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
+        found, room = dict[str, StoredAnswer](), room or Room()
+        tail = f"""FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
                 WHERE tenant = $1 AND digest IN ({places(DIGESTS, 2)}))"""
         for some in chunks(digests, DIGESTS):
             some += some[:1] * (DIGESTS - len(some))  # one text, so that it is prepared once
-            for id, record, response in await self._read(statement, tenant, *some):
-                found[id] = StoredAnswer(model_of(record), unpack(response, Response))
+            rows = await self._read(f"{_FITTING_ANSWER} {tail}", tenant, *some)
+            size = sum([row[-1] for row in rows])
+            room.read(size)
+            if None in [row[1] for row in rows]:
+                rows = await self._read(f"{_ANSWER} {tail}", tenant, *some)
+            found |= await self.apart(size, _answers, rows)
         return tuple(found.values())
 
     async def log_size(self, id: str, most: int) -> tuple[int, int]:
@@ -372,7 +376,7 @@ class Store(ABC):
     ) -> Page[Record]:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
         reading.set(tenant)
-        sign, order = _direction(paging)
+        sign, order = direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
         where = "WHERE r.tenant = $1"
         if wire is not None:
@@ -563,7 +567,7 @@ class Store(ABC):
         if not await self._read(f"SELECT 1 {_TALK}", id, tenant):
             return None
         where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
-        sign, order = _direction(paging)
+        sign, order = direction(paging)
         values: list[object] = [id, paging.limit + 1]
         if paging.after is not None:
             values.append(paging.after)
@@ -650,6 +654,7 @@ class Store(ABC):
         await self._transact((), partial(retention.forget_surplus_talks, kept))
         await self._transact((), partial(retention.forget_talks, retention.OLD_TALKS, (old,)))
         await self._write("DELETE FROM outbox WHERE due < $1", old)
+        await self._forget_files(now)
         await self._compact()
         return gone
 
@@ -661,8 +666,5 @@ class Store(ABC):
         return
 
 
-# ---- rows ----------------------------------------------------------------------------------
-
-
-def _direction(paging: Paging) -> tuple[str, str]:
-    return (">", "ASC") if paging.order == "asc" else ("<", "DESC")
+def _answers(rows: Sequence[Row]) -> dict[str, StoredAnswer]:
+    return {id: StoredAnswer(model_of(a), unpack(b, Response)) for id, a, b, *_ in rows}

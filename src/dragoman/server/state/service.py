@@ -29,6 +29,7 @@ from dragoman.stores.factory import data_directory, open_store
 from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.wire.registry import WIRES
+from dragoman.wire.tools import without_secrets
 
 from .resolve import (
     NOT_ENCRYPTED,
@@ -150,7 +151,8 @@ class Memory:
         )
         if stored and asked.conversation is not None:
             await self.store.check_room(bare(asked.conversation))
-        whole, found = await recalled(asked, self.store, caller.tenant)
+        room = room_of(self.settings, count)
+        whole, found = await recalled(asked, self.store, caller.tenant, room)
         losses += found
         if previous and near and not await self._has(caller.tenant, bare(previous)):
             # Only the connection has what came before, so that the record must hold it.
@@ -182,7 +184,7 @@ class Memory:
             tenant=caller.tenant,
             wire=wire,
             created_at=int(time.time()),
-            request=replace(own, store=True),
+            request=replace(own, store=True, tools=own.tools and without_secrets(own.tools)),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),
@@ -206,7 +208,8 @@ class Memory:
         inherit = self.settings.inherit_instructions
         room = Room(count=count)
         asked = await understand(record.request, self.store, record.tenant, room, inherit=inherit)
-        whole, _ = await recalled(asked, self.store, record.tenant)
+        room = room_of(self.settings, count)
+        whole, _ = await recalled(asked, self.store, record.tenant, room)
         return whole
 
     async def close(self) -> None:
