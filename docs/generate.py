@@ -30,6 +30,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "settings": partial(facts.fields, facts.Settings),
     "upstreams": partial(facts.fields, facts.Upstream),
     "webhooks": partial(facts.fields, facts.Webhook),
+    "tools": partial(facts.fields, facts.HostedTool),
     "profiles": facts.profiles,
     "command-line": facts.commands,
     "faults": facts.faults,

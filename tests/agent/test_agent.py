@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dragoman.agent import Agent, Budget, Run
 from dragoman.agent.agent import CUT_OFF, INTERRUPTED, MOVED_ON, NO_ANSWER
-from dragoman.agent.loop import Price
+from dragoman.agent.budget import Price
 from dragoman.client import AnswerError, connect
 from dragoman.core.error import Fault
 from dragoman.core.event import Delta

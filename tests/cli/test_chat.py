@@ -14,6 +14,8 @@ import pytest
 from dragoman.cli import chat, main
 from dragoman.cli.chat import HELP
 from dragoman.engines import discover, local, pocket
+from dragoman.tools.run import Shown
+from tests.agent.hosting import mcp
 from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream, wait_until_gone
 from tests.mock import Mock, Reply, chunk, plain, stream
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
@@ -460,3 +462,97 @@ def test_chat_works_without_signal_handlers() -> None:
     with ThreadPoolExecutor(1) as pool:
         screen = pool.submit(seen, "ask", "--at", "script", "count to 3").result()
     assert screen == "1, 2, 3.\n"
+
+
+# ---- tools ---------------------------------------------------------------------------------
+
+TOOLS = """
+from dragoman import tool
+
+@tool(approval="always")
+def pay(amount: int) -> str:
+    "Pay an amount."
+    return f"paid {amount}"
+"""
+AGENT = f"{TOOLS}\nfrom dragoman import Agent\nother = agent = Agent('URL', tools=[pay])\n"
+
+
+def calling(up: Mock) -> None:
+    """Have the model call `pay`, and then say what came of it."""
+
+    def answer(asked: Any) -> Reply:
+        said = asked.json["messages"][-1]
+        if said["role"] == "tool":
+            return answering({"content": f"It is {said['content']}"})
+        return answering(call("pay", '{"amount": 5}'), finish="tool_calls")
+
+    up.handler = answer
+
+
+@pytest.mark.parametrize("command", ["chat", "agent"])
+@pytest.mark.parametrize(("said", "result"), [("y", "paid 5"), ("", "did not allow")])
+def test_calls_that_need_consent_are_asked_about(
+    command, said, result, up: Mock, typed: Typed, tmp_path
+) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS if command == "chat" else AGENT.replace("URL", up.base_url))
+    calling(up)
+    typed("Pay.", said)
+    words = ["chat", "--at", up.base_url, "--tool", str(file)]
+    shown = seen(*(words if command == "chat" else ["agent", str(file)]))
+    assert 'Allow pay {"amount": 5}? [y/N] ' in shown
+    assert f"{result}" in shown.partition("It is ")[2]
+
+
+def test_tools_of_the_server_run_here_and_their_calls_are_shown(
+    up: Mock, typed: Typed, monkeypatch
+) -> None:
+    async def buy(text: str) -> Shown:
+        return Shown("bought", {"output": "bought"})
+
+    space = mcp(buy)
+    monkeypatch.setattr(chat, "hosted", lambda tools, environ: [space])
+    typed("Buy.", "yes", "Again.", "n")
+
+    def answer(asked: Any) -> Reply:
+        said, tools = asked.json["messages"][-1], asked.json["tools"]
+        if said["role"] == "tool":
+            return answering({"content": f"It is {said['content']}"})
+        return answering(call(tools[0]["function"]["name"], "{}"), finish="tool_calls")
+
+    up.handler = answer
+    shown = seen("chat", "--at", up.base_url, "--tool", "mcp:shop=https://shop.example")
+    assert shown.count("Allow shop.buy {}? [y/N] ") == 2
+    assert "[mcp_call] buy" in shown
+    assert "It is bought" in shown
+    assert "It is The user did not allow this call." in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x = 1", "makes 0 agents"),
+        ("from dragoman import Agent\na, b = Agent('script'), Agent('script')", "makes 2 agents"),
+        ("import nothing_like_it", "cannot be run: No module named 'nothing_like_it'"),
+        ("x =", "cannot be run: invalid syntax"),
+    ],
+)
+def test_a_file_without_an_agent_is_refused(text, problem, tmp_path, capsys) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    assert main(["agent", str(file)]) == 1
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        ("python=bubblewrap", ("code_interpreter", {"container": {"type": "auto"}})),
+        ("web=searxng:http://a", ("web_search", {})),
+        ("files", ("file_search", {})),
+        ("mcp:shop=https://a", ("mcp", {"server_label": "shop"})),
+    ],
+)
+def test_a_tool_is_asked_for_as_a_request_does(use, expected) -> None:
+    tool = chat._named(use)
+    assert (tool.kind, tool.value) == expected

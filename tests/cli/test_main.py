@@ -158,7 +158,7 @@ def test_help_lists_options_and_defaults(words, capsys) -> None:
 
 
 def test_every_command_is_listed_and_has_its_own_help(capsys) -> None:
-    for command in ("serve", "models", "ask", "chat", "run", "tokens"):
+    for command in ("serve", "models", "ask", "chat", "agent", "run", "tokens"):
         assert command in output("--help", capsys, "0")
         assert "usage: dragoman " + command in output(f"{command} --help", capsys, "0")
 
@@ -170,7 +170,7 @@ def test_version_option_prints_version(capsys) -> None:
 REFUSED = {
     "srve": "dragoman: error: there is no command 'srve'; did you mean serve?",
     "aks Hi": "there is no command 'aks'; did you mean ask?",
-    "poket": "there is no command 'poket'; there is serve, models, ask, chat, run, tokens, log",
+    "poket": "there is no command 'poket'; there is serve, models, ask, chat, agent, run",
     "pocket": "there is no command 'pocket'; say dragoman serve pocket",
     "gguf:a": "there is no command 'gguf:a'; say dragoman serve gguf:a",
     "version": "there is no command 'version'; say dragoman --version",

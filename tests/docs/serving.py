@@ -17,7 +17,7 @@ READY = re.compile(r"ready at (http://\S+)/v1$")
 @contextmanager
 def serving() -> Iterator[str]:
     """Run the pocket model and the demo on a free port; yield the address, stop at the end."""
-    words = ["serve", "pocket", "script", "--store", "memory", "--port", "0"]
+    words = ["serve", "pocket", "script", "--store", "memory", "--tool", "files", "--port", "0"]
     command = [sys.executable, "-m", "dragoman", *words]
     environment = {"PATH": os.environ["PATH"], "NO_COLOR": "1"}
     pipe = subprocess.PIPE

@@ -28,9 +28,9 @@ def test_a_name_has_one_owner() -> None:
     def f() -> None: ...
 
     runner = Runner([f])
-    assert runner.owns(call("f"))
-    assert not runner.owns(call("g"))
-    assert not runner.owns(FunctionCall("c1", "f", "{}", namespace="theirs"))
+    assert runner.find(call("f"))
+    assert not runner.find(call("g"))
+    assert not runner.find(FunctionCall("c1", "f", "{}", namespace="theirs"))
     with pytest.raises(ValueError, match="two tools with the name 'f'"):
         Runner([f, PythonTool(lambda: None, name="f")])
 

@@ -34,7 +34,8 @@ from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
 
-from .loop import Approve, Budget, Decision, Loop, Meter, Price, unanswered
+from .budget import Budget, Meter, Price
+from .loop import Approve, Decision, Loop, unanswered
 
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
 MOVED_ON = "It was not run: the user said something else first."
@@ -322,7 +323,7 @@ class RunStream(Stream):
         async with agent._turn:
             answered = {item.call_id for item in said if isinstance(item, _OUTPUTS)}
             left = [call for call in unanswered(agent.history) if call.call_id not in answered]
-            pending = {call.call_id for call in left if agent.tools.owns(call)}
+            pending = {call.call_id for call in left if agent.tools.find(call)}
             if said and pending and self._allow is not None:
                 raise TypeError("`allow` is for going on, without anything new being said")
             if not said and not agent.history:
@@ -360,6 +361,10 @@ class RunStream(Stream):
                             loop.done.append(event.item)
                         yield event
             finally:  # of what was cancelled or failed, what was done stays
+                if self.response.status == "cancelled":  # and what was said so far
+                    for item in self.response.output[len(loop.done) :]:
+                        if isinstance(item, Message) and item.text:
+                            loop.done.append(replace(item, status="incomplete"))
                 loop.settle()
                 summaries = [item for item in loop.done if isinstance(item, Compaction)]
                 rest = [item for item in loop.done if not isinstance(item, Compaction)]
@@ -441,7 +446,7 @@ class _AgentLoop(Loop):
             if id not in given:
                 self.done.append(result.output)
         for id, call in self._begun.items():
-            tool = self.tools.tools.get(call.name)
+            tool = self.tools.find(call)
             if id not in self._ended and id not in given and not (tool and tool.repeatable):
                 self.done.append(not_run(call, INTERRUPTED).output)
 

@@ -10,27 +10,47 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Fault, FaultError, unsupported
-from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
+from dragoman.core.event import (
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    Progress,
+    Started,
+    State,
+)
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import (
+    JSON,
+    RECORD,
     Call,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
+    Extra,
     FunctionCall,
     FunctionCallOutput,
     Item,
     Message,
+    Unknown,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.open_item import empty_item
@@ -46,7 +66,19 @@ from dragoman.engines.compaction import (
     weight,
 )
 from dragoman.engines.fan_out import add_usage
-from dragoman.tools.run import PATIENCE, Context, Result, Runner, not_run
+from dragoman.tools.run import (
+    PATIENCE,
+    Context,
+    Display,
+    Output,
+    Recorded,
+    Result,
+    Runner,
+    not_run,
+)
+from dragoman.wire.responses.items import WIRE
+
+from .budget import Meter
 
 AT_ONCE = 32
 """Calls of one round that run at the same time; the others wait for one to end."""
@@ -55,102 +87,20 @@ MOST_REPORTS = 100
 HALVINGS = 4
 """How often a summary is asked for of half as much."""
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
+PREFIXES = {
+    "code_interpreter_call": "ci",
+    "file_search_call": "fs",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "web_search_call": "ws",
+}
+"""What the ids of items that show calls begin with."""
+APPROVAL = "mcp_approval_request"
+_ASKED = ("name", "arguments", "server_label")
+"""The fields of a call that a person is asked about."""
 NOT_ALLOWED = "The user did not allow this call."
 SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
 CONTINUE = "Continue exactly where you were cut off, without repeating anything."
-
-
-class Price(Struct, frozen=True):
-    """What a million tokens of a model cost, in any currency. Without a price of their own, tokens
-    from a cache cost what others do."""
-
-    input: float = 0.0
-    output: float = 0.0
-    cached: float | None = None
-    cache_write: float | None = None
-
-    def of(self, usage: Usage) -> float:
-        """The cost of an answer.
-
-        >>> Price(input=2.0, output=10.0, cached=0.5).of(
-        ...     Usage(input_tokens=1_000_000, output_tokens=100_000, cached_tokens=400_000)
-        ... )
-        2.4
-        """
-        cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
-        plain = max((usage.input_tokens or 0) - cached - written, 0)
-        cost = plain * self.input + (usage.output_tokens or 0) * self.output
-        cost += cached * (self.input if self.cached is None else self.cached)
-        cost += written * (self.input if self.cache_write is None else self.cache_write)
-        return round(cost / 1_000_000, 12)
-
-
-class Budget(Struct, frozen=True):
-    """What an agent may spend, in all its runs together: tokens, cost, calls of tools and of the
-    model (`rounds`), and seconds of one run. None stands for no limit.
-
-    It is checked before each call of the model and of a tool; nothing is begun then that it leaves
-    no room for. What is under way is not cut off: agents that run side by side may exceed it by one
-    call each. Where a server reports no usage, tokens are estimated.
-    """
-
-    tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cost: float | None = None
-    calls: int | None = None
-    rounds: int | None = None
-    seconds: float | None = None
-
-
-class Meter:
-    """What has been spent, against a budget. Agents and their sub-agents may share one."""
-
-    def __init__(self, budget: Budget | None = None, prices: Mapping[str, Price] = {}) -> None:
-        self.budget = budget or Budget()
-        self.usage = Usage()
-        self.cost = 0.0
-        self.calls = self.rounds = 0
-        self._prices = prices
-
-    @property
-    def limited(self) -> bool:
-        """Whether anything is limited."""
-        return self.budget != Budget()
-
-    def add(self, usage: Usage, model: str) -> float:
-        """Count an answer of a model, and give its cost."""
-        self.usage = add_usage([self.usage, usage]) or self.usage
-        price = self.price(model)
-        cost = price.of(usage) if price else 0.0
-        self.cost += cost
-        return cost
-
-    def price(self, model: str) -> Price | None:
-        """The price of a model."""
-        return self._prices.get(model) or self._prices.get("*")
-
-    def spent(self, began: float, call: bool = False) -> str:
-        """Which part of the budget leaves no room for the next call of a tool (`call`) or of the
-        model, in a sentence; empty where there is room. `began` is when the run did."""
-        usage, budget = self.usage, self.budget
-        tokens = (usage.input_tokens or 0) + (usage.output_tokens or 0)
-        counts: list[tuple[str, float | None, float]] = [
-            ("tokens", budget.tokens, tokens),
-            ("input tokens", budget.input_tokens, usage.input_tokens or 0),
-            ("output tokens", budget.output_tokens, usage.output_tokens or 0),
-            ("cost", budget.cost, self.cost),
-            ("seconds", budget.seconds, time.monotonic() - began),
-        ]
-        if call:
-            counts.append(("calls of tools", budget.calls, self.calls))
-        else:
-            counts.append(("calls of the model", budget.rounds, self.rounds))
-        for what, most, used in counts:
-            if most is not None and used >= most:
-                return f"The budget is used up: {what}, {used:g} of {most:g}."
-        return ""
-
 
 Decision = bool | str
 """Whether a call is allowed; words are a refusal that the model is given."""
@@ -175,6 +125,12 @@ class Loop(Wrapper):
     - An answer that a limit of tokens cut off is continued, `continuations` times.
     - `state` is what tools find in their context.
     - `pinned` is the number of items at the beginning that no summary replaces.
+    - `opening` are lists of tools that the answer begins with.
+    - Where it is `quiet`, calls of tools that are not there are told to the model alone: a client
+      would take them for calls of its own.
+
+    Calls of tools with a display are items of their own kind, in place of a call and its output;
+    one that waits for consent is a request for it.
 
     Subclasses may override `call`, `decide` and `check`, are told of what happens by `insert`,
     `begin` and `end`, and may be `always` at work. Raises ValueError for a negative limit.
@@ -195,19 +151,23 @@ class Loop(Wrapper):
         state: Any = None,
         pinned: int = 0,
         taken: Iterable[str] = (),
+        opening: Sequence[Unknown] = (),
+        quiet: bool = False,
     ) -> None:
         super().__init__(engine)
         if min(max_rounds or 0, retries, continuations) < 0:
             raise ValueError("max_rounds, retries and continuations cannot be negative")
         self.tools = tools
         self.meter = meter or Meter()
-        self.pinned, self.taken = pinned, frozenset(taken)
+        self.pinned, self.taken, self.opening = pinned, frozenset(taken), opening
+        self.quiet = quiet
         self.max_rounds, self.retries = max_rounds, retries
         self.continuations, self._approve, self.state = continuations, approve, state
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Take over where there is something to do."""
-        if not (self.tools.tools or self.continuations or self.meter.limited or self.always):
+        at_work = self.tools.tools or self.opening or self.continuations or self.meter.limited
+        if not (at_work or self.always):
             return None
         if (request.sampling.n or 1) > 1:
             raise FaultError(unsupported("an answer with tools is one choice", "n"))
@@ -250,13 +210,13 @@ class _Answer:
         self.tools, self.meter, self.began = loop.tools, loop.meter, time.monotonic()
         self.theirs, self.hosted = _names(request)
         offered = [spec for spec in loop.tools.offered() if (None, spec.name) not in self.theirs]
-        self.offered = (*request.tools, *offered)
+        self.offered: tuple[Any, ...] = (*request.tools, *offered)
         self.items = list(request.items)
         self.choice = "none" if loop.max_rounds == 0 else request.tool_choice
         self.calls = [  # to be run before the model is asked
             call
             for call in unanswered(self.items)
-            if loop.tools.owns(call) and call.status != "incomplete"
+            if loop.tools.find(call) and call.status != "incomplete"
         ]
         self.ids = {item.call_id for item in self.items if isinstance(item, _CALLS)}
         self.ids |= loop.taken
@@ -270,8 +230,14 @@ class _Answer:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """The events: of calls and of the model by turns."""
-        if self.calls or self.meter.spent(self.began):
+        if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
+        for item in self.loop.opening:
+            yield ItemAdded(self.shown, replace(item, value={**item.value, "tools": []}))
+            yield Progress(self.shown, "in_progress")
+            yield Progress(self.shown, "failed" if item.value.get("error") else "completed")
+            yield ItemDone(self.shown, item)
+            self.shown += 1
         while self.end is None:
             if self.calls:
                 async with aclosing(self._results()) as results:
@@ -295,18 +261,47 @@ class _Answer:
 
     async def _results(self) -> AsyncGenerator[Event, None]:
         """Run the calls of the last round, and see what follows."""
-        calls, results = self.calls, list[Result]()
+        results, waiting = list[Result](), list[Call]()
+        decided: list[tuple[Call, Decision]] = []
         allowed = self.choice != "none"
-        async with aclosing(self._run(calls, allowed)) as running:
-            async for result in running:
-                if not isinstance(result, Result):
+        for call in self.calls:
+            decision = await self.loop.decide(call) if allowed else True
+            if decision is None:
+                waiting.append(call)
+            else:
+                decided.append((call, decision))
+        async with aclosing(self._run(decided, allowed)) as running:
+            for call, _ in decided:
+                display = self._display(call)
+                item = None if display is None else _opened(call, display)
+                if display is not None and item is not None:
+                    for event in _opening(self.shown, item, display):
+                        yield event
+                async for result in running:
+                    if isinstance(result, Result):
+                        break
                     yield Progress(None, "in_progress", result)
-                    continue
                 results.append(result)
                 self.items.append(result.output)
-                yield ItemAdded(self.shown, empty_item(result.output))
-                yield ItemDone(self.shown, result.output)
-                self.shown += 1
+                if display is None or item is None:
+                    for event in () if self._hidden(call) else self._whole(result.output):
+                        yield event
+                else:
+                    wrong = result.error or not result.run
+                    state: State = "failed" if wrong and display.fails else "completed"
+                    status = "failed" if wrong else "completed"
+                    kept = _kept(call, self.calls[0].call_id, result.output.output, result.kept)
+                    value = {**item.value, **result.fields, "status": status}
+                    yield Progress(self.shown, state)
+                    yield ItemDone(self.shown, replace(item, value=value, extra=kept))
+                    self.shown += 1
+        for call in waiting:
+            if (display := self._display(call)) is not None:
+                given = display.opened(call)
+                asked = {name: given[name] for name in _ASKED if name in given}
+                kept = _kept(call, self.calls[0].call_id, None)
+                for event in self._whole(Unknown(WIRE, APPROVAL, asked, f"mcpr_{new_id()}", kept)):
+                    yield event
         self.stopped = self.meter.spent(self.began, call=True)
         wrong = [result for result in results if result.error]
         self.rounds, self.errors = self.rounds + 1, self.errors + 1 if wrong else 0
@@ -321,10 +316,28 @@ class _Answer:
             self.choice = None  # what had to be called was
         elif isinstance(self.choice, AllowedTools):
             self.choice = replace(self.choice, mode="auto")
-        if self.waits or len(results) < len(calls):
-            self.end = Finished("completed", ("tool_calls",))
+        if self.waits or waiting:
+            asks = not self.waits and all(map(self._display, waiting))
+            self.end = Finished("completed", ("stop" if asks else "tool_calls",))
         elif not allowed or all(result.after == "user" for result in results):
             self.end = Finished("completed")
+
+    def _display(self, call: Call) -> Display | None:
+        """How a call is shown, where that is not as a call."""
+        tool = self.tools.find(call)
+        theirs = tool is None or (call.namespace, call.name) in self.theirs
+        return None if tool is None or theirs else tool.display
+
+    def _hidden(self, call: Call) -> bool:
+        """Whether only the model is told of a call."""
+        own = self.hosted or (call.namespace, call.name) in self.theirs
+        return self.loop.quiet and not own and self.tools.find(call) is None
+
+    def _whole(self, item: Item) -> Iterator[Event]:
+        """An item that is there at once."""
+        yield ItemAdded(self.shown, empty_item(item))
+        yield ItemDone(self.shown, item)
+        self.shown += 1
 
     async def _model(self) -> AsyncGenerator[Event, None]:
         """Ask the model, and see what follows."""
@@ -339,9 +352,10 @@ class _Answer:
             tool_choice=self.choice if self.offered else None,
         )
         who = self.caller if self.begun is None else replace(self.caller, response=None)
-        base, fold = self.shown, Fold()
+        fold = Fold()
         end: Finished | Failed = Failed(CUT)
         names: dict[int, str] = {}
+        places: dict[int, int | None] = {}  # None of what is shown when it is run
         async with aclosing(self.loop.engine.stream(asked, who)) as events:
             async for event in events:
                 if isinstance(event, ENDS):
@@ -354,6 +368,8 @@ class _Answer:
                         self.ids.add(names[event.index])
                     call = replace(event.item, call_id=names[event.index])
                     event = replace(event, item=call)
+                    if self._display(call) is not None or self._hidden(call):
+                        places[event.index] = None
                 fold.feed(event)
                 if isinstance(event, Started):
                     if self.begun is None:
@@ -361,9 +377,13 @@ class _Answer:
                         yield event
                     else:
                         self.losses += event.losses
+                elif (index := event.index) is None:
+                    yield event
                 else:
-                    self.shown += isinstance(event, ItemAdded)
-                    yield _moved(event, base)
+                    if index not in places:
+                        places[index], self.shown = self.shown, self.shown + 1
+                    if (place := places[index]) is not None:
+                        yield event if place == index else replace(event, index=place)
         fold.feed(end)
         output, usage = fold.response.output, end.usage
         self.items += output
@@ -398,7 +418,7 @@ class _Answer:
             call
             for call in made
             if (call.namespace, call.name) not in self.theirs
-            and (self.tools.owns(call) or not self.hosted)
+            and (self.tools.find(call) or not self.hosted)
         ]
         self.waits = len(self.calls) < len(made)
         again = None
@@ -450,9 +470,10 @@ class _Answer:
                 last = error
         raise last
 
-    async def _run(self, calls: Sequence[Call], allowed: bool) -> AsyncGenerator[Any, None]:
-        """The results of calls in their order, and in between what tools report. Calls that wait
-        for consent have none."""
+    async def _run(
+        self, calls: Sequence[tuple[Call, Decision]], allowed: bool
+    ) -> AsyncGenerator[Any, None]:
+        """The results of calls in their order, and in between what tools report."""
         hooks, loop = self.loop, asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int | None, Any]] = asyncio.Queue()
         places = asyncio.Semaphore(1 if self.request.parallel_tool_calls is False else AT_ONCE)
@@ -484,14 +505,9 @@ class _Answer:
                 with suppress(RuntimeError):  # the loop was closed
                     loop.call_soon_threadsafe(queue.put_nowait, entry)
 
-        tasks: list[asyncio.Task[None]] = []
-        order: deque[int] = deque()
+        order = deque(range(len(calls)))
         done: dict[int, Result | BaseException] = {}
-        decisions = [await hooks.decide(call) if allowed else True for call in calls]
-        for number, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
-            if decision is not None:
-                order.append(number)
-                tasks.append(asyncio.ensure_future(run(number, call, decision)))
+        tasks = [asyncio.ensure_future(run(n, *each)) for n, each in enumerate(calls)]
         try:
             while order:
                 place, value = await queue.get()
@@ -539,9 +555,34 @@ def _free(id: str, taken: set[str]) -> str:
     return free
 
 
-def _moved(event: Event, places: int) -> Event:
-    index: int | None = getattr(event, "index", None)
-    return event if index is None else replace(event, index=index + places)
+def _opened(call: Call, display: Display) -> Unknown:
+    """The item that shows a call, as it begins; with the request that allowed it."""
+    allowed = (call.extra or {}).get(RECORD, {})
+    value = {**display.opened(call), **allowed, "status": "in_progress"}
+    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}")
+
+
+def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
+    """What is shown of a call before it is run."""
+    added, name = item, display.delta
+    if name is not None:
+        added = replace(item, value={**item.value, name: ""})
+    yield ItemAdded(place, added)
+    yield Progress(place, "in_progress")
+    if name is not None and (text := item.value.get(name)):
+        at = {"type": f"response.{item.kind}_{name}.delta", "item_id": "", "output_index": 0}
+        yield Progress(place, "raw", {WIRE: {**at, "delta": text}})
+        at["type"] = f"response.{item.kind}_{name}.done"
+        yield Progress(place, "raw", {WIRE: {**at, name: text}})
+    if display.working is not None:
+        yield Progress(place, display.working)
+
+
+def _kept(call: Call, round: str, output: Output | None, own: JSON = None) -> Extra:
+    """The call behind an item, for the next time the model is asked."""
+    text = call.input if isinstance(call, CustomToolCall) else call.arguments
+    record = Recorded(call.call_id, call.name, text, output, call.namespace, round, own)
+    return {RECORD: to_builtins(record)}
 
 
 def unanswered(items: Iterable[Item]) -> list[Call]:

@@ -1,4 +1,5 @@
-"""`dragoman ask`, `chat`, `models`, `log` and `tail`: answers, new and stored, on a terminal.
+"""`dragoman ask`, `chat`, `agent`, `models`, `log` and `tail`: answers, new and stored, on a
+terminal.
 
 The store is read directly; no server needs to run.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import runpy
 import select
 import signal
 import sys
@@ -15,25 +17,53 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from shutil import get_terminal_size
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from dragoman.agent import Agent, Run
+from dragoman.agent.hosted import HostedTools
 from dragoman.client import Client, Stream, connect
 from dragoman.core.error import FaultError, bad_request
-from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone
-from dragoman.core.interfaces import Secret
-from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, Progress
+from dragoman.core.interfaces import Engine, Secret
+from dragoman.core.item import (
+    Call,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    Unknown,
+)
+from dragoman.core.request import UnknownTool
 from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, is_local, stand_in
-from dragoman.server.build import assemble
-from dragoman.server.config import ConfigurationError, explained, place_of, read_key
+from dragoman.server.build import assemble, hosted
+from dragoman.server.config import ConfigurationError, HostedTool, explained, place_of, read_key
 from dragoman.server.settings import Settings
 from dragoman.server.state.history import History, answered, asked, exported, name, open_history
 from dragoman.stores.base import Record
+from dragoman.tools.function import PythonTool
+from dragoman.wire.responses.items import WIRE
 
 from .serve import Row, configured, row, table, visible
 
+T = TypeVar("T")
+
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
+
+
+SHOWN = {
+    "code_interpreter_call": ("code",),
+    "file_search_call": ("queries",),
+    "mcp_call": ("name",),
+    "web_search_call": ("action",),
+}
+"""Items of tools that a server runs, each with the field that tells most."""
 
 
 class Renderer:
@@ -59,6 +89,15 @@ class Renderer:
                 self.line(f"[{name}] {text}", _CALL)
             case ItemDone(item=CustomToolCall(name=name, input=text)):
                 self.line(f"[{name}] {text}", _CALL)
+            case ItemDone(item=Unknown(kind=kind, value=value)) if kind in SHOWN:
+                field = next(filter(value.get, SHOWN[kind]), "")
+                self.line(f"[{kind}] {_short(str(value.get(field, '')))}", _CALL)
+            case Progress(state="searching" | "interpreting" as state):
+                self.line(f"({state} …)", _DIM)
+            case Progress(index=None, data={"report": report}):
+                self.line(f"({_short(str(report))})", _DIM)
+            case ItemDone(item=FunctionCallOutput() | CustomToolCallOutput() as item):
+                self.line(f"→ {_short(str(item.output))}", _DIM)
             case Finished(status="incomplete", reasons=reasons):
                 self.line(f"(cut short: {', '.join(reasons)})", _BAD)
             case Failed(fault=fault):
@@ -105,7 +144,7 @@ NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe th
 
 def chat(options: Namespace) -> int:
     """Run one of the commands."""
-    if options.command == "chat":
+    if options.command in ("chat", "agent"):
         return _chat(options)
     commands = {"models": _models, "ask": _ask, "log": _log, "tail": _tail}
     return asyncio.run(commands[options.command](options))
@@ -126,10 +165,17 @@ async def _ask(options: Namespace) -> int:
         print(NOTHING_ASKED, file=sys.stderr)
         return 2
     async with await _client(options) as client:
-        answer = await _print_answer(client, (Message("user", question),), options)
+        given = {
+            "model": options.model,
+            "instructions": options.system,
+            "reasoning": options.effort,
+        }
+        settings: Any = {name: value for name, value in given.items() if value is not None}
+        answer = await _print_answer(client.stream((Message("user", question),), **settings))
     return 0 if answer is not None else 1
 
 
+HINT = "/help lists the commands; Ctrl-D ends."
 HELP = """\
 /help   this list
 /new    begin a new conversation
@@ -152,31 +198,114 @@ def _piped(optional: bool) -> str:
 def _chat(options: Namespace) -> int:
     with suppress(ImportError):  # `input` edits lines with it, where there is one
         importlib.import_module("readline")
-    # The prompt is read outside the loop, since Ctrl-C cannot reach a thread that waits for input.
-    conversation: tuple[Item, ...] = ()
+    # What is typed is read outside the loop, since Ctrl-C cannot reach a thread that waits for it.
     with asyncio.Runner() as runner:
-        client = runner.run(_client(options))
+        if options.command == "agent":
+            agent, about = _loaded(options.file), f"{options.file}: {HINT}"
+        else:
+            agent, about = runner.run(_agent(options))
+        began = agent.history
         try:
-            print(runner.run(_header(client, options.model)), file=sys.stderr)
+            print(about, file=sys.stderr)
             while True:
                 line = input("> ")
                 command = line.strip()
                 if command == "/quit":
                     return 0
                 if command == "/new":
-                    conversation = ()
+                    agent.history = began
                 elif command.startswith("/") and command[1:].isalpha():
                     print(HELP if command == "/help" else f"There is no {command}.\n{HELP}")
                 elif command:
-                    items = (*conversation, Message("user", line))
-                    answer = runner.run(_print_answer(client, items, options))
-                    if answer is not None:
-                        conversation = (*items, *answer)
+                    run = runner.run(_print_answer(agent.stream(line)))
+                    while run is not None and (decided := _decided(run)):
+                        allow, said = decided
+                        run = runner.run(_print_answer(agent.stream(said, allow=allow)))
         except EOFError:
             print()
             return 0
         finally:
-            runner.run(client.__aexit__(None, None, None))
+            runner.run(agent.close())
+
+
+async def _agent(options: Namespace) -> tuple[Agent, str]:
+    """A model to talk to, with the tools that were named, and what it is, in a line."""
+    client = await _client(options)
+    tools = [each for each in options.tools if each.endswith(".py")]
+    mine = [tool for each in tools for tool in _in_file(Path(each), PythonTool)]
+    servers = [HostedTool(use=each) for each in options.tools if not each.endswith(".py")]
+    engine: Engine = client
+    settings: dict[str, Any] = {"reasoning": options.effort} if options.effort else {}
+    if servers:
+        engine = HostedTools(client, hosted(servers, os.environ))
+        settings["tools"] = [_named(each.use) for each in servers]
+    agent = Agent(
+        engine,
+        tools=mine,
+        model=options.model or "",
+        instructions=options.system,
+        settings=settings,
+    )
+    return agent, await _header(client, options.model)
+
+
+def _named(use: str) -> UnknownTool:
+    """A hosted tool as a request has it."""
+    name, _, label = use.partition("=")[0].partition(":")
+    match name:
+        case "python":
+            return UnknownTool(WIRE, "code_interpreter", {"container": {"type": "auto"}})
+        case "mcp":
+            return UnknownTool(WIRE, "mcp", {"server_label": label})
+        case _:
+            return UnknownTool(WIRE, f"{name.removesuffix('s')}_search", {})
+
+
+def _decided(run: Run) -> tuple[dict[str, bool] | None, list[Item] | None] | None:
+    """What the user says to the calls that wait for consent; None where none does."""
+    if run.pending:
+        return {call.call_id: _allowed(call.name, _given(call)) for call in run.pending}, None
+    said: list[Item] = []
+    for item in run.output:
+        if isinstance(item, Unknown) and item.kind == "mcp_approval_request":
+            name, given = f"{item.value['server_label']}.{item.value['name']}", item.value
+            fields = {"approve": _allowed(name, given["arguments"]), "approval_request_id": item.id}
+            said.append(Unknown(item.wire, "mcp_approval_response", fields))
+    return (None, said) if said else None
+
+
+def _allowed(name: str, given: str) -> bool:
+    """Whether the user allows a call; without an answer it is refused."""
+    try:
+        return input(visible(f"Allow {name} {given}? [y/N] ", True)).strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        print()
+        return False
+
+
+def _given(call: Call) -> str:
+    return call.input if isinstance(call, CustomToolCall) else call.arguments
+
+
+def _loaded(path: Path) -> Agent:
+    """The agent that a file makes: `agent`, or the only one. Raises ConfigurationError."""
+    found = _in_file(path, Agent)
+    if len(found) != 1:
+        problem = f"makes {len(found)} agents, and must make one, or name one of them `agent`"
+        raise ConfigurationError(f"{path} {problem}.")
+    return found[0]
+
+
+def _in_file(path: Path, kind: type[T]) -> list[T]:
+    """The objects of a kind that a file of Python has under names of its own; of several agents
+    that which is called `agent`. Raises ConfigurationError for a file that cannot be run."""
+    sys.path.insert(0, str(path.parent.absolute()))
+    try:
+        names = runpy.run_path(str(path), run_name=path.stem)
+    except (OSError, SyntaxError, ImportError) as error:
+        raise ConfigurationError(f"{path} cannot be run: {error}.") from None
+    found = {name: each for name, each in names.items() if isinstance(each, kind)}
+    return [found["agent"]] if "agent" in found else list(dict.fromkeys(found.values()))
 
 
 async def _header(client: Client, model: str | None) -> str:
@@ -186,24 +315,18 @@ async def _header(client: Client, model: str | None) -> str:
         with suppress(FaultError):
             rows = [row(each, "this program") for each in await client.models()]
     who = f"{rows[0].model} ({rows[0].source})" if rows else visible(model or "No model is listed")
-    return f"{who}. /help lists the commands; Ctrl-D ends."
+    return f"{who}. {HINT}"
 
 
-async def _print_answer(
-    client: Client, items: tuple[Item, ...], options: Namespace
-) -> tuple[Item, ...] | None:
-    """Stream one answer to the terminal; its items, or None where it failed."""
-    given = {"model": options.model, "instructions": options.system, "reasoning": options.effort}
-    settings = {name: value for name, value in given.items() if value is not None}
-    stream = client.stream(items, **settings)
+async def _print_answer(stream: Stream) -> Any:
+    """Stream one answer to the terminal; the whole, or None where it failed."""
     renderer = Renderer(sys.stdout.isatty())
     with _stopped_by_ctrl_c(stream):
         async with stream:
             async for event in stream:
                 renderer.event(event)
     renderer.line("")
-    answer = stream.answer
-    return None if answer.status == "failed" else answer.response.output
+    return None if stream.answer.status == "failed" else stream.answer
 
 
 @contextmanager

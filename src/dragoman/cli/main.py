@@ -25,6 +25,7 @@ examples:
   dragoman log --search sky                  search stored requests and answers
   dragoman tail resp_…                       replay or follow one answer
   dragoman chat                              a conversation; Ctrl-C stops an answer, Ctrl-D ends
+  dragoman agent helper.py                   talk to an agent with tools of your own
   dragoman run codex                         Codex on the model found on this machine
 """
 
@@ -117,6 +118,10 @@ _LOG = (
     "List stored requests and answers, the newest first. Responses are stored unless a request "
     "says otherwise; chat completions only where it says `store: true`, and Messages never."
 )
+_AGENT = (
+    "Talk to an agent (dragoman.Agent) that a file of Python makes: the one called `agent`, or the "
+    "only one. Calls that need consent are asked about."
+)
 _RUN = (
     "Run an agent program on a model: with a configuration of its own, which is temporary, and "
     "the user's left as it is. It asks the Dragoman that is named, or else the one on the usual "
@@ -128,6 +133,10 @@ _RUN_AT = "the Dragoman to ask; by default the one on the usual port, or else on
 _TARGETS = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
 _CONFIG = "the configuration (dragoman.toml, if it exists)"
 _DATE = "the date that prompts say, where they say one: 2026-11-23, none, or today (the default)"
+_TOOL = (
+    "a tool that models may use: web=searxng:URL, web=brave, web=tavily, web=exa, python, "
+    "python=bubblewrap, files, or mcp:NAME=URL; may be given several times"
+)
 _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://HOST/DATABASE"
 
 
@@ -190,6 +199,7 @@ def parser() -> argparse.ArgumentParser:
     about = "how requests and errors are logged (text)"
     add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
+    add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=_TOOL)
     add("--workers", type=workers, metavar="N", help="processes that share the port (1)")
     add("--config", type=Path, metavar="FILE", help=_CONFIG)
 
@@ -203,10 +213,16 @@ def parser() -> argparse.ArgumentParser:
         add("--key-env", metavar="NAME", help="the variable that holds the key to it")
         if name == "ask":
             add("question", nargs="*", help=_QUESTION)
+        if name == "chat":
+            about = f"{_TOOL}; or a FILE.py with functions marked `@tool`"
+            add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=about)
         if name != "models":
             add("--model", "-m", help="the model's name; the first listed by default")
             add("--system", "-s", help="instructions for the model")
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
+
+    add = command("agent", "talk to the agent that a file of Python makes", _AGENT)
+    add("file", type=Path, metavar="FILE.py", help="the file")
 
     add = command("run", "run Codex, Claude Code or opencode on a model", _RUN)
     names = ("codex", "claude", "opencode")

@@ -22,11 +22,12 @@ from dragoman.engines.pocket import MISSING
 from dragoman.engines.router import Router
 from dragoman.server.app import App
 from dragoman.server.auth import generate_key
-from dragoman.server.build import as_upstreams, assemble, find, others, prepare
+from dragoman.server.build import as_upstreams, assemble, find, hosted, others, prepare
 from dragoman.server.config import (
     FILE,
     Configuration,
     ConfigurationError,
+    HostedTool,
     Upstream,
     load,
     place_of,
@@ -163,6 +164,8 @@ def serve(options: Namespace) -> int:
     loading = loading_options(options)
     # Its errors come before anything else is printed.
     prepare(upstreams, targets, settings, os.environ, loading)
+    named = (*configuration.tools, *(HostedTool(use=each) for each in options.tools))
+    hosted(named, os.environ)
     local = {each.name: ("this server", kind) for kind, each in find(targets, loading).items()}
     if settings.pubsub and not settings.store.startswith("postgres"):
         print(NO_PUBSUB, file=sys.stderr)
@@ -180,7 +183,7 @@ def serve(options: Namespace) -> int:
     def build() -> App:
         engines.append(assemble(upstreams, targets, settings, os.environ, loading))
         memory = open_memory(settings, os.environ, configuration.webhooks)
-        return App(engines[-1], settings, memory)
+        return App(engines[-1], settings, memory, hosted(named, os.environ))
 
     def ready() -> None:  # the start of the server does not wait for the models
         url = f"{reachable(address(listener))}/v1"

@@ -17,9 +17,11 @@ JSON = Any
 Extra = dict[str, dict[str, JSON]]
 """Fields we do not know, by wire name: `{"chat": {"vendor_field": 1}}`."""
 INTERNAL = frozenset(
-    {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
+    {"agent", "error", "inline", "legacy", "models", "responses_vendor", "tool", "turn", "upstream"}
 )
 """Keys of an `extra` that are no wire's."""
+RECORD = "tool"
+"""The key among them of the record of a call that this server ran (`tools.run.Recorded`)."""
 
 Role = Literal["system", "developer", "user", "assistant"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -213,6 +213,8 @@ def start(
                         traits = set(map(type, request.items))
                         if request.tools:
                             traits.add("tools")
+                        if request.web_search is not None:
+                            traits.add("web_search")
                         if request.include:
                             traits.add("include")
                         if request.truncation is not None:
@@ -537,8 +539,8 @@ class Wrapper:
     the same name.
 
     `acts_on` spares a request without any of these the call: types of items, names of fields that
-    are set ("tools", "include", "truncation", "context_management"), and "stored" where the answer
-    is. None stands for every request.
+    are set ("tools", "web_search", "include", "truncation", "context_management"), and "stored"
+    where the answer is. None stands for every request.
     """
 
     acts_on: ClassVar[frozenset[object] | None] = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
+from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, HOPS_HEADER, Caller, Engine
 from dragoman.engines.base import request_id
@@ -22,6 +23,8 @@ from dragoman.engines.reasoning import (
 )
 from dragoman.engines.router import Prompted
 from dragoman.stores.base import StoreError
+from dragoman.tools.files import FileSearch
+from dragoman.tools.run import Hosted
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
@@ -30,25 +33,33 @@ from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
+from .files import FileHandlers, refusing
 from .limits import Budget, Gate
 from .log import Entry, RequestLog
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import METHODS, STORED, Handlers
+from .state.library import Library
 from .state.service import Memory
 from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
 
 
 def with_middleware(
-    engine: Engine, settings: Settings, cipher: ReasoningCipher | None = None, share: float = 1.0
+    engine: Engine,
+    settings: Settings,
+    cipher: ReasoningCipher | None = None,
+    share: float = 1.0,
+    tools: Sequence[Hosted] = (),
 ) -> Engine:
-    """The engine, with all that makes conversations last around it; `share` is the part of the
-    cached reasoning that one tenant may have."""
+    """The engine, with all that makes conversations last around it, and these tools; `share` is the
+    part of the cached reasoning that one tenant may have."""
     again = RetryingReasoning(engine, again=settings.reasoning_retry)
     short = Compacting(Truncating(again))
-    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_cache, share))
-    return recalling if cipher is None else EncryptingReasoning(recalling, cipher)
+    engine = CachingReasoning(short, ReasoningCache(settings.reasoning_cache, share))
+    if tools:
+        engine = HostedTools(engine, tools)
+    return engine if cipher is None else EncryptingReasoning(engine, cipher)
 
 
 _HOPS = HOPS_HEADER.encode()
@@ -57,18 +68,30 @@ _SECRET = secrets.token_bytes(32)
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
+NO_FILES = "This server takes no files; start it with --tool files."
+NO_STORE = "This server stores nothing (--store none), and so no files."
 NO_WEBSOCKET = Fault("not_found", "There is no WebSocket here; ask by POST.", "client")
 """For clients that try a WebSocket first: at a 404 they fall back to HTTP."""
 
 
 class App:
-    """An ASGI 3 application. `drain` ends its work, `close` releases its engine."""
+    """An ASGI 3 application. `drain` ends its work, `close` releases its engine and its tools."""
 
-    def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        memory: Memory | None = None,
+        tools: Sequence[Hosted] = (),
+    ) -> None:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
         cipher = None if memory is None else memory.cipher
-        engine = with_middleware(engine, settings, cipher, share)
+        searches = [tool for tool in tools if isinstance(tool, FileSearch)]
+        library = None
+        if searches and memory is not None:
+            library = searches[0].library = Library(memory.store, engine, settings)
+        engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory
         self._settings = settings
@@ -106,6 +129,10 @@ class App:
             routes += Handlers(memory, self._roster, lists, service.read, answers.replay).routes()
         else:
             routes += [Route(each, path, _refuse_stored) for path in STORED for each in METHODS]
+        if library is not None:
+            routes += FileHandlers(service, library).routes()
+        else:
+            routes += refusing(NO_STORE if searches else NO_FILES)
         self._router = Router(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

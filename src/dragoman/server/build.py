@@ -6,14 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec.structs import asdict, replace
+
+from dragoman.core.error import hint
 from dragoman.core.interfaces import Engine
 from dragoman.engines.completions import remote
 from dragoman.engines.discover import Discovered
 from dragoman.engines.local import Target, find_target, is_local, stand_in
 from dragoman.engines.router import Route, Router
+from dragoman.tools.run import Hosted
 
 from .auth import is_loopback
-from .config import ConfigurationError, Upstream, clash, explained, place_of, problem_of, read_key
+from .config import (
+    ConfigurationError,
+    HostedTool,
+    Upstream,
+    clash,
+    explained,
+    place_of,
+    problem_of,
+    read_key,
+)
 from .settings import Settings
 
 
@@ -123,3 +136,68 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             name=None if "://" in upstream.name else upstream.name,
         )
     return Route(engine, upstream.models, upstream.aliases, upstream.name)
+
+
+def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Hosted]:
+    """The tools that the server runs. Each is imported when it is used. Raises ConfigurationError
+    for one that does not exist, is named twice or needs what is not installed, and for a field that
+    is not for it."""
+    found: dict[str, Hosted] = {}
+    servers: list[Any] = []
+    for tool in tools:
+        kind, equals, rest = tool.use.partition("=")
+        name, _, label = kind.partition(":")
+        if name not in _FIELDS or (label and name != "mcp"):
+            known = "web=SERVICE, python, files, mcp:NAME=URL"
+            problem = f"There is no tool {tool.use!r}{hint(name, _FIELDS)}; there is {known}."
+            raise ConfigurationError(problem)
+        for field, value in asdict(tool).items():
+            if value and field not in ("use", *_FIELDS[name]):
+                raise ConfigurationError(f"{tool.use}: {field} is not for this tool.")
+        if name in found:
+            raise ConfigurationError(f"{tool.use}: there is another tool of this kind.")
+        with explained(f"{tool.use}: "):
+            match name:
+                case "web":
+                    from dragoman.tools.web import Web
+
+                    found[name] = Web.configured(rest, environ, allow=tool.allow)
+                case "python":
+                    from dragoman.tools.python import Python
+                    from dragoman.tools.sandbox import Limits
+
+                    usual = Limits()
+                    limits = Limits(
+                        seconds=tool.seconds or usual.seconds, memory=tool.memory or usual.memory
+                    )
+                    found[name] = Python(rest or "monty", limits=limits)
+                case "files":
+                    from dragoman.tools.files import FileSearch
+
+                    found[name] = FileSearch()
+                case "mcp":
+                    from dragoman.tools.mcp import read_server
+
+                    if label or equals:
+                        fields = {name: getattr(tool, name) for name in _OF_SERVER}
+                        given = {name: value for name, value in fields.items() if value}
+                        servers.append(replace(read_server(f"{label}={rest}"), **given))
+    mcp = [tool for tool in tools if tool.use.startswith("mcp")]
+    if mcp:
+        from dragoman.tools.mcp import MCP
+
+        hosts, allow = ([each for tool in mcp for each in getattr(tool, name)] for name in _OF_ALL)
+        with explained("mcp: "):
+            found["mcp"] = MCP(servers, hosts=hosts, allow=allow, environ=environ)
+    return list(found.values())
+
+
+_OF_SERVER = ("headers", "environment", "approval", "allowed_tools", "seconds")
+_OF_ALL = ("hosts", "allow")
+_FIELDS = {
+    "web": ("allow",),
+    "python": ("seconds", "memory"),
+    "files": (),
+    "mcp": (*_OF_SERVER, *_OF_ALL),
+}
+"""The tools, with the fields that each has."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -106,6 +106,46 @@ class Webhook(Struct, frozen=True, kw_only=True):
     ] = ()
 
 
+class HostedTool(Struct, frozen=True, kw_only=True):
+    """A tool that the server runs for any model, where a request names it."""
+
+    use: Annotated[
+        str,
+        about(
+            "The tool: web=searxng:URL, web=brave, web=tavily, web=exa, python, python=bubblewrap, "
+            "files, mcp:NAME=URL, mcp:NAME=stdio:COMMAND, or mcp for servers that requests name."
+        ),
+    ]
+    allow: Annotated[
+        tuple[str, ...],
+        about("web, mcp: addresses and networks that may be called though they are not public."),
+    ] = ()
+    hosts: Annotated[
+        tuple[str, ...], about("mcp: the hosts at which requests may name servers themselves.")
+    ] = ()
+    headers: Annotated[
+        dict[str, str],
+        about("mcp: headers for the server, each with the environment variable of its value."),
+    ] = {}
+    environment: Annotated[
+        tuple[str, ...], about("mcp: environment variables that a COMMAND is given.")
+    ] = ()
+    approval: Annotated[
+        Literal["always", "never"] | None,
+        about("mcp: whether calls need consent, where a request does not say; always by default."),
+    ] = None
+    allowed_tools: Annotated[
+        tuple[str, ...], about("mcp: the tools of the server that can be used; empty is all.")
+    ] = ()
+    seconds: Annotated[
+        float | None, about("mcp, python: how long a call may take, in seconds.", ge=1, le=3600)
+    ] = None
+    memory: Annotated[
+        int | None,
+        about("python: the memory that a container may have, in bytes.", ge=16 * 2**20, le=2**40),
+    ] = None
+
+
 class Configuration(Struct, frozen=True, kw_only=True):
     """All that the file says; `port_given` is whether that is in it, be it the usual one."""
 
@@ -113,9 +153,13 @@ class Configuration(Struct, frozen=True, kw_only=True):
     port_given: bool = False
     upstreams: tuple[Upstream, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
+    tools: tuple[HostedTool, ...] = ()
 
 
-_TABLES = (("[[webhooks]]", Webhook), ("[server]", Settings), ("[[upstreams]]", Upstream))
+_TABLES = (
+    *(("[[tools]]", HostedTool), ("[[webhooks]]", Webhook)),
+    *(("[server]", Settings), ("[[upstreams]]", Upstream)),
+)
 _HOMES = {name: home for home, kind in _TABLES for name in kind.__struct_fields__ if name != "keys"}
 """Where in the file each setting stands."""
 _KEYS = ("key", "api_key", "token", "secret")
@@ -173,7 +217,7 @@ def read(text: str, name: str = FILE) -> Configuration:
     except RecursionError:
         raise ConfigurationError(f"{name} is nested too deeply to be read.") from None
     try:
-        for table in ("upstreams", "webhooks"):
+        for table in ("upstreams", "webhooks", "tools"):
             if isinstance(document.get(table), dict):
                 problem = f"is one table, and must be a list of them: [[{table}]]"
                 raise fields.wrong(table, problem)
@@ -182,7 +226,8 @@ def read(text: str, name: str = FILE) -> Configuration:
         settings = _filled(Settings, server) if server else Settings()
         upstreams = tuple(map(_upstream, fields.objects("upstreams")))
         webhooks = tuple(map(_webhook, fields.objects("webhooks")))
-        _nothing_left(fields, ("server", "upstreams", "webhooks"))
+        tools = tuple(_filled(HostedTool, each) for each in fields.objects("tools"))
+        _nothing_left(fields, ("server", "upstreams", "webhooks", "tools"))
         if shared := clash(upstreams):
             number, field, problem = shared
             raise FaultError(bad_request(problem, f"upstreams[{number}].{field}"))
@@ -195,7 +240,11 @@ def read(text: str, name: str = FILE) -> Configuration:
         line = _line_of(error.fault.param or "", text)
         raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None
     return Configuration(
-        server=settings, port_given=port_given, upstreams=upstreams, webhooks=webhooks
+        server=settings,
+        port_given=port_given,
+        upstreams=upstreams,
+        webhooks=webhooks,
+        tools=tools,
     )
 
 
@@ -313,7 +362,7 @@ def _filled(kind: type[_T], fields: Fields) -> _T:
 
 def _taken(fields: Fields, name: str, hint: Any, meta: Any) -> Any:
     """The value of one field, as its type hint and its bounds would have it; None if absent."""
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (UnionType, Union):  # the latter of a Literal
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     match get_origin(hint) or hint:
         case builtins.bool:

@@ -271,19 +271,30 @@ def measured(body: bytes, limits: Limits) -> int:
     return found + (characters * width if width > 1 else 0)
 
 
-async def read_body(exchange: Exchange, settings: Settings, roster: InFlight, hold: Hold) -> bytes:
-    """The body of a JSON request, which is held for it from now on.
+async def read_body(
+    exchange: Exchange,
+    settings: Settings,
+    roster: InFlight,
+    hold: Hold,
+    *,
+    media_type: str = _JSON,
+    limit: int | None = None,
+    setting: str = "body_limit",
+) -> bytes:
+    """The body of a request, which is held for it from now on. What is not JSON has its own limit,
+    by another setting.
 
-    Raises FaultError when its head says that it is not JSON, when it is larger than `body_limit`,
-    when there is no room for it, when the client disconnects, and when nothing comes for
+    Raises FaultError when its head says that it is of another type, when it is larger than it may
+    be, when there is no room for it, when the client disconnects, and when nothing comes for
     `read_time` seconds, or too little.
     """
-    length = check_head(exchange, settings.body_limit)
+    limit = settings.body_limit if limit is None else limit
+    length = check_head(exchange, limit, media_type, setting)
     exchange.hold = hold
     if (body := exchange.whole) is not None:
         exchange.whole = None
-        if len(body) > settings.body_limit:
-            raise FaultError(too_large(settings.body_limit))
+        if len(body) > limit:
+            raise FaultError(too_large(limit, setting))
         hold.resize(len(body))
         return body
     hold.resize(length)
@@ -299,24 +310,26 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight, ho
             piece, more = await exchange.read()
             pieces.append(piece)
             size += len(piece)
-            if size > settings.body_limit:
-                raise FaultError(too_large(settings.body_limit))
+            if size > limit:
+                raise FaultError(too_large(limit, setting))
             if size > hold.size:  # without a length
                 hold.resize(size)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def check_head(exchange: Exchange, limit: int) -> int:
+def check_head(
+    exchange: Exchange, limit: int, wanted: str = _JSON, setting: str = "body_limit"
+) -> int:
     """The length that the headers say the body has, or 0. Raises FaultError where what they say is
     enough to refuse it."""
     headers = exchange.headers
     media_type = _JSON
     if headers.get(b"content-type") != b"application/json":  # which it is, as a rule
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-    if media_type != _JSON:
+    if media_type != wanted:
         # A page on any site may make a browser send text/plain to this machine; JSON it may not.
         what = f"is {quoted(media_type)}" if media_type else "is missing"
-        problem = f"The content-type {what}, and must be application/json."
+        problem = f"The content-type {what}, and must be {wanted}."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     coding = ""
     if b"content-encoding" in headers:
@@ -328,13 +341,13 @@ def check_head(exchange: Exchange, limit: int) -> int:
     if not length.isdigit():
         return 0
     if len(length) > 18 or int(length) > limit:
-        raise FaultError(too_large(limit))
+        raise FaultError(too_large(limit, setting))
     return int(length)
 
 
-def too_large(limit: int) -> Fault:
+def too_large(limit: int, setting: str = "body_limit") -> Fault:
     """Why a body of more than `limit` bytes is refused."""
-    problem = f"The body is larger than {limit} bytes, which is this server's limit (body_limit)."
+    problem = f"The body is larger than {limit} bytes, which is this server's limit ({setting})."
     return Fault("too_large", problem, "client")
 
 

@@ -243,6 +243,33 @@ class Settings(Limits, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 20_000
+    max_file_bytes: Annotated[
+        int, about("Maximum size of an uploaded file, in bytes.", ge=1, le=512 * 1024 * 1024)
+    ] = 16 * 1024 * 1024
+    max_files_per_key: Annotated[
+        int, about("Files that one key may have uploaded; then it can upload no more.", ge=1)
+    ] = 1_000
+    max_file_bytes_per_key: Annotated[
+        int, about("Bytes that the files of one key may have together.", ge=1)
+    ] = 1024 * 1024 * 1024
+    max_vector_stores_per_key: Annotated[
+        int, about("Vector stores that one key may have.", ge=1)
+    ] = 100
+    max_vector_store_chunks: Annotated[
+        int,
+        about(
+            "Chunks of text that a vector store may have; a file that has more than there is room "
+            "for fails.",
+            ge=1,
+        ),
+    ] = 50_000
+    embedding_model: Annotated[
+        str,
+        about(
+            "The model, by its name at this server, that makes the vectors by which files are "
+            "searched; empty searches by words alone."
+        ),
+    ] = ""
     inherit_instructions: Annotated[
         bool,
         about(

@@ -265,6 +265,23 @@ class OutboxMessage(Struct, frozen=True, kw_only=True):
     attempts: int = 0
 
 
+class Piece(Struct, frozen=True):
+    """A chunk that is to be stored: its text, the words it is found by, its vector of float32."""
+
+    text: str
+    words: list[str]
+    vector: bytes | None = None
+
+
+class Chunk(Struct, frozen=True):
+    """A chunk that was found, and the file it is of, by its `seq`."""
+
+    seq: int
+    file: int
+    text: str
+    vector: bytes | None = None
+
+
 Order = Literal["asc", "desc"]
 
 

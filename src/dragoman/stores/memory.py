@@ -36,6 +36,7 @@ class MemoryStore(Store):
 
     POLL = 0.05
     CASCADES = False
+    FULL_TEXT = "fts5"
 
     def __init__(self, retention: Retention | None = None) -> None:
         super().__init__(retention, Subscribers())

@@ -209,6 +209,7 @@ class PostgresStore(Store):
 
     POLL = 1.0
     CASCADES = True
+    FULL_TEXT = "tsvector"
 
     def __init__(
         self,

@@ -142,8 +142,61 @@ _ROWS = """
 
 _SECRETS = "CREATE TABLE secrets (tenants BYTEA NOT NULL)"
 
+# Step 6: files, and vector stores of their text. What is found in a full-text search is indexed by
+# the database: in a table of its own (SQLite's FTS5), or a column (PostgreSQL's tsvector).
+
+_FILES = """
+    CREATE TABLE files (
+        seq BIGSERIAL PRIMARY KEY,
+        id TEXT COLLATE "C" NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        name TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        size BIGINT NOT NULL,
+        created_at BIGINT NOT NULL,
+        expires_at BIGINT,
+        data BYTEA NOT NULL
+    );
+    CREATE INDEX files_by_tenant ON files (tenant, seq);
+    CREATE INDEX files_by_end ON files (expires_at);
+    CREATE TABLE vector_stores (
+        seq BIGSERIAL PRIMARY KEY,
+        id TEXT COLLATE "C" NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        active_at BIGINT NOT NULL,
+        expires_at BIGINT,
+        about BYTEA NOT NULL
+    );
+    CREATE INDEX vector_stores_by_tenant ON vector_stores (tenant, seq);
+    CREATE INDEX vector_stores_by_end ON vector_stores (expires_at);
+    CREATE TABLE indexed_files (
+        seq BIGSERIAL PRIMARY KEY,
+        store BIGINT NOT NULL,
+        file TEXT COLLATE "C" NOT NULL,
+        batch TEXT,
+        status TEXT NOT NULL,
+        size BIGINT NOT NULL DEFAULT 0,
+        chunks BIGINT NOT NULL DEFAULT 0,
+        begun BIGINT NOT NULL,
+        about BYTEA NOT NULL
+    );
+    CREATE INDEX indexed_files_by_store ON indexed_files (store, seq);
+    CREATE INDEX indexed_files_by_file ON indexed_files (file);
+    CREATE INDEX indexed_files_by_status ON indexed_files (status, begun);
+    CREATE TABLE chunks (
+        seq BIGSERIAL PRIMARY KEY,
+        store BIGINT NOT NULL,
+        file BIGINT NOT NULL,
+        text BYTEA NOT NULL,
+        vector BYTEA
+    );
+    CREATE INDEX chunks_by_store ON chunks (store, seq);
+    CREATE INDEX chunks_by_file ON chunks (file)
+"""
+
 _WORDS = {
     ' COLLATE "C"': "",
+    "BIGSERIAL PRIMARY KEY": "INTEGER PRIMARY KEY",
     "BIGINT": "INTEGER",
     "BOOLEAN": "INTEGER",
     "BYTEA": "BLOB",
@@ -205,6 +258,7 @@ SQLITE: tuple[str, ...] = (
     + _ROWS
     + "DROP TABLE old_responses",
     _sqlite(_SECRETS),
+    _sqlite(_FILES) + ";\nCREATE VIRTUAL TABLE chunk_words USING fts5(store, words)",
 )
 
 # The old rows of `responses` stay where they are; what they held of their runs moves.
@@ -241,4 +295,9 @@ POSTGRES: tuple[str, ...] = (
     ALTER TABLE responses ADD COLUMN response BYTEA, ADD COLUMN parts BYTEA
     """,
     _SECRETS,
+    _FILES
+    + """;
+    ALTER TABLE chunks ADD COLUMN words TSVECTOR NOT NULL;
+    CREATE INDEX chunks_by_word ON chunks USING gin (words)
+    """,
 )

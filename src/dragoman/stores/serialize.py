@@ -20,11 +20,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, DeltaKind, Event
+from dragoman.core.files import IndexedFile, VectorStore
 from dragoman.core.item import Annotation, Item
 from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
 
-from .base import Conversation, LogSegment, Record, Room, RunStatus, StoreError, input_id
+from .base import (
+    Conversation,
+    LogSegment,
+    Record,
+    Room,
+    RunStatus,
+    StoreError,
+    input_id,
+)
 
 LARGE = 1_024
 """Bytes of a whole record, of its tools, or characters of its instructions: below it nothing is
@@ -74,9 +83,11 @@ _decoders: dict[Any, tuple[msgspec.msgpack.Decoder[Any], msgspec.json.Decoder[An
     for type in (
         Any,
         Conversation,
+        IndexedFile,
         Item,
         Record,
         Response,
+        VectorStore,
         _Body,
         str,
         tuple,

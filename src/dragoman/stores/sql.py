@@ -14,8 +14,6 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -47,6 +45,7 @@ from .base import (
     reading,
     slowness,
 )
+from .files import Files
 from .retention import SWEPT, Retention
 from .serialize import (
     PARTS,
@@ -81,6 +80,7 @@ from .statements import (
     bound,
     chunks,
     clean,
+    direction,
     extend,
     index_keys,
     inserts_of,
@@ -103,7 +103,7 @@ _TALK = "FROM conversations WHERE id = $1 AND tenant = $2"
 _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
 
 
-class Store(ABC):
+class Store(Files):
     """All that a server stores, in a database.
 
     One conformance suite holds for all stores. A method that writes returns when what it wrote
@@ -117,8 +117,6 @@ class Store(ABC):
     CASCADES: ClassVar[bool]
     """Whether the database deletes with a response all that belongs to it."""
 
-    now: Callable[[], float] = staticmethod(time.time)
-    """The time by which leases end and messages are due: the same for all servers of a store."""
     _secret: bytes | None = None  # until the store was opened
 
     def __init__(self, kept: Retention | None, pubsub: Subscribers) -> None:
@@ -136,25 +134,6 @@ class Store(ABC):
                 "The store could not be opened yet, so whose data is whose is unknown."
             )
         return self._secret
-
-    @abstractmethod
-    async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        """The rows that a statement finds."""
-
-    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        """The rows that a statement changed, as far as it gives them back."""
-
-        def steps() -> Steps[Sequence[Row]]:
-            return (yield statement, values)
-
-        return await self._transact((), steps)
-
-    @abstractmethod
-    def _transact(
-        self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
-    ) -> Awaitable[T]:
-        """Insert rows and take steps in one transaction; the result of the steps. What waits with
-        others for its commit may be done again from the start, without them."""
 
     async def ready(self) -> None:
         """Return when the store can be used. Raises StoreError, within a minute or so, that says
@@ -372,7 +351,7 @@ class Store(ABC):
     ) -> Page[Record]:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
         reading.set(tenant)
-        sign, order = _direction(paging)
+        sign, order = direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
         where = "WHERE r.tenant = $1"
         if wire is not None:
@@ -563,7 +542,7 @@ class Store(ABC):
         if not await self._read(f"SELECT 1 {_TALK}", id, tenant):
             return None
         where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
-        sign, order = _direction(paging)
+        sign, order = direction(paging)
         values: list[object] = [id, paging.limit + 1]
         if paging.after is not None:
             values.append(paging.after)
@@ -650,6 +629,7 @@ class Store(ABC):
         await self._transact((), partial(retention.forget_surplus_talks, kept))
         await self._transact((), partial(retention.forget_talks, retention.OLD_TALKS, (old,)))
         await self._write("DELETE FROM outbox WHERE due < $1", old)
+        await self._forget_files(now)
         await self._compact()
         return gone
 
@@ -659,10 +639,3 @@ class Store(ABC):
     async def _compact(self) -> None:
         """Give the system the room back that was left."""
         return
-
-
-# ---- rows ----------------------------------------------------------------------------------
-
-
-def _direction(paging: Paging) -> tuple[str, str]:
-    return (">", "ASC") if paging.order == "asc" else ("<", "DESC")

@@ -215,6 +215,7 @@ class SqliteStore(Store):
 
     POLL = 0.05
     CASCADES = False
+    FULL_TEXT = "fts5"
 
     def __init__(
         self, path: Path, retention: Retention | None = None, patience: float = PATIENCE

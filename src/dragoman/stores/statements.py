@@ -16,6 +16,7 @@ from .base import (
     ConflictError,
     LogSegment,
     OutboxMessage,
+    Paging,
     Record,
     call_digests,
     index_key,
@@ -59,6 +60,11 @@ def bound(values: Iterable[object]) -> list[object]:
         else value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
         for value in values
     ]
+
+
+def direction(paging: Paging) -> tuple[str, str]:
+    """How places compare, and are ordered, in the direction of a page."""
+    return (">", "ASC") if paging.order == "asc" else ("<", "DESC")
 
 
 def clean(text: str) -> str:

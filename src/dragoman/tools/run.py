@@ -15,22 +15,25 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.event import DeltaKind, State
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
     JSON,
-    Annotation,
+    RECORD,
     Call,
     CallOutput,
     CustomToolCall,
     CustomToolCallOutput,
+    Extra,
     FunctionCallOutput,
     Part,
     Text,
     Unknown,
 )
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.request import CustomTool, FunctionTool, Namespace
+from dragoman.formats.citations import Cited
 
 _log = logging.getLogger("dragoman")
 
@@ -91,11 +94,13 @@ class Display(Struct, frozen=True):
 
 class Shown(Struct, frozen=True):
     """What a tool with a display gives: `output` to the model, and to the item of the call the
-    `fields` that it has at its end, beside or in place of those it began with."""
+    `fields` that it has at its end, beside or in place of those it began with. What is `kept` is
+    for the tool itself: it is in the record of the call, in later answers of the conversation."""
 
     output: Output
     fields: dict[str, JSON] = {}
     failed: bool = False
+    kept: JSON = None
 
 
 class Tool(Protocol):
@@ -126,28 +131,33 @@ class Tool(Protocol):
         ...
 
 
-class Rewriter(Protocol):
-    """Finds citations in the text of an answer, in whatever pieces it comes."""
-
-    def feed(self, text: str) -> list[str | Annotation]:
-        """The text that is known by now, and the annotations of it, each after its text."""
-        ...
-
-    def end(self) -> list[str | Annotation]:
-        """The rest."""
-        ...
-
-
 class Session(Protocol):
     """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
     in none, and items that are shown before it is asked, such as a list of tools."""
 
-    namespace: str | None
-    tools: Sequence[Tool]
-    items: Sequence[Unknown]
+    @property
+    def namespace(self) -> str | None:
+        """That of its functions."""
+        ...
 
-    def rewriter(self) -> Rewriter | None:
-        """What finds this tool's citations in one part of the text, if it has any."""
+    @property
+    def description(self) -> str | None:
+        """What the namespace is for."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The functions."""
+        ...
+
+    @property
+    def items(self) -> Sequence[Unknown]:
+        """The items."""
+        ...
+
+    @property
+    def cited(self) -> Cited | None:
+        """What knows the marks of this tool's citations, where the model was shown any."""
         ...
 
     async def close(self) -> None:
@@ -174,17 +184,21 @@ class Hosted(Protocol):
         ...
 
 
-RECORD = "tool"
-"""The key in the `extra` of an item of a hosted tool under which its call is kept."""
+_HOSTED: Extra = {RECORD: {}}
+"""What tells a format that the server runs a tool: models may have been trained with that."""
 
 
-class Recorded(Struct, frozen=True):
-    """The call behind an item of a hosted tool: as the model wrote it, and what it was given."""
+class Recorded(Struct, frozen=True, omit_defaults=True):
+    """The call behind an item of a hosted tool: as the model wrote it, what it was given, and what
+    the tool has `kept`. Calls of one answer of the model have the same `round`."""
 
     call_id: str
     name: str
     arguments: str
-    output: str
+    output: Output | None = None
+    namespace: str | None = None
+    round: str = ""
+    kept: JSON = None
 
 
 def recorded(item: Unknown) -> Recorded | None:
@@ -196,39 +210,63 @@ def recorded(item: Unknown) -> Recorded | None:
 
 
 class Result(Struct, frozen=True):
-    """What became of a call: the item for the model, whether that is an error, and what follows."""
+    """What became of a call: the item for the model, whether that is an error or it was not `run`,
+    what follows, and the fields of its display and its record."""
 
     output: CallOutput
     error: bool = False
     after: Next = "model"
     retry: bool = True
+    run: bool = True
     fields: dict[str, JSON] = {}
+    kept: JSON = None
 
 
 class Runner:
-    """Tools by name, each with one owner: here.
+    """Tools by namespace and name, each with one owner: here. `spaces` are tools by namespace, and
+    `about` says what these are for.
 
     Raises ValueError where two have the same name.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), *, seconds: float = SECONDS) -> None:
-        self.tools: dict[str, Tool] = {}
-        self._seconds = seconds
-        for tool in tools:
-            if self.tools.setdefault(tool.spec.name, tool) is not tool:
-                raise ValueError(f"there are two tools with the name {tool.spec.name!r}")
+    def __init__(
+        self,
+        tools: Iterable[Tool] = (),
+        spaces: Mapping[str, Iterable[Tool]] = {},
+        about: Mapping[str, str | None] = {},
+        *,
+        seconds: float = SECONDS,
+    ) -> None:
+        self.tools: dict[tuple[str | None, str], Tool] = {}
+        self._seconds, self._about = seconds, about
+        for space, found in ((None, tools), *spaces.items()):
+            for tool in found:
+                if self.tools.setdefault((space, tool.spec.name), tool) is not tool:
+                    raise ValueError(f"there are two tools with the name {tool.spec.name!r}")
 
-    def offered(self) -> tuple[FunctionTool | CustomTool, ...]:
+    def offered(self) -> tuple[FunctionTool | CustomTool | Namespace, ...]:
         """What the model is shown."""
-        return tuple(tool.spec for tool in self.tools.values() if tool.enabled)
+        spaces: dict[str | None, list[FunctionTool | CustomTool]] = {None: []}
+        for (space, _), tool in self.tools.items():
+            if tool.enabled:
+                spec = tool.spec
+                if tool.display is not None and space is None:
+                    spec = replace(spec, extra=_HOSTED)
+                spaces.setdefault(space, []).append(spec)
+        own = spaces.pop(None)
+        named = [
+            Namespace(name or "", tuple(each), self._about.get(name or ""), extra=_HOSTED)
+            for name, each in spaces.items()
+        ]
+        return (*own, *named)
 
-    def owns(self, call: Call) -> bool:
-        """Whether a call is run here."""
-        return call.namespace is None and call.name in self.tools
+    def find(self, call: Call) -> Tool | None:
+        """The tool that a call is of, where that is run here."""
+        return self.tools.get((call.namespace, call.name))
 
     async def needs_approval(self, call: Call) -> bool:
         """Whether a person must consent first. A rule that fails is a yes."""
-        tool = self.tools.get(call.name)
+        tool = self.find(call)
         if tool is None or isinstance(tool.approval, str):
             return tool is not None and tool.approval != "never"
         try:
@@ -240,9 +278,13 @@ class Runner:
 
     async def run(self, call: Call, context: Context) -> Result:
         """Run one call. Raises nothing but CancelledError, when it is cancelled itself."""
-        tool = self.tools[call.name] if self.owns(call) else None
+        tool = self.find(call)
         if tool is None:
-            names = ", ".join(spec.name for spec in self.offered()) or "none"
+            enabled = [key for key, each in self.tools.items() if each.enabled]
+            names = ", ".join(
+                name if space is None else f"{space}.{name}" for space, name in enabled
+            )
+            names = names or "none"
             return failed(call, f"There is no tool {call.name!r}. The tools are: {names}.")
         seconds = self._seconds if tool.seconds is None else tool.seconds
         most = tool.auto_truncate or LONGEST
@@ -267,7 +309,9 @@ class Runner:
                 words = f"The tool {call.name!r} failed. {words}"
             return failed(call, words, retry=tool.auto_retry)
         shown = output if isinstance(output, Shown) else Shown(output)
-        about = partial(Result, error=shown.failed, after=tool.after, fields=shown.fields)
+        about = partial(
+            Result, error=shown.failed, after=tool.after, fields=shown.fields, kept=shown.kept
+        )
         if isinstance(shown.output, str):
             return about(_item(call, truncated(_clean(shown.output), most)))
         parts: list[Part] = []
@@ -297,7 +341,7 @@ async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | Ba
             call.input if isinstance(call, CustomToolCall) else call.arguments, context
         )
     except BaseException as error:
-        if not isinstance(error, ToolError):
+        if not isinstance(error, ToolError | asyncio.CancelledError):
             _log.warning("the tool %s failed", call.name, exc_info=error)
         return error
 
@@ -309,7 +353,7 @@ def failed(call: Call, problem: str, *, retry: bool = True) -> Result:
 
 def not_run(call: Call, why: str) -> Result:
     """The result of a call that was not made, which is no error of the model's."""
-    return Result(_item(call, why))
+    return Result(_item(call, why), run=False)
 
 
 def _item(call: Call, output: Output) -> CallOutput:

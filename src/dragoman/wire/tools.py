@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON, Extra
@@ -32,6 +33,32 @@ from .json import LIMITS, Fields, Limits, dense
 from .losses import Note
 
 _CACHE_LIMIT = 4 * 1024 * 1024
+_SECRETS = frozenset({"authorization", "headers"})
+"""What an MCP server alone is sent of the tool that names it."""
+
+
+def without_secrets(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The tools as they may be stored and repeated: without the credentials for MCP servers. The
+    same tuple where there are none.
+
+    >>> without_secrets((UnknownTool("responses", "mcp", {"authorization": "t", "a": 1}),))
+    (UnknownTool(wire='responses', kind='mcp', value={'a': 1}),)
+    """
+    kept = tuple([_without_secrets(tool) for tool in tools])
+    same = all(one is other for one, other in zip(kept, tools, strict=True))
+    return tools if same else kept
+
+
+def _without_secrets(tool: Tool) -> Tool:
+    match tool:
+        case UnknownTool(kind="mcp", value=value) if not _SECRETS.isdisjoint(value):
+            kept = {name: field for name, field in value.items() if name not in _SECRETS}
+            return UnknownTool(tool.wire, tool.kind, kept)
+        case Namespace(tools=members):
+            fit = without_secrets(members)
+            return tool if fit is members else replace(tool, tools=fit)
+        case _:
+            return tool
 
 
 class ToolCodec:

@@ -6,9 +6,11 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, ItemReference, Message
-from dragoman.core.request import NamedTool, Request
+from dragoman.core.loss import LossList
+from dragoman.core.request import FunctionTool, NamedTool, Namespace, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
+from dragoman.formats.harmony.tools import Toolkit
 from tests.cases import cases
 
 from .parsing import BYTES, TOOLS
@@ -78,3 +80,62 @@ def test_item_that_only_its_maker_can_resolve_is_refused(item, kind) -> None:
 def test_controls_are_tokens() -> None:
     ids = HARMONY.render(Request(model="m", items=(USER,))).ids(BYTES)
     assert [id for id in ids if id > 255] == [256, 259, 260, 256, 259, 260, 256]
+
+
+HOSTED = {"tool": {}}
+BROWSER = Namespace("browser", (FunctionTool("search"), FunctionTool("open")), extra=HOSTED)
+PYTHON = FunctionTool("python", extra=HOSTED)
+
+
+def test_r4_9_12_tools_of_the_server_stand_as_the_model_was_trained_with_them() -> None:
+    text = HARMONY.render(Request(model="m", items=(USER,), tools=(BROWSER, PYTHON))).text
+    system = text.partition("<|end|>")[0]
+    parts = ["Reasoning: medium", "# Tools", "## browser", "## python", CHANNELS]
+    assert [part for part in system.split("\n\n") if part in parts] == parts
+    assert "} // namespace browser\n\n## python" in system
+    assert "`【{cursor}†L{line_start}(-L{line_end})?】`" in system
+    assert "functions" not in text
+    assert "developer" not in text
+    mine = HARMONY.render(Request(model="m", items=(USER,), tools=(replace(PYTHON, extra=None),)))
+    assert "namespace functions {" in mine.text
+    assert "# Tools" not in mine.text.partition("<|end|>")[0]
+
+
+def test_r4_57_60_their_calls_and_outputs_stand_in_the_analysis_channel() -> None:
+    calls = (
+        FunctionCall("a", "search", '{"query": "cats"}', "browser"),
+        FunctionCall("b", "python", '{"code": "print(1)"}'),
+        FunctionCall("c", "python", "print(2)"),
+        FunctionCall("d", "python", '{"not": "code"}'),
+    )
+    outputs = tuple(FunctionCallOutput(call.call_id, call.call_id.upper()) for call in calls)
+    request = Request(model="m", items=(USER, *calls, *outputs), tools=(BROWSER, PYTHON))
+    opening = "<|start|>assistant<|channel|>analysis to="
+    assert HARMONY.render(request).text.partition("hi<|end|>")[2] == (
+        f'{opening}browser.search code<|message|>{{"query": "cats"}}<|call|>'
+        "<|start|>browser.search to=assistant<|channel|>analysis<|message|>A<|end|>"
+        f"{opening}python code<|message|>print(1)<|call|>"
+        "<|start|>python to=assistant<|channel|>analysis<|message|>B<|end|>"
+        f"{opening}python code<|message|>print(2)<|call|>"
+        "<|start|>python to=assistant<|channel|>analysis<|message|>C<|end|>"
+        f'{opening}python code<|message|>{{"not": "code"}}<|call|>'
+        "<|start|>python to=assistant<|channel|>analysis<|message|>D<|end|>"
+        "<|start|>assistant"
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipient", "expected"),
+    [
+        ("python", ("function", "python", None)),
+        ("functions.python", ("function", "python", None)),
+        ("browser.search", ("function", "search", "browser")),
+        ("functions.browser.open", ("function", "open", "browser")),
+        ("browser.shut", ("function", "browser.shut", None)),
+    ],
+)
+def test_r4_60_they_are_called_with_and_without_functions(recipient, expected) -> None:
+    toolkit = Toolkit(Request(model="m", tools=(BROWSER, PYTHON)), LossList())
+    found = toolkit.called_tool(recipient)
+    assert found is not None
+    assert (found.kind, found.name, found.namespace) == expected

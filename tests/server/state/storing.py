@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from dragoman.server.testing import Transport
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
+from dragoman.tools.run import Hosted
 from tests.server.stubs import Call
 
 PATH = "/v1/responses"
@@ -68,12 +69,13 @@ async def storing(
     *,
     upkeep: bool = True,
     webhooks: Webhooks | None = None,
+    tools: Sequence[Hosted] = (),
     **options: Any,
 ) -> AsyncIterator[Server]:
     """A server that remembers, to the end of the block."""
     settings = replace(SETTINGS, **options)
     memory = Memory(store or MemoryStore(), settings, upkeep=upkeep, webhooks=webhooks)
-    app = App(engine, settings, memory)
+    app = App(engine, settings, memory, tools)
     transport = httpx2.AsyncClient(transport=Transport(app))
     sdk = openai.AsyncOpenAI(
         base_url="http://dragoman.test/v1", api_key="none", http_client=transport, max_retries=0

@@ -30,6 +30,20 @@ async def test_response_is_stored_as_it_was_answered(server: Server) -> None:
     assert again.metadata == {"k": "v"}
 
 
+async def test_credentials_for_mcp_servers_are_used_and_not_stored(server: Server) -> None:
+    url = "https://mcp.test/"
+    mcp = {"type": "mcp", "server_label": "s", "server_url": url, "authorization": "secret"}
+    for more in ({}, {"stream": True}, {"background": True}):
+        call = await server.ask(tools=[{**mcp, "headers": {"x": "secret"}}], **more)
+        assert b"secret" not in call.body
+        request = server.app._engine.asked[-1][0]
+        assert request.tools[0].value["authorization"] == "secret"
+    page = await server.memory.store.list_responses("", "responses", Paging())
+    assert len(page.items) == 3
+    for record in page.items:
+        assert record.request.tools[0].value == {"server_label": "s", "server_url": url}
+
+
 async def test_chat_is_stored_on_request_only(server: Server) -> None:
     body = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}]}
     await Call(server.app, body=body)()

@@ -5,7 +5,7 @@
     message  = ( content_part.added → (delta | annotation.added)* → *.done → content_part.done )*
     thought  = ( summary_part.added → delta* → text.done → summary_part.done | content part )*
     call     = arguments.delta* → arguments.done
-    hosted   = progress*
+    hosted   = in_progress → code.delta* → code.done → interpreting → completed, say
     terminal = completed | incomplete | failed                     exactly one
 
 It is written from the protocol, not from the encoder: no code of the package is used here.
@@ -28,6 +28,18 @@ WORDS = {
     "reasoning_text": ("response.reasoning_text", "text"),
     "summary_text": ("response.reasoning_summary_text", "text"),
 }
+HOSTED = {
+    "web_search_call": ("in_progress", "searching", "completed"),
+    "file_search_call": ("in_progress", "searching", "completed"),
+    "code_interpreter_call": ("in_progress", "code", "interpreting", "completed"),
+    "image_generation_call": ("in_progress", "generating", "partial_image", "completed"),
+    "mcp_call": ("in_progress", "arguments", "completed|failed"),
+    "mcp_list_tools": ("in_progress", "completed|failed"),
+    "compaction": ("compacting",),
+}
+"""What is said of items in progress, in this order; some servers leave out or repeat steps."""
+STREAMED = ("code", "arguments")
+WHOLE = ("_output", "_approval_request")
 ZERO = {"content": [], "summary": [], "arguments": "", "input": ""}
 
 
@@ -89,9 +101,8 @@ class _Walk:
 
 
 def _beside(event: Told) -> bool:
-    """Progress of hosted tools and whatever is no event of the protocol may stand anywhere."""
-    kind = event["type"].split(".")[1] if event["type"].startswith("response.") else ""
-    return kind.endswith("_call") or kind == "compaction" or event["type"].startswith("vendor")
+    """Whatever is no event of the protocol may stand anywhere."""
+    return bool(event["type"].startswith("vendor"))
 
 
 def _expect(holds: bool, problem: str) -> None:
@@ -105,7 +116,7 @@ def _item(walk: _Walk, index: int) -> Told | None:
     _expect(added["output_index"] == index, f"item {index} is at {added['output_index']}")
     item = added["item"]
     held = {name: item[name] for name in ZERO if item.get(name, ZERO[name]) != ZERO[name]}
-    _expect(not held or item["type"].endswith("_output"), f"item {index} was added with {held}")
+    _expect(not held or item["type"].endswith(WHOLE), f"item {index} was added with {held}")
     at = {"item_id": item["id"], "output_index": index}
     said = dict(_body(walk, item["type"], at))
     if walk.next("response.failed"):
@@ -117,7 +128,9 @@ def _item(walk: _Walk, index: int) -> Told | None:
         _expect(final.get(name) == item.get(name), f"the {name} of item {index} changed")
     _expect(final.get("status", "completed") != "in_progress", f"item {index} is not done")
     for name, value in said.items():
-        _expect(final.get(name, ZERO[name]) == value, f"the {name} of item {index} is not as said")
+        _expect(
+            final.get(name, ZERO.get(name)) == value, f"the {name} of item {index} is not as said"
+        )
     return dict(final)
 
 
@@ -138,6 +151,22 @@ def _body(walk: _Walk, type: str, at: Told) -> Iterator[tuple[str, Any]]:
             _expect(done[field] == said, f"the {field} are not what was said")
             _expect(type != "function_call" or bool(done["name"]), "the call has no name")
             yield field, said
+        case _:
+            yield from _progress(walk, type, at)
+
+
+def _progress(walk: _Walk, type: str, at: Told) -> Iterator[tuple[str, Any]]:
+    """What is said of an item of a hosted tool on its way."""
+    for step in HOSTED.get(type, ()):
+        if step in STREAMED:
+            said = "".join(_deltas(walk, f"response.{type}_{step}", at))
+            if said or walk.next(f"response.{type}_{step}.done"):
+                done = _there(walk.take(f"response.{type}_{step}.done"), at)
+                _expect(done[step] == said, f"the {step} is not what was said")
+                yield step, said
+        names = [f"response.{type}.{name}" for name in step.split("|")]
+        while walk.next(*names):
+            _there(walk.take(*names), at)
 
 
 def _parts(walk: _Walk, at: Told, kind: str) -> Iterator[Told]:

@@ -32,12 +32,13 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.lifecycle import check
-from dragoman.core.request import FunctionTool, Request
+from dragoman.core.request import FunctionTool, Namespace, Request, UnknownTool
 from dragoman.core.response import Response, Usage
 from dragoman.core.turn import CUT
 from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import Echo
+from dragoman.wire.tools import without_secrets
 from tests import oracle
 from tests.cases import cases
 from tests.sdk import offline
@@ -487,3 +488,24 @@ def test_what_is_too_large_to_be_repeated_is_left_out() -> None:
     echoed = json.loads(b"{" + Echo(request).data + b"}")
     assert (echoed["tools"], echoed["metadata"], echoed["user"]) == ([], {}, None)
     assert echoed["prompt_cache_key"] == "key"
+
+
+def test_credentials_for_mcp_servers_are_not_repeated() -> None:
+    mcp = {"server_label": "s", "server_url": "https://h/", "authorization": "secret"}
+    tools = (
+        UnknownTool("responses", "mcp", {**mcp, "headers": {"x-key": "secret"}}),
+        Namespace("group", (UnknownTool("responses", "mcp", mcp), FunctionTool("f"))),
+        Namespace("other", (FunctionTool("g"),)),
+        UnknownTool("responses", "web_search", {"authorization": "a field of its own"}),
+    )
+    echoed = json.loads(b"{" + Echo(Request(model="m", tools=tools)).data + b"}")["tools"]
+    shown = {"type": "mcp", "server_label": "s", "server_url": "https://h/"}
+    assert echoed[0] == shown
+    assert echoed[1]["tools"][0] == shown
+    assert echoed[3]["authorization"] == "a field of its own"
+    assert without_secrets(tools[2:]) == tools[2:]
+    same = tools[2:]
+    assert without_secrets(same) is same
+    # The server that runs the tool is sent them.
+    sent, _ = RESPONSES.encode_request(Request(model="m", tools=tools), STANDARD)
+    assert sent.count(b"secret") == 3

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import (
@@ -45,19 +46,11 @@ from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer, TokenTabl
 
 from . import parse
 from .parse import COMMENTARY_PHASE, HarmonyParser, Header
-from .tools import FUNCTIONS, Toolkit, comment
+from .texts import CHANNELS, FUNCTIONS_CHANNEL, IDENTITY, KNOWLEDGE_CUTOFF
+from .tools import FUNCTIONS, TRAINED, Toolkit, comment
 
 START, MESSAGE, CHANNEL = Control(parse.START), Control(parse.MESSAGE), Control(parse.CHANNEL)
 CONSTRAIN, END, CALL = Control(parse.CONSTRAIN), Control(parse.END), Control(parse.CALL)
-
-# These texts are verbatim from the package openai-harmony 0.0.8 (Copyright OpenAI, Apache License
-# 2.0; see NOTICE), because the model was trained on exactly these.
-IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
-KNOWLEDGE_CUTOFF = "2024-06"
-_CHANNELS = (
-    "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-)
-_FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
 
 _EFFORTS: dict[str | None, str] = {
     **dict.fromkeys(("none", "minimal", "low"), "low"),
@@ -79,7 +72,7 @@ class Harmony:
     name = "harmony"
     controls = parse.CONTROLS
     limits = UpstreamLimits(hosted_tools=False)
-    """It has namespaces and free-text tools; its built-in tools cannot be run here."""
+    """It has namespaces and free-text tools; what the model was trained with are functions here."""
 
     def __init__(self) -> None:
         self._table: tuple[Tokenizer, TokenTable] | None = None
@@ -101,7 +94,7 @@ class Harmony:
         about = _paragraphs(text, tools.developer_section(), _response_format(request.format))
         if about:
             pieces += _message("developer", about)
-        pieces += _history(items, first, losses)
+        pieces += _history(items, first, losses, tools.trained)
         pieces += [START, "assistant"]
         if (opened := _prefill(request)) is not None:
             pieces += _open_message(opened)
@@ -161,7 +154,8 @@ def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
     return _paragraphs(
         setting.preamble(IDENTITY, KNOWLEDGE_CUTOFF),
         f"Reasoning: {effort}",
-        f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if FUNCTIONS in tools.sections else _CHANNELS,
+        *(["# Tools", *(TRAINED[name] for name in tools.trained)] if tools.trained else ()),
+        f"{CHANNELS}\n{FUNCTIONS_CHANNEL}" if FUNCTIONS in tools.sections else CHANNELS,
     )
 
 
@@ -193,8 +187,11 @@ def _response_format(format: OutputFormat | None) -> str:
 # ---- the conversation ----------------------------------------------------------------------
 
 
-def _history(items: Sequence[Item], first: int, losses: LossList) -> Iterator[Piece]:
-    """The messages of the items; `first` is the place of the first one in the input.
+def _history(
+    items: Sequence[Item], first: int, losses: LossList, trained: Collection[str]
+) -> Iterator[Piece]:
+    """The messages of the items; `first` is the place of the first one in the input, and `trained`
+    are the tools that are offered as the model was trained with them.
 
     Reasoning is dropped from turns that a final answer has closed (the model was trained so), and
     every call is followed by its own outputs. Raises FaultError for an output without a call.
@@ -211,8 +208,10 @@ def _history(items: Sequence[Item], first: int, losses: LossList) -> Iterator[Pi
                 problem = f"no call with the id {item.call_id!r} comes before this output"
                 raise FaultError(bad_request(problem, f"input[{first + index}].call_id"))
             at, call = calls[item.call_id]
-            author = f"{_recipient(call)} to=assistant"
-            outputs.setdefault(at, []).extend(_message(author, _text(item.output), "commentary"))
+            native = (call.namespace or call.name) in trained
+            author = f"{_recipient(call, native)} to=assistant"
+            channel = "analysis" if native else "commentary"
+            outputs.setdefault(at, []).extend(_message(author, _text(item.output), channel))
     for index, item in enumerate(items):
         match item:
             case FunctionCallOutput() | CustomToolCallOutput():
@@ -220,7 +219,7 @@ def _history(items: Sequence[Item], first: int, losses: LossList) -> Iterator[Pi
             case Reasoning() | Unknown() if index < closed:
                 pass
             case _:
-                yield from history_message(item, first + index, finals[index], losses)
+                yield from history_message(item, first + index, finals[index], losses, trained)
                 yield from outputs.get(index, ())
 
 
@@ -236,7 +235,9 @@ def _is_final(items: Sequence[Item], index: int) -> bool:
             return False
 
 
-def history_message(item: Item, place: int, final: bool, losses: LossList) -> list[Piece]:
+def history_message(
+    item: Item, place: int, final: bool, losses: LossList, trained: Collection[str] = ()
+) -> list[Piece]:
     """An item as a message of the prompt; nothing of one that the model cannot read."""
     match item:
         case Message(role="assistant"):
@@ -255,6 +256,12 @@ def history_message(item: Item, place: int, final: bool, losses: LossList) -> li
                 why = "the model cannot read encrypted reasoning"
                 losses.note("items[*].encrypted_content", "dropped", why, (place,))
             return _message("assistant", item.text, "analysis") if item.text else []
+        case FunctionCall(arguments=text) if (item.namespace or item.name) in trained:
+            if item.namespace is None:  # code, as it is
+                with suppress(ValueError, TypeError, KeyError):
+                    text = str(json.loads(text)["code"])
+            to = f"analysis to={_recipient(item, True)} code"
+            return _message("assistant", text, to, CALL)
         case FunctionCall():
             call = Header("commentary", _recipient(item), rest=item.arguments, content_type="json")
             return [START, "assistant", *_open_message(call), CALL]
@@ -307,8 +314,10 @@ def _open_message(opened: Header) -> list[Piece]:
     return [CHANNEL, *kind, MESSAGE, *([opened.rest] if opened.rest else [])]
 
 
-def _recipient(tool: Call | NamedTool | AllowedTool) -> str:
-    """The address of a tool."""
+def _recipient(tool: Call | NamedTool | AllowedTool, native: bool = False) -> str:
+    """The address of a tool; one the model was trained with may be in no namespace."""
+    if native and tool.namespace is None:
+        return tool.name
     return f"{tool.namespace or FUNCTIONS}.{tool.name}"
 
 

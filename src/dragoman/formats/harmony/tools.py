@@ -1,9 +1,9 @@
 """The tools of a request as harmony has them: TypeScript for the prompt, recipients to call.
 
-A tool that takes free text is a function of one string. The format's built-in tools are never
-rendered, since nothing here runs them. Of schemas the shape is written (references, unions,
-intersections, constants, additional keys); bounds and patterns are not, because the syntax cannot
-express them.
+A tool that takes free text is a function of one string. Tools that the model was trained with are
+described as they were then, where the server runs them. Of schemas the shape is written
+(references, unions, intersections, constants, additional keys); bounds and patterns are not,
+because the syntax cannot express them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, RECORD
 from dragoman.core.loss import LossList
 from dragoman.core.request import (
     AllowedTools,
@@ -30,18 +30,21 @@ from dragoman.core.request import (
 from dragoman.core.tools import ToolFilter
 from dragoman.formats.grammar.schema import find, objects
 
+from .texts import BROWSER, PYTHON
+
 FUNCTIONS = "functions"
 """The namespace of tools without one."""
 
-_BUILT_IN = ("browser", "python")
-"""Tools that the model was trained with, and calls at times though the prompt has none."""
+TRAINED = {"browser": BROWSER, "python": PYTHON}
+"""Tools that the model was trained with, and calls at times though the prompt has none: a namespace
+and a function."""
 
 NOT_TOOLS = ("", "assistant", "all", "user")
 """Recipients of text, not of a call."""
 
 
 class CalledTool(Struct, frozen=True):
-    """The tool a message calls. Nothing here runs a built-in one."""
+    """The tool a message calls. A built-in one is not offered, and nobody runs it."""
 
     kind: Literal["function", "custom", "built-in"]
     name: str
@@ -56,6 +59,7 @@ class Toolkit:
         self.sections: dict[
             str, tuple[str | None, list[tuple[FunctionTool | CustomTool, str]]]
         ] = {}
+        self.trained: list[str] = []  # those that a server runs
         self._custom: dict[tuple[str | None, str], bool] = {}
         offered = list(enumerate(request.tools)) if request.tool_choice != "none" else []
         if isinstance(request.tool_choice, AllowedTools):
@@ -63,6 +67,13 @@ class Toolkit:
         why = "the model has no such tool"
         for number, tool in offered:
             match tool:
+                case FunctionTool(name=name) | Namespace(name=name) if (
+                    name in TRAINED and RECORD in (tool.extra or ())
+                ):
+                    self.trained.append(name)
+                    for each in tool.tools if isinstance(tool, Namespace) else (tool,):
+                        space = name if isinstance(tool, Namespace) else None
+                        self._custom[space, getattr(each, "name", "")] = False
                 case FunctionTool() | CustomTool():
                     self._offer(tool, FUNCTIONS, f"tools[{number}]")
                 case Namespace():
@@ -117,7 +128,7 @@ class Toolkit:
         for key in ((None, bare), (space, name)):
             if (custom := self._custom.get(key)) is not None:
                 return CalledTool("custom" if custom else "function", key[1], key[0])
-        if space in _BUILT_IN and space not in self.sections:
+        if space in TRAINED and not (space in self.sections or space in self.trained):
             return CalledTool("built-in", space)
         if bare != recipient or self._custom:
             return CalledTool("function", bare)

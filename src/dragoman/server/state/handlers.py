@@ -98,7 +98,10 @@ class Query(Struct):
         return Paging(after=self.after, limit=self.limit, order=self.order or order)
 
 
-def asked(exchange: Exchange) -> Query:
+Q = TypeVar("Q", bound=Query)
+
+
+def asked(exchange: Exchange, kind: type[Q]) -> Q:
     """What the address of a request asks for. Raises FaultError naming what is wrong with it."""
     pairs = parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True)
     fields: dict[str, Any] = dict(pairs)
@@ -106,7 +109,7 @@ def asked(exchange: Exchange) -> Query:
     metadata = [(name, value) for name, value in pairs if name.startswith("metadata[")]
     fields["metadata"] = {name[len("metadata[") : -1]: value for name, value in metadata}
     try:
-        return convert(fields, Query, strict=False)
+        return convert(fields, kind, strict=False)
     except ValidationError as error:
         raise json.invalid(error, "", json.choices(Query)) from None
 
@@ -166,7 +169,7 @@ class Handlers:
         """A response, its replay, or the items it was asked with."""
         room = Room(count=exchange.count)
         record, rest = await self._find(RESPONSES, exchange, caller, room, "", "input_items")
-        query = asked(exchange)
+        query = asked(exchange, Query)
         request = record.request
         if query.include:  # to see more than the answer showed
             request = replace(request, include=(*request.include, *query.include))
@@ -276,7 +279,7 @@ class Handlers:
             case []:
                 return await self._conversation(exchange, caller, id)
             case ["items"]:
-                query, room = asked(exchange), Room(count=exchange.count)
+                query, room = asked(exchange, Query), Room(count=exchange.count)
                 page = await self._store.list_items(caller.tenant, bare(id), query.paging(), room)
                 if page is None:
                     raise FaultError(no_conversation(id))
@@ -290,7 +293,7 @@ class Handlers:
                 item = await self._store.get_item(caller.tenant, bare(id), name, room)
                 if item is None:
                     raise FaultError(_no_item(id, name))
-                (one,) = shown((item,), asked(exchange).include)
+                (one,) = shown((item,), asked(exchange, Query).include)
                 body = await self._store.apart(room.held, lambda: json.dump(encode_item(one)))
                 return partial(exchange.reply, 200, body)
             case _:
@@ -349,7 +352,7 @@ class Handlers:
     async def list_completions(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
         """The stored completions, the earliest first unless asked otherwise. Where few of many are
         wanted, a list may end before its limit: there is more, after its `last_id`."""
-        query, room = asked(exchange), Room(count=exchange.count)
+        query, room = asked(exchange, Query), Room(count=exchange.count)
         async with self._lane.place(caller.tenant):  # or all of them would be unpacked in one turn
             records, last = await self._matching(caller, query, room)
 
@@ -393,7 +396,7 @@ class Handlers:
 
     async def get_completion(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
         """A completion, or the messages it was asked with."""
-        room, paging = Room(count=exchange.count), asked(exchange).paging("asc")
+        room, paging = Room(count=exchange.count), asked(exchange, Query).paging("asc")
         record, rest = await self._find(CHAT, exchange, caller, room, "", "messages")
 
         def make() -> bytes:

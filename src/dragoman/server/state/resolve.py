@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.item import (
+    RECORD,
     Call,
     Compaction,
     CustomToolCall,
@@ -40,6 +41,7 @@ from dragoman.stores.base import (
 )
 from dragoman.stores.serialize import pack
 from dragoman.stores.sql import Store
+from dragoman.wire.responses.items import RESULTS
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
 NOT_ENCRYPTED = Loss(
@@ -193,9 +195,11 @@ async def understand(
 
 _OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
 REFERRING = frozenset((ItemReference,))
-RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall))
+RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall, Unknown))
 """The items that make it necessary to look something up: what they refer to, or, where the answer
-is stored, the reasoning of the calls that are brought back."""
+is stored, the reasoning of the calls that are brought back, and what calls that this server ran had
+found."""
+RAN = frozenset((*RESULTS, "mcp_call", "mcp_approval_request"))
 
 
 def for_engine(
@@ -267,14 +271,18 @@ async def _history(
 async def _resolved(
     items: Sequence[Item], store: Store, tenant: str, recent: Recent, room: Room
 ) -> tuple[Item, ...]:
-    """The items, with those they refer to in the place of references."""
-    if ItemReference not in map(type, items):
+    """The items, with those they refer to in the place of references, and calls that this server
+    ran as it stored them: it knows more of them than a client brings back."""
+    if REFERRING.isdisjoint(map(type, items)) and Unknown not in map(type, items):
+        return tuple(items)
+    ran = {item.id or "" for item in items if isinstance(item, Unknown) and _was_ran(item)}
+    names = {item.id for item in items if isinstance(item, ItemReference)} | ran
+    if not names:
         return tuple(items)
     records, seen = recent.values(), room.seen
     near = {item.id: item for record in reversed(records) for item in record.items}
-    own = {item.id: item for item in items if not isinstance(item, ItemReference)}
+    own = {i.id: i for i in items if not isinstance(i, ItemReference) and i.id not in ran}
     near |= own
-    names = {item.id for item in items if isinstance(item, ItemReference)}
     near |= await store.find_items(tenant, names - near.keys(), room)
     meant = {name: near[name] for name in names & near.keys()}
     size = room.seen - seen + sum([record.size for record in records])
@@ -282,9 +290,9 @@ async def _resolved(
     sizes = await store.apart(size, lambda: {name: len(pack(meant[name])) for name in meant})
     found: list[Item] = []
     for place, item in enumerate(items):
-        if isinstance(item, ItemReference):
+        if isinstance(item, ItemReference) or (item.id in ran and item.id in meant):
             if item.id not in meant:
-                problem = f"There is no item {quoted(item.id)}"
+                problem = f"There is no item {quoted(item.id or '')}"
                 raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
             try:
                 room.read(sizes[item.id])
@@ -294,6 +302,12 @@ async def _resolved(
         else:
             found.append(item)
     return tuple(found)
+
+
+def _was_ran(item: Unknown) -> bool:
+    """Whether an item is a call that a server ran, and says no more than a client is shown."""
+    known = item.extra is not None and RECORD in item.extra
+    return item.kind in RAN and bool(item.id) and not known
 
 
 def bare(id: str) -> str:

@@ -29,6 +29,7 @@ from dragoman.stores.factory import data_directory, open_store
 from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.wire.registry import WIRES
+from dragoman.wire.tools import without_secrets
 
 from .resolve import (
     NOT_ENCRYPTED,
@@ -182,7 +183,7 @@ class Memory:
             tenant=caller.tenant,
             wire=wire,
             created_at=int(time.time()),
-            request=replace(own, store=True),
+            request=replace(own, store=True, tools=own.tools and without_secrets(own.tools)),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),

@@ -26,9 +26,10 @@ from dragoman.wire.losses import (
     stateless,
 )
 
-from .blocks import NAME, is_signed
+from .blocks import NAME, is_hosted, is_signed
 
 _FOREIGN = foreign(NAME)
+_UNHEARD = Case(_FOREIGN.when, lambda item, _: item.wire != NAME and not is_hosted(item))
 _NO_STATE = "Messages stores no conversations"
 _NO_LOGPROBS = "Messages has no log-probabilities"
 _SPOKEN = Case("with a transcript", lambda part, _: bool(part.transcript))
@@ -189,7 +190,7 @@ _ANSWER = Table(
     rows("emulated", "shown as `thinking`", "Reasoning.summary"),
     rows("dropped", "Messages carries signatures of its own only", "Reasoning.encrypted"),
     rows("dropped", "Messages has another form of it", "Compaction"),
-    rows("dropped", "Messages has no such block", "Unknown", case=_FOREIGN),
+    rows("dropped", "Messages has no such block", "Unknown", case=_UNHEARD),
     rows("dropped", "Messages has no such block", "UnknownPart", case=_FOREIGN),
 )
 

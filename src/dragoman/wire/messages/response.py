@@ -282,8 +282,9 @@ class _Item:
                 own.deltas.append(_arguments(json.text(encode_call(item)["input"])))
             case CustomToolCall() if own is not None:
                 own.deltas.append(_arguments('"}'))
-            case Unknown(wire=wire) if wire == NAME:
-                self._add({"type": item.kind, **item.value}, wanted=True)
+            case Unknown():
+                for whole in encode_item(item):
+                    self._add(whole, wanted=True)
 
 
 class Encoder:

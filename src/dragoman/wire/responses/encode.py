@@ -31,6 +31,7 @@ from dragoman.core.item import (
     Summary,
     Text,
     Thought,
+    Unknown,
 )
 from dragoman.core.lifecycle import FirstChoice, ItemSerializer
 from dragoman.core.request import Request
@@ -92,6 +93,7 @@ class Encoder:
     def __init__(self, request: Request, dialect: Dialect = STANDARD) -> None:
         self._echo = Echo(request)
         self._queued = bool(request.background)
+        self._include = request.include
         self._hides = request.store is True and ENCRYPTED not in request.include
         self._nested_error = dialect.error_event == "nested"
         self._names = _NAMED[dialect.reasoning_events]
@@ -176,8 +178,9 @@ class Encoder:
         only = event if self._first is None else self._first.feed(event)
         if only is None or self._over:  # another choice, for which this wire has no place
             return
-        if self._hides and isinstance(only, ItemAdded | ItemDone):
-            only = replace(only, item=shown((only.item,))[0])
+        if isinstance(only, ItemAdded | ItemDone) and (self._hides or type(only.item) is Unknown):
+            (item,) = shown((only.item,), self._include, encrypted=not self._hides)
+            only = replace(only, item=item)
         self._fold.feed_all((only,))
         for ready in self._serial.feed(only):
             self._encode(ready)
@@ -341,6 +344,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect = STA
     if response.choices:  # this wire has one alternative
         first = response.choice(0)
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
-    if request.store is True:
-        response = replace(response, output=shown(response.output, request.include))
+    hidden = shown(response.output, request.include, encrypted=request.store is not True)
+    response = replace(response, output=hidden)
     return encode_object(response, Echo(request))

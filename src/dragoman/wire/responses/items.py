@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
+    RECORD,
     Annotation,
     Audio,
     Compaction,
@@ -564,16 +565,47 @@ ENCRYPTED = "reasoning.encrypted_content"
 """The value of `include` that asks for encrypted reasoning."""
 
 
-def shown(items: Iterable[Item], include: Collection[str] = ()) -> tuple[Item, ...]:
+def shown(
+    items: Iterable[Item], include: Collection[str] = (), *, encrypted: bool = False
+) -> tuple[Item, ...]:
     """The items as shown to a client that asked to include this: reasoning without its encrypted
-    content, unless that is included.
+    content, unless that is included or `encrypted` content is shown anyway, and calls that this
+    server ran without the results that are not included.
 
     >>> shown([Reasoning(encrypted="x")]) == (Reasoning(),)
     True
     """
-    if ENCRYPTED in include:
-        return tuple(items)
-    return tuple([replace(i, encrypted=None) if isinstance(i, Reasoning) else i for i in items])
+    encrypted = encrypted or ENCRYPTED in include
+    return tuple(
+        [
+            replace(item, encrypted=None)
+            if type(item) is Reasoning and not encrypted
+            else _without_results(item, include)
+            if type(item) is Unknown and item.extra is not None and RECORD in item.extra
+            else item
+            for item in items
+        ]
+    )
+
+
+RESULTS = {
+    "code_interpreter_call": ("outputs",),
+    "file_search_call": ("results",),
+    "web_search_call": ("results", "action.sources"),
+}
+"""The fields of items of hosted tools that a client sees only where it includes them."""
+
+
+def _without_results(item: Unknown, include: Collection[str]) -> Unknown:
+    value = {**item.value}
+    for name in RESULTS.get(item.kind, ()):
+        if f"{item.kind}.{name}" not in include:
+            first, _, rest = name.partition(".")
+            if rest and isinstance(inside := value.get(first), dict):
+                value[first] = {key: each for key, each in inside.items() if key != rest}
+            elif first in value and not rest:
+                value[first] = None
+    return replace(item, value=value)
 
 
 # ---- values, as other servers spell them -------------------------------------------------

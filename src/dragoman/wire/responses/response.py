@@ -25,6 +25,7 @@ from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
 from dragoman.wire.cache import Cache
 from dragoman.wire.json import LIMITS, Fields, Limits, dense
+from dragoman.wire.tools import without_secrets
 from dragoman.wire.usage import decode_usage
 
 from . import items
@@ -108,13 +109,13 @@ _echoed = Cache[tuple[tuple[Tool, ...], Raw]](4 * 1024 * 1024)
 
 
 def _echo_all(tools: tuple[Tool, ...]) -> Raw:
-    """The array of the tools as a response repeats them, those of other wires left out: of a
-    function all keys, null where nothing was encoded. Empty where that would be too large."""
+    """The array of the tools as a response repeats them, those of other wires and secrets left out:
+    of a function all keys, null where nothing was encoded. Empty where that would be too large."""
     entry = _echoed.get(id(tools))
     if entry is None:
         data = b"[]"
         for start in range(0, len(tools), 64):
-            some = tools[start : start + 64]
+            some = without_secrets(tools[start : start + 64])
             more = json.dump([echoed for tool in some if (echoed := _echo(tool)) is not None])
             data = more if data == b"[]" else data if more == b"[]" else data[:-1] + b"," + more[1:]
             if len(data) > MAX_ECHOED:

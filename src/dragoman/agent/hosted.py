@@ -1,0 +1,432 @@
+"""Gives every model the tools that the server has: those that a request names are run by the loop.
+
+What the model sees of them are functions and their outputs; what the client sees are the items that
+the Responses protocol has for them. Each such item keeps the call behind it, so that the next
+request of the conversation shows the model what it saw before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError, bad_request, unsupported
+from dragoman.core.event import Delta, Event, ItemDone, PartDone
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.item import (
+    JSON,
+    RECORD,
+    Annotation,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Text,
+    Unknown,
+)
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    NamedTool,
+    Namespace,
+    Request,
+    ToolChoice,
+    UnknownTool,
+)
+from dragoman.engines.base import Driver, Prepared, Wrapper
+from dragoman.formats.citations import Citations, Cited
+from dragoman.tools.run import (
+    Hosted,
+    Recorded,
+    Runner,
+    Session,
+    Tool,
+    recorded,
+)
+from dragoman.wire.responses.items import RESULTS
+
+from .budget import Budget, Meter
+from .loop import APPROVAL, NOT_ALLOWED, Decision, Loop
+
+ANSWER = "mcp_approval_response"
+MOST_ROUNDS = 64
+"""Rounds of calls in one answer of the server, after which the model is to answer."""
+GONE = "This tool is not there any more."
+_DATED = re.compile(r"(web_search|code_execution)_20\d{6}")
+_SAME = {"code_execution": "code_interpreter"}
+"""Tools of the Messages protocol whose names differ."""
+
+
+class HostedTools(Wrapper):
+    """Middleware that runs hosted tools; a tool that is not on here is left for the engine inside.
+
+    Raises ValueError where two of them are turned on by the same type of tool.
+    """
+
+    acts_on = frozenset(("tools", "web_search", Unknown))
+
+    def __init__(self, engine: Engine, tools: Sequence[Hosted]) -> None:
+        super().__init__(engine)
+        self._tools = tools
+        self._by_kind: dict[str, Hosted] = {}
+        for tool in tools:
+            for kind in tool.kinds:
+                if self._by_kind.setdefault(kind, tool) is not tool:
+                    raise ValueError(f"there are two tools of type {kind!r}")
+
+    def prepare(
+        self, request: Request, caller: Caller
+    ) -> Prepared | Awaitable[Prepared | None] | None:
+        """Run the tools that the request names, and tell the model of earlier calls."""
+        wanted: dict[int, tuple[Hosted, dict[str, JSON]]] = {}
+        for number, tool in enumerate(request.tools):
+            if isinstance(tool, UnknownTool):
+                found = _DATED.fullmatch(tool.kind)
+                kind = _SAME.get(found[1], found[1]) if found else tool.kind
+                if (hosted := self._by_kind.get(kind)) is not None:
+                    wanted[number] = hosted, {"type": kind, **tool.value}
+        search = self._by_kind.get("web_search") if request.web_search is not None else None
+        if search is not None:
+            options = request.web_search if isinstance(request.web_search, dict) else {}
+            wanted[len(request.tools)] = search, {"type": "web_search", **options}
+            request = replace(request, web_search=None)
+        if wanted:
+            if (request.sampling.n or 1) > 1:
+                raise FaultError(unsupported("an answer with tools is one choice", "n"))
+            return self._open(request, caller, wanted)
+        items, _ = told(request.items)
+        return None if items is None else Prepared(replace(request, items=items))
+
+    async def close(self) -> None:
+        """Close the tools, then the engine."""
+        try:
+            await asyncio.gather(*(tool.close() for tool in self._tools))
+        finally:
+            await super().close()
+
+    async def _open(
+        self,
+        request: Request,
+        caller: Caller,
+        wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
+    ) -> Prepared:
+        known = [item for item in request.items if isinstance(item, Unknown)]
+        opened = await asyncio.gather(
+            *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
+            return_exceptions=True,
+        )
+        sessions = dict(zip(wanted, opened, strict=True))
+        taken: dict[str, int] = {}
+        try:
+            for number, session in sessions.items():
+                if isinstance(session, FaultError):
+                    fault = session.fault
+                    at = ".".join(filter(None, (f"tools[{number}]", fault.param)))
+                    raise FaultError(replace(fault, param=at)) from session
+                if isinstance(session, BaseException):
+                    raise session
+                _check_names(request, number, session, taken)
+            own = {n: s for n, s in sessions.items() if not isinstance(s, BaseException)}
+            choice = _chosen(request, own)
+            runner = Runner(
+                (tool for each in own.values() if each.namespace is None for tool in each.tools),
+                {each.namespace: each.tools for each in own.values() if each.namespace is not None},
+                {str(each.namespace): each.description for each in own.values()},
+            )
+        except BaseException:
+            await _close(opened)
+            raise
+        items, decisions = told(request.items, runner)
+        kept = tuple(tool for n, tool in enumerate(request.tools) if n not in own)
+        asked = replace(
+            request,
+            items=items or request.items,
+            tools=kept,
+            tool_choice=choice,
+            max_tool_calls=None,
+            include=tuple(n for n in request.include if n.partition(".")[0] not in RESULTS),
+        )
+        cited = [each.cited for each in own.values() if each.cited is not None]
+        loop = Loop(
+            Citing(self.engine, cited) if cited else self.engine,
+            runner,
+            max_rounds=MOST_ROUNDS,
+            retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
+            meter=Meter(Budget(calls=request.max_tool_calls)),
+            approve=lambda call: decisions.get(call.call_id),
+            opening=[item for each in own.values() for item in each.items],
+            quiet=True,
+        )
+        events = _answered(loop, asked, caller, tuple(own.values()))
+        return Prepared(asked, start=partial(Driver, events))
+
+
+async def _answered(
+    loop: Loop, request: Request, caller: Caller, sessions: Sequence[Session]
+) -> AsyncGenerator[Event, None]:
+    try:
+        async with aclosing(loop.stream(request, caller)) as events:
+            async for event in events:
+                yield event
+    finally:
+        await _close(sessions)
+
+
+async def _close(sessions: Sequence[Session | BaseException]) -> None:
+    ending = [each.close() for each in sessions if not isinstance(each, BaseException)]
+    for result in await asyncio.gather(*ending, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+
+
+def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
+    """Raises FaultError where what a hosted tool brings is the client's, or another's, who has
+    `taken` the name before."""
+    brought = [session.namespace] if session.namespace else [t.spec.name for t in session.tools]
+    for name in brought:
+        if (other := taken.setdefault(name, number)) != number:
+            problem = f"brings {name!r}, which tools[{other}] brings already"
+            raise FaultError(bad_request(problem, f"tools[{number}]"))
+    for place, tool in enumerate(request.tools):
+        if isinstance(tool, UnknownTool) or isinstance(tool, Namespace) != bool(session.namespace):
+            continue
+        if tool.name in brought:
+            problem = f"is {tool.name!r}, which tools[{number}] brings already: choose another name"
+            raise FaultError(bad_request(problem, f"tools[{place}].name"))
+
+
+def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | None:
+    """The choice of a tool, with functions where it names hosted tools."""
+
+    def named(entry: UnknownTool) -> list[NamedTool]:
+        found: list[NamedTool] = []
+        for number, session in sessions.items():
+            tool = request.tools[number] if number < len(request.tools) else None
+            if not isinstance(tool, UnknownTool) or tool.kind != entry.kind:
+                continue
+            label, name = entry.value.get("server_label"), entry.value.get("name")
+            if label is not None and label != tool.value.get("server_label"):
+                continue
+            found += [
+                NamedTool(each.spec.name, _kind(each.spec), session.namespace)
+                for each in session.tools
+                if entry.kind != "mcp" or name in (None, each.spec.name, _shown_name(each))
+            ]
+        return found
+
+    match choice := request.tool_choice:
+        case UnknownTool():
+            tools = named(choice)
+            if not tools:
+                return choice  # of the engine inside, or nobody's
+            return tools[0] if len(tools) == 1 else AllowedTools("required", tuple(tools))
+        case AllowedTools(tools=entries):
+            every: list[NamedTool | UnknownTool] = []
+            for entry in entries:
+                every += (named(entry) if isinstance(entry, UnknownTool) else []) or [entry]
+            return replace(choice, tools=tuple(every))
+        case _:
+            return choice
+
+
+def _shown_name(tool: Tool) -> JSON:
+    """The name that clients see of a tool, where models need another."""
+    if tool.display is None:
+        return None
+    return tool.display.opened(FunctionCall("", tool.spec.name, "")).get("name")
+
+
+def _kind(spec: Any) -> Any:
+    return "custom" if isinstance(spec, CustomTool) else "function"
+
+
+# ---- the conversation, as the model is to see it ---------------------------------------------
+
+
+def told(
+    items: Sequence[Item], runner: Runner | None = None
+) -> tuple[tuple[Item, ...] | None, dict[str, Decision]]:
+    """The conversation with calls and outputs in place of the items of hosted tools, and what the
+    user has decided about calls that wait, by their ids. None where it has no such items."""
+    answers: dict[str, Unknown] = {}
+    done: set[str] = set()  # calls that were run after they were allowed
+    found = False
+    for item in items:
+        if isinstance(item, Unknown):
+            found = found or item.kind in _OURS or RECORD in (item.extra or ())
+            if item.kind == ANSWER:
+                answers[str(item.value.get("approval_request_id"))] = item
+            elif item.kind != APPROVAL:
+                done.add(str(item.value.get("approval_request_id")))
+    if not found:
+        return None, {}
+    items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
+    decisions: dict[str, Decision] = {}
+    told: list[Item] = []
+    for _, group in groupby(items, _round):
+        outputs: list[Item] = []
+        for item in group:
+            call = _record(item) if isinstance(item, Unknown) else None
+            if not isinstance(item, Unknown) or call is None:
+                told.append(item)
+            elif item.kind != APPROVAL:
+                told.append(_call(call))
+                outputs.append(FunctionCallOutput(call.call_id, call.output or ""))
+            elif (item.id or "") not in done:
+                made = replace(
+                    _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}
+                )
+                told.append(made)
+                answer = answers.get(item.id or "")
+                reason = answer.value.get("reason") if answer is not None else None
+                if runner is not None and runner.find(made) is None:
+                    outputs.append(FunctionCallOutput(call.call_id, GONE))
+                elif answer is not None and answer.value.get("approve") is True:
+                    decisions[call.call_id] = True
+                else:
+                    words = f"{NOT_ALLOWED} {reason}" if reason else NOT_ALLOWED
+                    outputs.append(FunctionCallOutput(call.call_id, words))
+        told += outputs
+    return tuple(told), decisions
+
+
+def _is_silent(item: Unknown) -> bool:
+    """Whether an item is no news to the model: in Messages a call has two blocks, and the second
+    says it all."""
+    if item.kind in (ANSWER, "mcp_list_tools"):
+        return True
+    return RECORD in (item.extra or ()) and recorded(item) is None
+
+
+_OURS = frozenset((APPROVAL, ANSWER, "mcp_list_tools", "mcp_call", "code_interpreter_call"))
+_OURS |= frozenset(("web_search_call", "file_search_call"))
+
+
+def _round(item: Item) -> object:
+    """What is the same for calls of one answer of the model, and for nothing else."""
+    call = _record(item) if isinstance(item, Unknown) else None
+    return call.round or id(item) if call is not None else id(item)
+
+
+def _call(call: Recorded) -> FunctionCall:
+    return FunctionCall(call.call_id, call.name, call.arguments, call.namespace)
+
+
+def _record(item: Unknown) -> Recorded | None:
+    """The call behind an item, as it was kept, or as far as the item itself says it: a client that
+    stores its conversation itself brings no more."""
+    if (kept := recorded(item)) is not None:
+        return kept
+    call_id = item.id or ""
+    match item.kind, item.value:
+        case "code_interpreter_call", {"code": str(code), **rest}:
+            outputs = rest.get("outputs") or []
+            logs = [each["logs"] for each in outputs if isinstance(each, dict) and "logs" in each]
+            return _python(call_id, code, "\n".join(map(str, logs)))
+        case (
+            "mcp_call" | "mcp_approval_request",
+            {"name": str(name), "arguments": str(arguments), "server_label": str(label), **rest},
+        ):
+            output = rest.get("output") or rest.get("error") or ""
+            return Recorded(call_id, name, arguments, str(output), label)
+        case "file_search_call", {"queries": [*queries], **rest}:
+            results = [each for each in rest.get("results") or () if isinstance(each, dict)]
+            texts = [f"{each.get('filename')}: {each.get('text')}" for each in results]
+            given = msgspec.json.encode({"queries": queries}).decode()
+            return Recorded(call_id, "file_search", given, "\n\n".join(texts))
+        case _:
+            return None
+
+
+def _python(call_id: str, code: str, output: str) -> Recorded:
+    return Recorded(call_id, "python", msgspec.json.encode({"code": code}).decode(), output)
+
+
+# ---- citations -------------------------------------------------------------------------------
+
+
+class Citing(Wrapper):
+    """Middleware that finds citations in the text of answers: of what these know."""
+
+    def __init__(self, engine: Engine, cited: Sequence[Cited]) -> None:
+        super().__init__(engine)
+        self._cited = cited
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """The answer, its texts rewritten."""
+        parts: dict[tuple[int, int], _Part] = {}
+        async with aclosing(self.engine.stream(request, caller)) as events:
+            async for event in events:
+                match event:
+                    case Delta(kind="text", index=index, part_index=number):
+                        if (part := parts.get((index, number))) is None:
+                            part = parts[index, number] = _Part(Citations(self._cited))
+                        for each in part.feed(event):
+                            yield each
+                    case PartDone(part=Text() as text, index=index, part_index=number):
+                        if (part := parts.get((index, number))) is None:
+                            yield event
+                            continue
+                        for each in part.end(index, number):
+                            yield each
+                        yield replace(event, part=part.made(text))
+                    case ItemDone(item=Message(content=tuple(content)) as message, index=index):
+                        made = tuple(
+                            part.made(each)
+                            if isinstance(each, Text) and (part := parts.get((index, number)))
+                            else each
+                            for number, each in enumerate(content)
+                        )
+                        yield replace(event, item=replace(message, content=made))
+                    case _:
+                        yield event
+
+
+class _Part:
+    """One part of a text, as it is rewritten."""
+
+    def __init__(self, citations: Citations) -> None:
+        self._citations = citations
+        self._text: list[str] = []
+        self._notes: list[Annotation] = []
+        self._changed = False
+
+    def feed(self, delta: Delta) -> Iterator[Delta]:
+        """What is known with another piece."""
+        pieces = self._citations.feed(delta.data)
+        if pieces == [delta.data]:
+            self._text.append(delta.data)
+            yield delta
+            return
+        self._changed = True
+        yield from self._give(pieces, delta.index, delta.part_index)
+
+    def end(self, index: int, number: int) -> Iterator[Delta]:
+        """The rest."""
+        yield from self._give(self._citations.end(), index, number)
+
+    def _give(self, pieces: Sequence[str | Annotation], index: int, number: int) -> Iterator[Delta]:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._text.append(piece)
+                yield Delta(index, number, "text", piece)
+            else:
+                self._notes.append(piece)
+                yield Delta(index, number, "annotation", piece)
+
+    def made(self, text: Text) -> Text:
+        """The whole part. Probabilities of tokens are left out where the text has changed."""
+        whole, tokens = "".join(self._text), () if self._changed else text.tokens
+        return replace(
+            text, text=whole, annotations=(*text.annotations, *self._notes), tokens=tokens
+        )

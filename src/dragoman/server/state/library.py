@@ -1,0 +1,273 @@
+"""The library: indexes files for vector stores, and searches them by words and by vectors."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from operator import mul
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
+from dragoman.core.files import Found, IndexedFile, StoredFile, VectorStore
+from dragoman.core.interfaces import Caller, Engine
+from dragoman.core.item import JSON
+from dragoman.engines.base import now
+from dragoman.engines.router import embed
+from dragoman.server.settings import Settings
+from dragoman.stores.base import Chunk, Piece, Room
+from dragoman.stores.sql import Store
+from dragoman.tools.chunks import (
+    UnreadableError,
+    asked_words,
+    cut_text,
+    find_words,
+    read_text,
+    score_texts,
+)
+from dragoman.wire import json
+from dragoman.wire.files import FILE_PREFIX, STORE_PREFIX, Search
+
+BATCH = 64
+"""Chunks that are embedded and stored together: writers wait for no more."""
+WEIGHT = 6
+"""What the bytes of a file weigh while it is indexed, as its text and as that of its chunks."""
+CANDIDATES = 300
+"""Chunks that are compared closely: those that have most of the words, and as many by vectors."""
+MOST_WORDS = 64
+"""Words of all questions that are searched for."""
+VECTORS = 500
+"""Vectors that are read and compared at a time."""
+ACTIVE = 60
+"""Seconds within which a vector store that is searched again is as active as it was."""
+
+
+class _Vector(Struct):
+    index: int
+    embedding: list[float]
+
+
+class Library:
+    """Files and vector stores in a store, with vectors of an engine where the settings name its
+    model. All methods raise FaultError."""
+
+    def __init__(self, store: Store, engine: Engine, settings: Settings) -> None:
+        self.store = store
+        self._engine = engine
+        self._settings = settings
+
+    async def check(self, caller: Caller, stores: Sequence[str]) -> None:
+        """Raise FaultError where there is no vector store with one of these ids."""
+        await self._opened(caller, stores)
+
+    async def _opened(self, caller: Caller, ids: Sequence[str]) -> list[VectorStore]:
+        found = await self.store.get_vector_stores(caller.tenant, ids)
+        there = {store.id for store in found}
+        for number, id in enumerate(ids):
+            if id not in there:
+                problem = f"there is no vector store {quoted(STORE_PREFIX + id)}, or no longer"
+                place = f"vector_store_ids[{number}]"
+                raise FaultError(replace(bad_request(problem, place), code="not_found"))
+        return found
+
+    # ---- indexing ------------------------------------------------------------------------
+
+    async def index(self, caller: Caller, file: StoredFile, entry: IndexedFile) -> IndexedFile:
+        """Add a file to a vector store; how that ended. One whose client is gone meanwhile is not
+        added."""
+        seq = await self.store.index_file(caller.tenant, entry)
+        if seq is None:
+            raise FaultError(no_vector_store(entry.store))
+        entry = replace(entry, seq=seq)
+        weight = WEIGHT * file.size
+        held = 0
+        try:
+            if caller.count is not None:
+                caller.count(weight)
+                held = weight
+            error = await self._indexed(caller, file, entry)
+        except BaseException:
+            await self.store.remove_indexed(caller.tenant, entry.store, entry.file)
+            raise
+        finally:
+            if caller.count is not None and held:
+                caller.count(-held)
+        entry = replace(entry, status="failed" if error else "completed", error=error)
+        await self.store.end_indexing(entry)
+        found = await self.store.get_indexed(caller.tenant, entry.store, entry.file)
+        if found is None:
+            raise FaultError(no_vector_store(entry.store))  # it was deleted meanwhile
+        return found
+
+    async def _indexed(
+        self, caller: Caller, file: StoredFile, entry: IndexedFile
+    ) -> tuple[str, str] | None:
+        """Store the chunks of a file; what went wrong, if anything did."""
+        data = await self.store.file_data(caller.tenant, file.id)
+        if data is None:
+            return "invalid_file", "The file was deleted before it was indexed."
+        try:
+            text = await self.store.apart(len(data), read_text, file.name, data)
+        except UnreadableError as error:
+            return "unsupported_file", str(error)
+        del data
+        most, pieces = self._settings.max_vector_store_chunks, _pieces(text, entry)
+        try:
+            while some := await self.store.apart(len(text), _several, pieces):
+                if entry.model:
+                    vectors = await self._embed([piece.text for piece in some], caller)
+                    some = [
+                        replace(piece, vector=vector)
+                        for piece, vector in zip(some, vectors, strict=True)
+                    ]
+                if not await self.store.add_pieces(entry.seq, some, most):
+                    return "invalid_file", "It was added again before it was indexed."
+        except FaultError as error:
+            code = "invalid_file" if error.fault.blame == "client" else "server_error"
+            return code, error.fault.message
+        return None
+
+    async def _embed(self, texts: list[str], caller: Caller) -> list[bytes]:
+        """The vectors of texts, each of length 1."""
+        request: dict[str, JSON] = {"model": self._settings.embedding_model, "input": texts}
+        answer = await embed(self._engine, {**request, "encoding_format": "float"}, caller)
+        try:
+            each = msgspec.json.decode(json.dump(answer.get("data")), type=list[_Vector])
+        except msgspec.DecodeError as error:
+            raise FaultError(_no_vectors(f"no vectors: {error}")) from None
+        found = {vector.index: vector.embedding for vector in each}
+        if sorted(found) != list(range(len(texts))):
+            raise FaultError(_no_vectors(f"{len(each)} vectors for {len(texts)} texts"))
+        return [_normalised(found[number]) for number in range(len(texts))]
+
+    # ---- search --------------------------------------------------------------------------
+
+    async def search(self, caller: Caller, stores: Sequence[str], search: Search) -> list[Found]:
+        """The chunks that fit best, the best first."""
+        opened = await self._opened(caller, stores)
+        moment = now()
+        old = [store for store in opened if store.active_at < moment - ACTIVE]
+        await self.store.touch_vector_stores(old, moment)
+        only: set[int] | None = None
+        if (condition := search.condition) is not None:
+            files = await self.store.searched(opened)
+            only = {file.seq for file in files if condition.fits(file.attributes)}
+            if not only:
+                return []
+        questions = [asked_words(query) for query in search.queries]
+        words = list(dict.fromkeys(chain.from_iterable(questions)))[:MOST_WORDS]
+        seqs = dict.fromkeys(await self.store.matching(opened, only, words, CANDIDATES))
+        vectors: list[bytes] = []
+        if self._settings.embedding_model:
+            vectors = await self._embed(list(search.queries), caller)
+            seqs |= dict.fromkeys(await self._nearest(opened, only, vectors))
+        room = Room(count=caller.count)
+        try:
+            chunks = await self.store.get_chunks(seqs, room)
+            found = await self.store.indexed([chunk.file for chunk in chunks])
+            total = await self.store.count_chunks(opened, only)
+            size = sum([len(chunk.text) for chunk in chunks])
+            rank = partial(_ranked, chunks, found, questions, vectors, total, search)
+            ranked = await self.store.apart(size, rank)
+        finally:
+            room.hold(-room.held)
+        return ranked[: search.most]
+
+    async def _nearest(
+        self, stores: Sequence[VectorStore], files: Collection[int] | None, vectors: Sequence[bytes]
+    ) -> list[int]:
+        """The chunks whose vectors are nearest to one of these. Without numpy there are none: then
+        only what has the words is compared."""
+        try:
+            import numpy
+        except ImportError:
+            return []
+        asked = numpy.array([numpy.frombuffer(vector, numpy.float32) for vector in vectors])
+        best: list[tuple[float, int]] = []
+        size = len(vectors[0])
+        for store in stores:
+            after = 0
+            while rows := await self.store.vectors(store, after, VECTORS):
+                after = rows[-1][0]
+                fit = [(s, v) for s, f, v in rows if len(v) == size and (not files or f in files)]
+                if fit:
+                    data = numpy.frombuffer(b"".join([vector for _, vector in fit]), numpy.float32)
+                    near = (data.reshape(len(fit), -1) @ asked.T).max(axis=1).tolist()
+                    pairs = zip(near, [seq for seq, _ in fit], strict=True)
+                    best = heapq.nlargest(CANDIDATES, chain(best, pairs))
+        return [seq for _, seq in best]
+
+
+def _pieces(text: str, entry: IndexedFile) -> Iterator[Piece]:
+    for chunk in cut_text(text, entry.tokens, entry.overlap):
+        yield Piece(chunk, sorted(set(find_words(chunk))))
+
+
+def _several(pieces: Iterator[Piece]) -> list[Piece]:
+    return list(islice(pieces, BATCH))
+
+
+def _normalised(vector: Sequence[float]) -> bytes:
+    length = math.sqrt(sum(map(mul, vector, vector))) or 1.0
+    return array("f", [value / length for value in vector]).tobytes()
+
+
+def _ranked(
+    chunks: Sequence[Chunk],
+    indexed: Sequence[IndexedFile],
+    questions: Sequence[Sequence[str]],
+    vectors: Sequence[bytes],
+    total: int,
+    search: Search,
+) -> list[Found]:
+    """What was found, the best first. A chunk is as good as it is for one of the questions."""
+    files = {file.seq: file for file in indexed}
+    chunks = [chunk for chunk in chunks if chunk.file in files]  # others were deleted meanwhile
+    texts = {chunk.seq: find_words(chunk.text) for chunk in chunks}
+    best = dict.fromkeys(texts, 0.0)
+    meaning, by_words = search.weights
+    for number, words in enumerate(questions):
+        scores = score_texts(words, texts, total)
+        if vectors:
+            asked = array("f", vectors[number])
+            for chunk in chunks:
+                both = meaning * _cosine(asked, chunk.vector) + by_words * scores[chunk.seq]
+                scores[chunk.seq] = both / (meaning + by_words)
+        for seq, score in scores.items():
+            best[seq] = max(best[seq], score)
+    found = [
+        Found(file.file, file.name, chunk.text, round(best[chunk.seq], 4), file.attributes)
+        for chunk in sorted(chunks, key=lambda chunk: (-best[chunk.seq], chunk.seq))
+        for file in (files[chunk.file],)
+    ]
+    return [each for each in found if each.score > 0 and each.score >= search.threshold]
+
+
+def _cosine(asked: array[float], vector: bytes | None) -> float:
+    if vector is None or len(vector) != len(asked) * asked.itemsize:
+        return 0.0
+    near: float = sum(map(mul, asked, array("f", vector)))
+    return min(max(near, 0.0), 1.0)
+
+
+def _no_vectors(what: str) -> Fault:
+    problem = f"The model that makes vectors (embedding_model) answered with {what}."
+    return Fault("upstream_error", problem, "upstream")
+
+
+def no_vector_store(id: str) -> Fault:
+    """The fault for an id that no vector store has."""
+    problem = f"There is no vector store {quoted(STORE_PREFIX + id)}, or no longer."
+    return Fault("not_found", problem, "client")
+
+
+def no_file(id: str, param: str | None = None) -> Fault:
+    """The fault for an id that no file has."""
+    problem = f"There is no file {quoted(FILE_PREFIX + id)}, or no longer."
+    return Fault("not_found", problem, "client", param)

@@ -1,0 +1,504 @@
+"""Files that clients uploaded, and vector stores of their text: what every store does with them.
+
+The text of a file is searched in chunks, each with the words that it is found by. Which chunks have
+a word is what a database finds; how well they match is for the one who asks.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import ClassVar, Literal, TypeVar
+
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.files import IndexedFile, StoredFile, VectorStore
+
+from .base import Chunk, Page, Paging, Piece, Room, reading
+from .serialize import pack, unpack
+from .statements import LISTED, Insert, Row, Steps, Values, chunks, direction, places
+
+T = TypeVar("T")
+
+UNFINISHED = 3_600
+"""Seconds after which the indexing of a file has failed: whoever did it is gone."""
+LOST = ("server_error", "The server ended before the file was indexed. Add it again.")
+
+PURGED = 500
+"""Chunks that one transaction deletes: writers wait for no more."""
+
+_FILE = "SELECT seq, id, tenant, name, purpose, size, created_at, expires_at FROM files"
+_LIVE = "(expires_at IS NULL OR expires_at > CAST($2 AS BIGINT))"
+_STORE = "SELECT seq, active_at, about FROM vector_stores"
+_INDEXED = "SELECT seq, status, size, about FROM indexed_files"
+_THERE = "status <> 'deleted'"
+_OURS = f"SELECT seq FROM vector_stores WHERE id = $3 AND tenant = $1 AND {_LIVE}"
+
+
+class Files(ABC):
+    """The part of a store that holds files. Ids are bare, and nothing of another tenant's is found:
+    see `Store`."""
+
+    FULL_TEXT: ClassVar[Literal["fts5", "tsvector"]]
+    """How the database indexes words."""
+
+    now: Callable[[], float] = staticmethod(time.time)
+    """The time by which leases end and messages are due: the same for all servers of a store."""
+
+    @abstractmethod
+    async def _read(self, statement: str, *values: object) -> Sequence[Row]:
+        """The rows that a statement finds."""
+
+    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
+        """The rows that a statement changed, as far as it gives them back."""
+
+        def steps() -> Steps[Sequence[Row]]:
+            return (yield statement, values)
+
+        return await self._transact((), steps)
+
+    @abstractmethod
+    def _transact(
+        self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
+    ) -> Awaitable[T]:
+        """Insert rows and take steps in one transaction; the result of the steps. What waits with
+        others for its commit may be done again from the start, without them."""
+
+    # ---- files ---------------------------------------------------------------------------
+
+    async def add_file(
+        self, file: StoredFile, data: bytes | memoryview, most: int, most_bytes: int
+    ) -> None:
+        """Store a file. Raises FaultError where its tenant has `most` files, or `most_bytes`."""
+
+        def steps() -> Steps[None]:
+            statement = "SELECT count(*), coalesce(sum(size), 0) FROM files WHERE tenant = $1"
+            ((count, size),) = yield statement, (file.tenant,)
+            if count >= most:
+                problem = f"there are {count} files already (max_files_per_key); delete some"
+                raise FaultError(bad_request(problem, "file"))
+            if size + file.size > most_bytes:
+                problem = f"all files would have more than {most_bytes} bytes together "
+                problem += "(max_file_bytes_per_key); delete some"
+                raise FaultError(bad_request(problem, "file"))
+            statement = """INSERT INTO files
+                (id, tenant, name, purpose, size, created_at, expires_at, data)
+                VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"""
+            row = (file.id, file.tenant, file.name, file.purpose, file.size, file.created_at)
+            yield statement, (*row, file.expires_at, data)
+
+        await self._transact((), steps)
+
+    async def get_file(self, tenant: str, id: str) -> StoredFile | None:
+        """A file, without its bytes."""
+        reading.set(tenant)
+        where = f"WHERE tenant = $1 AND {_LIVE} AND id = $3"
+        rows = await self._read(f"{_FILE} {where}", tenant, int(self.now()), id)
+        return _file(rows[0]) if rows else None
+
+    async def file_data(self, tenant: str, id: str) -> bytes | None:
+        """The bytes of a file."""
+        reading.set(tenant)
+        statement = f"SELECT data FROM files WHERE tenant = $1 AND {_LIVE} AND id = $3"
+        rows = await self._read(statement, tenant, int(self.now()), id)
+        return rows[0][0] if rows else None
+
+    async def list_files(
+        self, tenant: str, purpose: str | None, paging: Paging
+    ) -> Page[StoredFile]:
+        """The files of a tenant (with a purpose, or all) by the time of their upload."""
+        reading.set(tenant)
+        where, values = f"tenant = $1 AND {_LIVE}", [tenant, int(self.now())]
+        rows = await self._page(_FILE, "files", where, values, {"purpose": purpose}, paging)
+        return Page(tuple(map(_file, rows[: paging.limit])), len(rows) > paging.limit)
+
+    async def delete_file(self, tenant: str, id: str) -> bool:
+        """Delete a file, also from all vector stores."""
+
+        def steps() -> Steps[bool]:
+            statement = "DELETE FROM files WHERE tenant = $1 AND id = $2 RETURNING seq"
+            if not (yield statement, (tenant, id)):
+                return False
+            yield from _unindex("file = $1", (id,))
+            return True
+
+        return await self._purged(await self._transact((), steps))
+
+    # ---- vector stores -------------------------------------------------------------------
+
+    async def add_vector_store(self, store: VectorStore, most: int) -> None:
+        """Store a vector store without files. Raises FaultError where its tenant has `most`."""
+
+        def steps() -> Steps[None]:
+            statement = "SELECT count(*) FROM vector_stores WHERE tenant = $1"
+            ((count,),) = yield statement, (store.tenant,)
+            if count >= most:
+                problem = f"There are {count} vector stores already (max_vector_stores_per_key); "
+                raise FaultError(bad_request(f"{problem}delete some."))
+            statement = """INSERT INTO vector_stores (id, tenant, active_at, expires_at, about)
+                VALUES ($1, $2, $3, $4, $5)"""
+            row = (store.id, store.tenant, store.active_at, store.expires_at, pack(store))
+            yield statement, row
+
+        await self._transact((), steps)
+
+    async def get_vector_stores(self, tenant: str, ids: Sequence[str]) -> list[VectorStore]:
+        """Those of these vector stores that there are, with what is in them."""
+        reading.set(tenant)
+        found: list[Row] = []
+        for some in chunks(dict.fromkeys(ids)):
+            where = f"WHERE tenant = $1 AND {_LIVE} AND id IN ({places(len(some), 3)})"
+            found += await self._read(f"{_STORE} {where}", tenant, int(self.now()), *some)
+        return await self._counted(found)
+
+    async def list_vector_stores(self, tenant: str, paging: Paging) -> Page[VectorStore]:
+        """The vector stores of a tenant by the time they were made."""
+        reading.set(tenant)
+        where, values = f"tenant = $1 AND {_LIVE}", [tenant, int(self.now())]
+        rows = await self._page(_STORE, "vector_stores", where, values, {}, paging)
+        return Page(tuple(await self._counted(rows[: paging.limit])), len(rows) > paging.limit)
+
+    async def _counted(self, rows: Sequence[Row]) -> list[VectorStore]:
+        """The vector stores of rows, with the number of their files."""
+        found = {seq: (active_at, unpack(about, VectorStore)) for seq, active_at, about in rows}
+        counts: dict[int, dict[str, int]] = {seq: {} for seq in found}
+        sizes = dict.fromkeys(found, 0)
+        for some in chunks(found):
+            statement = f"""SELECT store, status, count(*), sum(size) FROM indexed_files
+                WHERE store IN ({places(len(some))}) AND {_THERE} GROUP BY store, status"""
+            for seq, status, count, size in await self._read(statement, *some):
+                counts[seq][status] = count
+                sizes[seq] += int(size)
+        return [
+            replace(store, seq=seq, active_at=active_at, counts=counts[seq], size=sizes[seq])
+            for seq, (active_at, store) in found.items()
+        ]
+
+    async def change_vector_store(self, store: VectorStore) -> bool:
+        """Replace what is said about a vector store."""
+        statement = """UPDATE vector_stores SET active_at = $3, expires_at = $4, about = $5
+            WHERE id = $1 AND tenant = $2 RETURNING seq"""
+        about = pack(replace(store, counts={}, size=0, seq=0))
+        row = (store.id, store.tenant, store.active_at, store.expires_at, about)
+        return bool(await self._write(statement, *row))
+
+    async def touch_vector_stores(self, stores: Sequence[VectorStore], now: int) -> None:
+        """Have vector stores be active now."""
+        for some in chunks([store.seq for store in stores], LISTED - 1):
+            statement = f"""UPDATE vector_stores
+                SET active_at = $1, expires_at = expires_at + (CAST($1 AS BIGINT) - active_at)
+                WHERE seq IN ({places(len(some), 2)})"""
+            await self._write(statement, now, *some)
+
+    async def delete_vector_store(self, tenant: str, id: str) -> bool:
+        """Delete a vector store with all its chunks; the files stay."""
+
+        def steps() -> Steps[bool]:
+            gone = yield (
+                "DELETE FROM vector_stores WHERE tenant = $1 AND id = $2 RETURNING seq",
+                (
+                    tenant,
+                    id,
+                ),
+            )
+            for (seq,) in gone:
+                yield from _unindex("store = $1", (seq,))
+            return bool(gone)
+
+        return await self._purged(await self._transact((), steps))
+
+    # ---- files in vector stores ----------------------------------------------------------
+
+    async def index_file(self, tenant: str, file: IndexedFile) -> int | None:
+        """Begin to index a file, in place of what was indexed of it; gives its `seq`. None where
+        there is no such vector store."""
+
+        def steps() -> Steps[int | None]:
+            values = (tenant, int(self.now()), file.store)
+            found = yield f"{_OURS} FOR UPDATE", values
+            if not found:
+                return None
+            ((store,),) = found
+            yield from _unindex("store = $1 AND file = $2", (store, file.file))
+            statement = """INSERT INTO indexed_files (store, file, batch, status, begun, about)
+                VALUES ($1, $2, $3, $4, $5, $6) RETURNING seq"""
+            row = (store, file.file, file.batch, file.status, int(self.now()), pack(file))
+            ((seq,),) = yield statement, row
+            return int(seq)
+
+        return await self._purged(await self._transact((), steps))
+
+    async def add_pieces(self, seq: int, pieces: Sequence[Piece], most: int) -> bool:
+        """Add chunks of a file that is being indexed; False where it is not any more. Raises
+        FaultError where its vector store would have more than `most`."""
+        size = sum([len(piece.text.encode()) for piece in pieces])
+
+        def steps() -> Steps[bool]:
+            statement = "SELECT store FROM indexed_files WHERE seq = $1 AND status = 'in_progress'"
+            found = yield statement, (seq,)
+            if not found:
+                return False
+            ((store,),) = found
+            statement = f"SELECT sum(chunks) FROM indexed_files WHERE store = $1 AND {_THERE}"
+            ((count,),) = yield statement, (store,)
+            if count + len(pieces) > most:
+                problem = f"the vector store has room for {most} chunks (max_vector_store_chunks)"
+                raise FaultError(bad_request(problem, "file_id"))
+            for piece in pieces:
+                yield from self._add(store, seq, piece)
+            statement = """UPDATE indexed_files SET chunks = chunks + $2, size = size + $3
+                WHERE seq = $1"""
+            yield statement, (seq, len(pieces), size)
+            return True
+
+        return await self._transact((), steps)
+
+    def _add(self, store: int, file: int, piece: Piece) -> Steps[None]:
+        row = (store, file, piece.text.encode(), piece.vector)
+        if self.FULL_TEXT == "tsvector":
+            statement = """INSERT INTO chunks (store, file, text, vector, words)
+                VALUES ($1, $2, $3, $4, array_to_tsvector(CAST($5 AS TEXT[])))"""
+            yield statement, (*row, piece.words)
+            return
+        statement = """INSERT INTO chunks (store, file, text, vector) VALUES ($1, $2, $3, $4)
+            RETURNING seq"""
+        ((seq,),) = yield statement, row
+        statement = "INSERT INTO chunk_words (rowid, store, words) VALUES ($1, $2, $3)"
+        yield statement, (seq, str(store), " ".join(piece.words))
+
+    async def end_indexing(self, file: IndexedFile) -> bool:
+        """Say how the indexing of a file ended, by its `seq`; what failed has no chunks."""
+        left = ", size = 0, chunks = 0" if file.status == "failed" else ""
+        statement = f"""UPDATE indexed_files SET status = $2, about = $3{left}
+            WHERE seq = $1 AND {_THERE} RETURNING seq"""
+        row = (file.seq, file.status, pack(replace(file, seq=0)))
+        return await self._purged(bool(await self._write(statement, *row)))
+
+    async def get_indexed(self, tenant: str, store: str, file: str) -> IndexedFile | None:
+        """A file in a vector store."""
+        reading.set(tenant)
+        where = f"WHERE store IN ({_OURS}) AND file = $4 AND {_THERE}"
+        rows = await self._read(f"{_INDEXED} {where}", tenant, int(self.now()), store, file)
+        return _indexed(rows[0]) if rows else None
+
+    async def list_indexed(
+        self,
+        tenant: str,
+        store: str,
+        paging: Paging,
+        batch: str | None = None,
+        status: str | None = None,
+    ) -> Page[IndexedFile]:
+        """The files in a vector store (those of a batch, or with a status) as they were added."""
+        reading.set(tenant)
+        where, values = f"store IN ({_OURS}) AND {_THERE}", [tenant, int(self.now()), store]
+        only = {"batch": batch, "status": status}
+        rows = await self._page(_INDEXED, "indexed_files", where, values, only, paging, id="file")
+        return Page(tuple(map(_indexed, rows[: paging.limit])), len(rows) > paging.limit)
+
+    async def remove_indexed(self, tenant: str, store: str, file: str) -> bool:
+        """Take a file out of a vector store."""
+
+        def steps() -> Steps[bool]:
+            where = f"store IN ({_OURS}) AND file = $4"
+            return bool((yield from _unindex(where, (tenant, int(self.now()), store, file))))
+
+        return await self._purged(await self._transact((), steps))
+
+    async def chunks_of(self, tenant: str, store: str, file: str, room: Room) -> list[Chunk]:
+        """All chunks of a file in a vector store. Raises what `room` raises."""
+        reading.set(tenant)
+        where = f"""WHERE file IN (SELECT seq FROM indexed_files
+            WHERE store IN ({_OURS}) AND file = $4 AND {_THERE})"""
+        values = (tenant, int(self.now()), store, file)
+        ((size,),) = await self._read(
+            f"SELECT coalesce(sum(length(text)), 0) FROM chunks {where}", *values
+        )
+        room.read(int(size))
+        statement = f"SELECT seq, file, text, NULL FROM chunks {where} ORDER BY seq"
+        return [_chunk(row) for row in await self._read(statement, *values)]
+
+    # ---- search --------------------------------------------------------------------------
+
+    async def searched(self, stores: Sequence[VectorStore]) -> list[IndexedFile]:
+        """The files that can be found in vector stores."""
+        found: list[IndexedFile] = []
+        for store in stores:
+            where = "WHERE store = $1 AND status = 'completed' ORDER BY seq"
+            found += [_indexed(row) for row in await self._read(f"{_INDEXED} {where}", store.seq)]
+        return found
+
+    async def indexed(self, files: Iterable[int]) -> list[IndexedFile]:
+        """Files in vector stores, by their `seq`, as far as they can be found."""
+        found: list[IndexedFile] = []
+        for some in chunks(dict.fromkeys(files)):
+            where = f"WHERE seq IN ({places(len(some))}) AND status = 'completed'"
+            found += [_indexed(row) for row in await self._read(f"{_INDEXED} {where}", *some)]
+        return found
+
+    async def count_chunks(
+        self, stores: Sequence[VectorStore], files: Collection[int] | None
+    ) -> int:
+        """How many chunks there are to be found: of all files, or of these."""
+        wanted = [store.seq for store in stores] if files is None else files
+        column, count = "store" if files is None else "seq", 0
+        for some in chunks(wanted):
+            statement = f"""SELECT sum(chunks) FROM indexed_files
+                WHERE {column} IN ({places(len(some))}) AND status = 'completed'"""
+            ((more,),) = await self._read(statement, *some)
+            count += int(more or 0)
+        return count
+
+    async def matching(
+        self,
+        stores: Sequence[VectorStore],
+        files: Collection[int] | None,
+        words: Iterable[str],
+        most: int,
+    ) -> list[int]:
+        """The `seq` of the chunks that have one of these words, those that have most of them first,
+        and `most` at the most; of all files, or of these."""
+        listed = list(dict.fromkeys(words))
+        if not listed or not stores:
+            return []
+        if self.FULL_TEXT == "tsvector":
+            query = " | ".join([f"'{word}'" for word in listed])
+            words_of = "CAST(CAST($1 AS TEXT) AS TSQUERY)"
+            origin, match = "chunks c", f"c.words @@ {words_of}"
+            rank = f"ts_rank(c.words, {words_of}) DESC, c.seq"
+        else:
+            ours = " OR ".join([f'"{store.seq}"' for store in stores])
+            query = " OR ".join([f'"{word}"' for word in listed])
+            query = f"store : ({ours}) AND words : ({query})"
+            origin, match = (
+                "chunk_words JOIN chunks c ON c.seq = chunk_words.rowid",
+                "chunk_words MATCH $1",
+            )
+            rank = "bm25(chunk_words, 0.0, 1.0), c.seq"
+        found: list[int] = []
+        for some in [None] if files is None else chunks(files, LISTED - len(stores)):
+            values: list[object] = [query, most, *(store.seq for store in stores)]
+            where = f"c.store IN ({places(len(stores), 3)})"
+            if some is not None:
+                where += f" AND c.file IN ({places(len(some), len(values) + 1)})"
+                values += some
+            statement = f"""SELECT c.seq FROM {origin} JOIN indexed_files f ON f.seq = c.file
+                WHERE {match} AND {where} AND f.status = 'completed' ORDER BY {rank} LIMIT $2"""
+            found += [seq for (seq,) in await self._read(statement, *values)]
+        return found
+
+    async def vectors(self, store: VectorStore, after: int, most: int) -> Sequence[Row]:
+        """The vectors of a vector store, as rows with the `seq` of the chunk and of its file, from
+        behind a chunk on."""
+        statement = """SELECT c.seq, c.file, c.vector FROM chunks c
+            JOIN indexed_files f ON f.seq = c.file WHERE c.store = $1 AND c.seq > $2
+            AND c.vector IS NOT NULL AND f.status = 'completed' ORDER BY c.seq LIMIT $3"""
+        return await self._read(statement, store.seq, after, most)
+
+    async def get_chunks(self, seqs: Iterable[int], room: Room) -> list[Chunk]:
+        """Chunks by their `seq`. Raises what `room` raises."""
+        found: list[Chunk] = []
+        for some in chunks(dict.fromkeys(seqs)):
+            where = f"FROM chunks WHERE seq IN ({places(len(some))})"
+            size = "length(text) + coalesce(length(vector), 0)"
+            ((held,),) = await self._read(f"SELECT coalesce(sum({size}), 0) {where}", *some)
+            room.read(int(held))
+            rows = await self._read(f"SELECT seq, file, text, vector {where}", *some)
+            found += map(_chunk, rows)
+        return found
+
+    # ---- steps ---------------------------------------------------------------------------
+
+    async def _page(
+        self,
+        columns: str,
+        table: str,
+        where: str,
+        values: Sequence[object],
+        only: dict[str, str | None],
+        paging: Paging,
+        id: str = "id",
+    ) -> Sequence[Row]:
+        """The rows of a page, and one more where there are more."""
+        sign, order = direction(paging)
+        given = list(values)
+        for name, value in only.items():
+            if value is not None:
+                given.append(value)
+                where += f" AND {name} = ${len(given)}"
+        if paging.after is not None:
+            given.append(paging.after)
+            where += f""" AND seq {sign}
+                (SELECT seq FROM {table} WHERE {where} AND {id} = ${len(given)})"""
+        given.append(paging.limit + 1)
+        tail = f"WHERE {where} ORDER BY seq {order} LIMIT ${len(given)}"
+        return await self._read(f"{columns} {tail}", *given)
+
+    async def _purged(self, result: T) -> T:
+        """The result, once no chunks are left of what was deleted, or failed."""
+        while await self._transact((), self._purge):
+            pass
+        return result
+
+    def _purge(self) -> Steps[bool]:
+        """Delete some of the chunks that nobody finds any more; whether there may be more."""
+        statement = """SELECT c.seq FROM chunks c JOIN indexed_files f ON f.seq = c.file
+            WHERE f.status IN ('deleted', 'failed') ORDER BY c.seq LIMIT $1"""
+        found = yield statement, (PURGED,)
+        for some in chunks([seq for (seq,) in found]):
+            if self.FULL_TEXT == "fts5":
+                yield f"DELETE FROM chunk_words WHERE rowid IN ({places(len(some))})", some
+            yield f"DELETE FROM chunks WHERE seq IN ({places(len(some))})", some
+        if len(found) == PURGED:
+            return True
+        yield "DELETE FROM indexed_files WHERE status = 'deleted'", ()
+        return False
+
+    async def _forget_files(self, now: float) -> None:
+        """Delete the files and vector stores that have expired, and give up what was not indexed in
+        its time."""
+
+        def steps() -> Steps[None]:
+            for table, key, column in (("files", "id", "file"), ("vector_stores", "seq", "store")):
+                old = "expires_at <= CAST($1 AS BIGINT)"
+                gone = yield f"DELETE FROM {table} WHERE {old} RETURNING {key}", (int(now),)
+                for row in gone:
+                    yield from _unindex(f"{column} = $1", row)
+
+        await self._transact((), steps)
+        where = "WHERE status = 'in_progress' AND begun <= CAST($1 AS BIGINT)"
+        for row in await self._read(f"{_INDEXED} {where}", int(now) - UNFINISHED):
+            await self.end_indexing(replace(_indexed(row), status="failed", error=LOST))
+        await self._purged(None)
+
+
+def _unindex(where: str, values: Values) -> Steps[int]:
+    """Have files in vector stores found no more; how many. Their chunks are still to be deleted."""
+    statement = f"UPDATE indexed_files SET status = 'deleted' WHERE {where} AND {_THERE} "
+    return len((yield f"{statement} RETURNING seq", values))
+
+
+def _file(row: Row) -> StoredFile:
+    _, id, tenant, name, purpose, size, created_at, expires_at = row
+    return StoredFile(
+        id=id,
+        tenant=tenant,
+        name=name,
+        purpose=purpose,
+        size=size,
+        created_at=created_at,
+        expires_at=expires_at,
+    )
+
+
+def _indexed(row: Row) -> IndexedFile:
+    seq, status, size, about = row
+    file: IndexedFile = unpack(about, IndexedFile)
+    return replace(file, seq=seq, status=status, size=size)
+
+
+def _chunk(row: Row) -> Chunk:
+    seq, file, text, vector = row
+    return Chunk(seq, file, bytes(text).decode(), vector)

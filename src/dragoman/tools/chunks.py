@@ -1,0 +1,271 @@
+"""Text that is searched: what can be read of a file, where it is cut, and how well it matches.
+
+Words are found here and not by a database, so that each finds the same: in every language, and in
+the names of source code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from html import unescape
+
+BYTES_PER_TOKEN = 4
+"""As elsewhere, where nobody has counted: a token is about so many bytes of UTF-8."""
+LONGEST_WORD = 64
+
+
+class UnreadableError(Exception):
+    """A file has no text that can be read here. The sentence says why."""
+
+
+# ---- the text of a file ----------------------------------------------------------------------
+
+_OFFICE = {
+    "doc": "a Word document",
+    "docx": "a Word document",
+    "odp": "an OpenDocument presentation",
+    "ods": "an OpenDocument spreadsheet",
+    "odt": "an OpenDocument text",
+    "pages": "a Pages document",
+    "ppt": "a PowerPoint presentation",
+    "pptx": "a PowerPoint presentation",
+    "xls": "an Excel workbook",
+    "xlsx": "an Excel workbook",
+}
+_MAGIC = (
+    (b"%PDF-", "a PDF document"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\xd0\xcf\x11\xe0", "an Office document"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"RIFF", "an audio, video or image file"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"SQLite format 3\0", "a SQLite database"),
+    (b"{\\rtf", "an RTF document"),
+)
+_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_HTML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}>\s*)?<(?:!doctype html|html)\b", re.IGNORECASE)
+
+
+def read_text(name: str, data: bytes) -> str:
+    """The text in a file. Raises UnreadableError, which names what it is instead.
+
+    >>> read_text("a.html", b"<p>Tea &amp; <b>cake</b><script>x()</script>")
+    'Tea & cake'
+    """
+    ending = name.rpartition(".")[2].lower()
+    for magic, kind in _MAGIC:
+        if data.startswith(magic):
+            raise UnreadableError(_unread(_OFFICE.get(ending, kind)))
+    encoding = next((each for mark, each in _MARKS.items() if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        kind = "a binary file" if b"\0" in data else "neither UTF-8 nor UTF-16"
+        raise UnreadableError(_unread(_OFFICE.get(ending, kind))) from None
+    if "\0" in text:
+        raise UnreadableError(_unread("a binary file"))
+    if ending in ("html", "htm", "xhtml") or _HTML.match(text):
+        text = _from_html(text)
+    if not text.strip():
+        raise UnreadableError("There is no text in it.")
+    return text
+
+
+def _unread(kind: str) -> str:
+    return f"It is {kind}, of which no text can be read here: convert it to text or Markdown."
+
+
+_UNSEEN = ("script", "style", "template", "noscript", "svg")
+_BLOCKS = """p div br hr li ul ol dl dt dd h1 h2 h3 h4 h5 h6 tr table section article header footer
+blockquote pre title main nav aside figure figcaption form option"""
+_LINES = frozenset(_BLOCKS.split())
+_TAG = re.compile(r"/?[a-zA-Z][a-zA-Z0-9:-]{0,40}")
+
+
+def _from_html(page: str) -> str:
+    """The text of a page, its blocks on lines of their own. Linear, whatever the page is."""
+    first, *pieces = page.split("<")
+    found = [first]
+    until = ""  # what ends that which is not seen
+    for piece in pieces:
+        if until:
+            if until == "-->" and until in piece:
+                until, piece = "", piece.partition(until)[2]
+            elif until != "-->" and piece[: len(until)].lower() == until:
+                until, piece = "", piece.partition(">")[2]
+            else:
+                continue
+        elif piece.startswith("!--"):
+            _, ended, piece = piece.partition("-->")
+            if not ended:
+                until = "-->"
+        elif piece[:1] in ("!", "?"):
+            piece = piece.partition(">")[2]
+        elif (tag := _TAG.match(piece)) is not None:
+            name = tag[0].lower()
+            _, _, piece = piece.partition(">")
+            if name in _UNSEEN:
+                until, piece = f"/{name}", ""
+            elif name.removeprefix("/") in _LINES:
+                found.append("\n")
+            elif name in ("td", "th"):
+                found.append(" ")
+        else:
+            found.append("<")
+        found.append(piece)
+    lines = [" ".join(line.split()) for line in unescape("".join(found)).split("\n")]
+    return "\n".join([line for line in lines if line])
+
+
+# ---- chunks ----------------------------------------------------------------------------------
+
+_SPACE = re.compile(rb"\s")
+_ENDS = (b"\n\n", b"\n", b". ", b" ")
+
+
+def cut_text(text: str, tokens: int = 800, overlap: int = 400) -> Iterator[str]:
+    """The chunks of a text: about so many tokens each, of which so many are those that the one
+    before ends with. A chunk ends with a paragraph, a line, a sentence or a word, if its last
+    quarter has the end of one.
+
+    >>> list(cut_text("one two three four five", tokens=4, overlap=2))
+    ['one two three', 'three four five']
+    """
+    data = text.encode("utf-8", "replace")
+    most, back = tokens * BYTES_PER_TOKEN, overlap * BYTES_PER_TOKEN
+    start = 0
+    while start < len(data):
+        end = start + most
+        if end < len(data):
+            end = _end(data, start + most * 3 // 4, end)
+        if piece := data[start:end].decode("utf-8", "replace").strip():
+            yield piece
+        if end >= len(data):
+            return
+        # A chunk is no longer than `most`, and the next begins in its last half: so it goes on.
+        after = max(end - back, start + 1)
+        space = _SPACE.search(data, after, end)
+        start = _whole(data, after) if space is None else space.end()
+
+
+def _end(data: bytes, low: int, high: int) -> int:
+    for end in _ENDS:
+        place = data.rfind(end, low, high)
+        if place >= 0:
+            return place + len(end)
+    while high > low and data[high] & 0xC0 == 0x80:  # within a character
+        high -= 1
+    return high
+
+
+def _whole(data: bytes, place: int) -> int:
+    while place < len(data) and data[place] & 0xC0 == 0x80:
+        place += 1
+    return place
+
+
+# ---- words -----------------------------------------------------------------------------------
+
+_WORD = re.compile(r"[^\W_]+")
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+                       "\uac00-\ud7af\uf900-\ufaff]+")  # fmt: skip
+_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_LITTLE = """a an and are as at be but by can do does for from had has have how i if in into is it
+its me my no not of on or our she so that the their them then there they thi to wa we were what when
+where which who why will with you your"""
+COMMON = frozenset(_LITTLE.split())
+"""Words that say little, without their endings."""
+
+
+def find_words(text: str) -> list[str]:
+    """The words of a text, without case and the endings of English; of languages without spaces,
+    all pairs of letters. A name such as `readFile` counts as its words, too.
+
+    >>> find_words("Running tests: readFile, \u6771\u4eac\u90fd!")
+    ['run', 'test', 'readfil', 'read', 'fil', '\u6771\u4eac', '\u4eac\u90fd']
+    """
+    found: list[str] = []
+    for match in _WORD.finditer(unicodedata.normalize("NFKC", text)):
+        word = match[0]
+        if word.isascii():
+            word = word[:LONGEST_WORD]
+            found.append(_stem(word.lower()))
+            if not word.islower() and len(parts := _HUMPS.split(word)) > 1:
+                found += [_stem(part.lower()) for part in parts]
+            continue
+        place = 0
+        for unspaced in _UNSPACED.finditer(word):
+            found += filter(None, (word[place : unspaced.start()].casefold()[:LONGEST_WORD],))
+            letters, place = unspaced[0], unspaced.end()
+            found += [letters[at : at + 2] for at in range(max(len(letters) - 1, 1))]
+        found += filter(None, (word[place:].casefold()[:LONGEST_WORD],))
+    return found
+
+
+@lru_cache(32_768)
+def _stem(word: str) -> str:
+    """An English word without its ending: crude, and the same for question and text."""
+    if len(word) < 4 or not word.isalpha():
+        return word
+    if word.endswith("ies"):
+        word = word[:-3] + "y"
+    elif word.endswith("s") and word[-2] not in "sui":
+        word = word[:-1]
+    if word.endswith(("ing", "ed")) and not word.endswith("eed"):
+        rest = word[: -3 if word.endswith("g") else -2]
+        if len(rest) > 2:
+            word = rest[:-1] if rest[-1] == rest[-2] and rest[-1] not in "ls" else rest
+    return word[:-1] if len(word) > 3 and word.endswith("e") else word
+
+
+def asked_words(query: str) -> list[str]:
+    """The words of a question that say something, each once; all where none does.
+
+    >>> asked_words("What is the sun?"), asked_words("Who is it?")
+    (['sun'], ['who', 'is', 'it'])
+    """
+    words = list(dict.fromkeys(find_words(query)))
+    return [word for word in words if word not in COMMON] or words
+
+
+# ---- scores ----------------------------------------------------------------------------------
+
+_SATURATION, _LENGTH = 0.6, 0.75
+"""Of BM25: how soon more of a word says no more, and how much the length of a text counts."""
+
+
+def score_texts(
+    query: Sequence[str], texts: Mapping[int, Sequence[str]], total: int
+) -> dict[int, float]:
+    """How well texts match a question, from 0 to 1, by their words: BM25 as a part of the most
+    that it could be. Of `total` texts those with none of the words may be left out.
+
+    >>> texts = {1: ["red", "fox"], 2: ["red", "hen"]}
+    >>> scores = score_texts(["red", "fox"], texts, 9)
+    >>> scores[1] > scores[2] > 0
+    True
+    """
+    counts = {key: Counter(words) for key, words in texts.items()}
+    weights: dict[str, float] = {}
+    for word in query:
+        having = sum(word in count for count in counts.values())
+        weights[word] = math.log(1 + (max(total, having) - having + 0.5) / (having + 0.5))
+    most = sum(weights.values())
+    mean = sum(map(len, texts.values())) / len(texts) if texts else 1.0
+    scores: dict[int, float] = {}
+    for key, count in counts.items():
+        length = 1 - _LENGTH + _LENGTH * len(texts[key]) / (mean or 1.0)
+        found = sum(
+            weights[word] * count[word] / (count[word] + _SATURATION * length)
+            for word in query
+            if word in count
+        )
+        scores[key] = found / most if most else 0.0
+    return scores

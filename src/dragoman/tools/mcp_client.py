@@ -1,0 +1,578 @@
+"""Speaks to one MCP server with the official SDK: over HTTP, or with a program of this machine.
+
+The SDK takes a second to import: this module is imported in a thread, when a server is first asked.
+What a server sends is bounded here, before it is parsed; every socket is one of `net`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, cast
+
+import anyio
+import httpx2
+import msgspec
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp.types import (
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    Implementation,
+    InputRequiredResult,
+    PaginatedRequestParams,
+    ToolListChangedNotification,
+    jsonrpc_message_adapter,
+)
+from pydantic import TypeAdapter, ValidationError
+
+from dragoman.core.error import MAX_MESSAGE, Fault, FaultError
+from dragoman.core.interfaces import VERSION
+from dragoman.core.item import JSON
+from dragoman.net.client import Client as HTTPClient
+from dragoman.net.client import Exchange, Response
+from dragoman.net.connection import Limits, Timeouts
+from dragoman.net.dial import resolve
+from dragoman.net.errors import ConnectError, NetError, NetTimeoutError
+from dragoman.net.url import Proxies, parse_url
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Bytes of one message of a server, and of its answer to one request, decoded."""
+MOST_VALUES = 200_000
+"""Arrays and objects in a message: those are what takes time."""
+MOST_BLOCKS = 256
+"""Blocks of one result; more are left out, and the model is told so."""
+MOST_ERROR = 64 * 1024
+"""Bytes of an answer with a status of 400 or more that are looked at."""
+MOST_LISTED = 2_000
+"""Tools that a server may list, on all pages together."""
+MOST_LIST = 2 * 1024 * 1024
+"""Bytes of their names, descriptions and schemas."""
+MOST_PAGES = 100
+PATIENCE = 2.0
+"""Seconds that a program has to end once its input is closed, and again once it was asked to."""
+CONNECT = 10.0
+"""Seconds that a connection may take."""
+CONNECTIONS = 32
+"""Requests to one server that are on their way at a time, for one session."""
+TAIL = 2_000
+"""Bytes of what a program wrote last to stderr that are logged, when it ends by itself."""
+
+_log = logging.getLogger("dragoman")
+for _name, _level in (("mcp", logging.CRITICAL), ("client", logging.CRITICAL), ("httpx2", 30)):
+    # They log what a server sends, with tracebacks, and addresses with their queries.
+    if logging.getLogger(_name).level == logging.NOTSET:
+        logging.getLogger(_name).setLevel(_level)
+
+_UNREACHED, _UNANSWERED, _STATUS = -32090, -32091, -32092
+"""Codes of errors that are ours, in the place of an answer: nothing was sent; nothing came back; a
+status of HTTP that is no answer of the protocol."""
+_TIMEOUT, _CLOSED = -32001, -32000  # the SDK's own
+_SENT_ON = ("content-type", "location", "mcp-session-id")
+_NOT_SENT = frozenset({"host", "connection", "content-length", "accept-encoding", "user-agent"})
+_RESULT = TypeAdapter[CallToolResult | InputRequiredResult](CallToolResult | InputRequiredResult)
+
+Report = Callable[[dict[str, JSON]], None]
+Streams = AbstractAsyncContextManager[Any]
+
+
+class GoneError(Exception):
+    """The server does not know the session any more, or has ended; the request was not worked
+    on."""
+
+
+class Connection:
+    """A session with one server, called `name` in errors.
+
+    One task opens and closes it, as the SDK's scopes must be left in the task that entered them;
+    requests may come from any. `gone` is true once it is of no more use, and `changed` once the
+    server said that its tools are others now.
+    """
+
+    def __init__(self, name: str, transport: Callable[[Connection], Streams]) -> None:
+        self.name = name
+        self.gone = self.changed = False
+        self._transport = transport
+        self._end = asyncio.Event()
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, seconds: float) -> None:
+        """Open it. Raises FaultError where that fails, or takes longer than this."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = self._task = asyncio.create_task(self._run(ready))
+        try:
+            await asyncio.wait({task, ready}, timeout=seconds, return_when="FIRST_COMPLETED")
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if task.done():
+            task.result()
+        if not ready.done():
+            await self.close()
+            raise FaultError(_fault("upstream_timeout", self._late("was not ready", seconds)))
+
+    async def _run(self, ready: asyncio.Future[None]) -> None:
+        try:
+            async with Client(
+                self._streams(),
+                mode="auto",
+                cache=None,
+                client_info=Implementation(name="dragoman", version=VERSION),
+                message_handler=self._notified,
+            ) as client:
+                self._client = client
+                ready.set_result(None)
+                await self._end.wait()
+        except Exception as error:
+            if ready.done():  # it could not be closed in the way of the protocol, and is closed
+                _log.debug("the MCP server %s: the end of a session", self.name, exc_info=error)
+                return
+            raise FaultError(self._problem(error)) from error
+        finally:
+            self.gone = True
+
+    @asynccontextmanager
+    async def _streams(self) -> AsyncGenerator[Any]:
+        async with self._transport(self) as (read, write):
+            yield _Bounded(read), write
+
+    async def close(self) -> None:
+        """End the session, and the program."""
+        self.gone = True
+        self._end.set()
+        if self._task is not None:
+            # An open session is ended in the way of the protocol, another at once.
+            _, late = await asyncio.wait({self._task}, timeout=3 * PATIENCE if self._client else 0)
+            if late:
+                self._task.cancel()
+                await asyncio.wait({self._task}, timeout=PATIENCE)
+            if self._task.done() and not self._task.cancelled():
+                self._task.exception()  # it was raised by `start`, or nobody waits for it any more
+
+    async def tools(self, seconds: float) -> list[dict[str, JSON]]:
+        """All tools of the server, in the protocol's words. Raises FaultError and GoneError."""
+        self.changed = False
+        found: list[dict[str, JSON]] = []
+        size, cursor = 0, None
+        try:
+            async with asyncio.timeout(seconds):
+                for _ in range(MOST_PAGES):
+                    params = PaginatedRequestParams(cursor=cursor)
+                    page = await self._session.list_tools(params=params)
+                    for tool in page.tools:
+                        about = tool.annotations
+                        found.append(
+                            {
+                                "name": tool.name,
+                                "description": clean(tool.description or "") or None,
+                                "input_schema": tool.input_schema,
+                                "annotations": about
+                                and about.model_dump(by_alias=True, mode="json", exclude_none=True),
+                            }
+                        )
+                        size += len(msgspec.json.encode(found[-1]))
+                    if len(found) > MOST_LISTED or size > MOST_LIST:
+                        why = f"lists more than {MOST_LISTED} tools, or {MOST_LIST} bytes of them"
+                        raise FaultError(_fault("upstream_error", f"{self._whose} {why}."))
+                    cursor = page.next_cursor
+                    if not cursor:
+                        return found
+        except TimeoutError:
+            problem = self._late("did not list its tools", seconds)
+            raise FaultError(_fault("upstream_timeout", problem)) from None
+        except FaultError:
+            raise
+        except Exception as error:
+            self._raise_gone(error)
+            raise FaultError(self._problem(error)) from error
+        raise FaultError(
+            _fault("upstream_error", f"{self._whose} lists its tools on over {MOST_PAGES} pages.")
+        )
+
+    async def call(
+        self, name: str, arguments: dict[str, JSON], seconds: float, report: Report
+    ) -> dict[str, JSON]:
+        """Call a tool: its result, in the protocol's words. Raises FaultError and GoneError.
+
+        A call that is cancelled, or late, is cancelled at the server too.
+        """
+
+        async def progress(done: float, total: float | None, message: str | None) -> None:
+            report({"progress": done, "total": total, "message": (message or "")[:1000]})
+
+        if self.gone:
+            raise GoneError
+        try:
+            # Not `call_tool`, which evaluates the patterns of the server's output schemas on what
+            # the server sends: those may take for ever.
+            result = await self._session.send_request(
+                CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments)),
+                _RESULT,
+                request_read_timeout_seconds=seconds,
+                progress_callback=progress,
+            )
+        except Exception as error:
+            if isinstance(error, MCPError) and error.code == _TIMEOUT:
+                problem = self._late(f"did not answer the call of {name[:100]!r}", seconds)
+                raise FaultError(_fault("upstream_timeout", problem)) from None
+            self._raise_gone(error)
+            raise FaultError(self._problem(error)) from error
+        if isinstance(result, InputRequiredResult):
+            problem = f"{self._whose} asks for more input (elicitation, sampling or roots)"
+            raise FaultError(_fault("upstream_error", f"{problem}, which is not supported."))
+        found: dict[str, JSON] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return found | {"structuredContent": result.structured_content}  # with its nulls
+
+    async def _notified(self, message: object) -> None:
+        self.changed = self.changed or isinstance(message, ToolListChangedNotification)
+
+    @property
+    def _session(self) -> Any:
+        if self.gone or self._client is None:
+            raise GoneError
+        return self._client.session
+
+    @property
+    def _whose(self) -> str:
+        return f"The MCP server {self.name!r}"
+
+    def _late(self, what: str, seconds: float) -> str:
+        return f"{self._whose} {what} within {seconds:g} seconds."
+
+    def _raise_gone(self, error: Exception) -> None:
+        """Raise GoneError where a request was not worked on, since the session is over."""
+        if isinstance(error, GoneError):
+            raise error
+        if self.gone and isinstance(error, MCPError) and error.code not in (_CLOSED, _UNANSWERED):
+            raise GoneError from error
+
+    def _problem(self, error: BaseException) -> Fault:
+        """What went wrong, of all that the SDK raises."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        match error:
+            case FaultError():
+                return error.fault
+            case MCPError():
+                code, words = error.code, clean(error.message[:MAX_MESSAGE])
+                data = error.error.data
+                status = data.get("status") if isinstance(data, dict) and code == _STATUS else None
+                known = abs(code) < 100_000  # what else a server may send is of no use to anybody
+                if code in (_UNREACHED, _UNANSWERED):
+                    return _fault("upstream_unreachable", f"{self._whose}: {words}")
+                if isinstance(status, int) and 400 <= status < 600:
+                    kind = "upstream_authentication" if status in (401, 403) else "upstream_error"
+                    return _fault(kind, f"{self._whose} {words}", status=status)
+                if code == _CLOSED and words.startswith(("Connection closed", "SSE stream ")):
+                    # The SDK's own words; servers use this code, too.
+                    problem = f"{self._whose} ended before it answered: {words}."
+                    return _fault("upstream_cut", problem)
+                problem = f"{self._whose} answered with an error: {words}"
+                return _fault("upstream_error", problem, upstream_code=str(code) if known else None)
+            case ValidationError():
+                return _fault("upstream_error", f"{self._whose} sent what is not of the protocol.")
+            case OSError():
+                # The client need not know what is run here.
+                _log.warning("the MCP server %s cannot be started: %s", self.name, error)
+                why = f"{type(error).__name__}: {error.strerror or error}"
+                return _fault("upstream_unreachable", f"{self._whose} cannot be started: {why}.")
+            case _:
+                words = clean(str(error)[:MAX_MESSAGE]) or type(error).__name__
+                return _fault("upstream_error", f"{self._whose}: {words}")
+
+
+def _fault(
+    code: Any, message: str, status: int | None = None, upstream_code: str | None = None
+) -> Fault:
+    return Fault(code, message, "upstream", status=status, upstream_code=upstream_code)
+
+
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\U000e0000-\U000e007f]")
+
+
+def clean(text: str) -> str:
+    """The text without characters that a terminal obeys, or that only a model sees.
+
+    >>> clean("a\\x1b[2Jb\\n\\U000e0041")
+    'a[2Jb\\n'
+    """
+    return _UNSEEN.sub("", text)
+
+
+class _Bounded:
+    """What a server sends, its long lists cut: the SDK makes several objects of each member."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> _Bounded:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stream.__aexit__(*error)
+
+    def __aiter__(self) -> _Bounded:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = await anext(self._stream)
+        result = getattr(getattr(item, "message", None), "result", None)
+        if isinstance(result, dict):
+            blocks, tools = result.get("content"), result.get("tools")
+            if isinstance(blocks, list) and len(blocks) > MOST_BLOCKS:
+                words = f"[{len(blocks) - MOST_BLOCKS} more blocks are left out]"
+                blocks[MOST_BLOCKS:] = [{"type": "text", "text": words}]
+            if isinstance(tools, list):
+                del tools[MOST_LISTED + 1 :]  # one too many, which is an error
+        return item
+
+
+# ---- over HTTP -----------------------------------------------------------------------------------
+
+
+def over_http(
+    name: str, url: str, headers: Mapping[str, str], allow: Sequence[str] | None, seconds: float
+) -> Connection:
+    """A session with a server at an address. Where `allow` is given, the address is not ours: each
+    request goes through the guard of `net`, with these networks allowed beside public ones."""
+
+    @asynccontextmanager
+    async def transport(connection: Connection) -> AsyncGenerator[Any]:
+        ours = _Transport(connection, allow, seconds)
+        async with (
+            httpx2.AsyncClient(transport=ours, headers=dict(headers), trust_env=False) as client,
+            streamable_http_client(
+                url, http_client=client, max_sse_event_size=MOST_BYTES
+            ) as streams,
+        ):
+            yield streams
+
+    return Connection(name, transport)
+
+
+class _Transport(httpx2.AsyncBaseTransport):
+    """Sends the SDK's requests with our client, to addresses that were checked.
+
+    It raises nothing: one request that fails would end the session with all others. In place of its
+    answer comes an error of the protocol. The SDK follows redirects within one origin only.
+    """
+
+    def __init__(self, connection: Connection, allow: Sequence[str] | None, seconds: float) -> None:
+        self._connection, self._allow = connection, allow
+        self._client = HTTPClient(
+            proxies=Proxies.from_environ(os.environ),
+            timeouts=Timeouts(CONNECT, first_byte=seconds, idle=seconds, total=None),
+            limits=Limits(connections=CONNECTIONS),
+            name=f"the MCP server {connection.name!r}",
+        )
+        self._asides = set[asyncio.Task[None]]()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer one request of the SDK."""
+        if request.method == "GET" and "last-event-id" not in request.headers:
+            # The stream of what a server says without being asked: it costs a connection for each
+            # session, and is optional.
+            return httpx2.Response(405)
+        body = await request.aread()
+        if b'"notifications/cancelled"' in body:
+            # A server that hangs takes no cancellation either; others must not wait for that.
+            task = asyncio.create_task(self._aside(request, body))
+            self._asides.add(task)
+            task.add_done_callback(self._asides.discard)
+            return httpx2.Response(202)
+        return await self._send(request, body)
+
+    async def _aside(self, request: httpx2.Request, body: bytes) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT):
+                await (await self._send(request, body)).aclose()
+
+    async def _send(self, request: httpx2.Request, data: bytes) -> httpx2.Response:
+        sent = tuple((k, v) for k, v in request.headers.items() if k.lower() not in _NOT_SENT)
+        try:
+            url = parse_url(str(request.url))
+            address = None if self._allow is None else await resolve(url, self._allow)
+            exchange = self._client.stream(request.method, url, sent, data, address=address)
+            response = await exchange.__aenter__()
+        except (ConnectError, ValueError) as error:
+            return _error(_UNREACHED, str(error))
+        except NetTimeoutError as error:
+            return _error(_UNREACHED if error.phase == "connect" else _UNANSWERED, str(error))
+        except NetError as error:
+            return _error(_UNANSWERED, str(error))
+        headers = {name: value for name in _SENT_ON if (value := response.header(name)) is not None}
+        if response.status == 404 and "mcp-session-id" in request.headers:
+            self._connection.gone = True
+        if response.status < 400 or response.status == 404:
+            stream = headers.get("content-type", "").lower().startswith("text/event-stream")
+            body = _Body(exchange, response, stream)
+            return httpx2.Response(response.status, headers=headers, stream=body)
+        try:
+            data = await response.read(MOST_ERROR)
+        except NetError:
+            data = b""
+        finally:
+            exchange.close()
+        with suppress(msgspec.DecodeError):
+            if isinstance(msgspec.json.decode(data, type=dict[str, Any]).get("error"), dict):
+                return httpx2.Response(response.status, headers=headers, content=data)
+        words = f"answered with the status {response.status}."
+        return _error(_STATUS, words, status=response.status)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for task in self._asides:
+            task.cancel()
+        await self._client.aclose()
+
+
+def _error(code: int, message: str, **data: int) -> httpx2.Response:
+    error = {"code": code, "message": message, "data": data}
+    content = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error})
+    return httpx2.Response(502, headers={"content-type": "application/json"}, content=content)
+
+
+class _Body(httpx2.AsyncByteStream):
+    """The body of an answer, up to a limit.
+
+    Its errors are those that end one request in the SDK, and not the session.
+    """
+
+    def __init__(self, exchange: Exchange, response: Response, stream: bool) -> None:
+        self._exchange, self._response, self._stream = exchange, response, stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        most = MOST_BYTES * (2 if self._stream else 1)  # there may be reports before the answer
+        size = values = 0
+        try:
+            async for chunk in self._response.chunks():
+                size += len(chunk)
+                values += chunk.count(b"{") + chunk.count(b"[")
+                problem = f"the answer has more than {most} bytes or {MOST_VALUES} values"
+                if size > most or values > MOST_VALUES:
+                    raise httpx2.SSEError(problem) if self._stream else httpx2.StreamError(problem)
+                yield chunk
+        except NetError as error:
+            raise httpx2.StreamError(str(error)) from error
+
+    async def aclose(self) -> None:
+        self._exchange.close()
+
+
+# ---- a program -----------------------------------------------------------------------------------
+
+
+def program(name: str, command: Sequence[str], environ: Mapping[str, str]) -> Connection:
+    """A session with a program of this machine, over its standard input and output."""
+
+    def transport(connection: Connection) -> Streams:
+        return _program(connection, command, environ)
+
+    return Connection(name, transport)
+
+
+@asynccontextmanager
+async def _program(
+    connection: Connection, command: Sequence[str], environ: Mapping[str, str]
+) -> AsyncGenerator[Any]:
+    """Run a program, in a group of processes of its own, and exchange lines with it.
+
+    The SDK has such a thing, which has no bound for a line and takes a time that is quadratic in
+    its length.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(environ),
+        limit=MOST_BYTES,
+        start_new_session=True,
+    )
+    given = cast(asyncio.StreamWriter, process.stdin)
+    output = cast(asyncio.StreamReader, process.stdout)
+    errors = cast(asyncio.StreamReader, process.stderr)
+    source, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write, sink = anyio.create_memory_object_stream[SessionMessage](0)
+    tail = bytearray()
+    tasks = [
+        asyncio.create_task(each)
+        for each in (
+            _read_lines(connection, output, source),
+            _write_lines(given, sink),
+            _read_tail(errors, tail),
+        )
+    ]
+    try:
+        yield read, write
+    finally:
+        if tasks[0].done():
+            words = tail.decode("utf-8", "replace")
+            _log.warning("the MCP server %s ended by itself: %r", connection.name, words)
+        for stream in (source, read, write, sink):
+            stream.close()
+        given.close()
+        try:
+            for number in (0, signal.SIGTERM):
+                _signal(process, number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE):
+                        await process.wait()
+                    break
+        finally:
+            _signal(process, signal.SIGKILL)  # what it started, too
+            for task in tasks:
+                task.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    await process.wait()
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+async def _read_lines(connection: Connection, output: asyncio.StreamReader, to: Any) -> None:
+    """Hand on what a program writes, until it ends or a line has no end."""
+    with to, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        try:
+            while line := await output.readline():
+                if line.count(b"{") + line.count(b"[") > MOST_VALUES:
+                    raise ValueError
+                try:
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    continue  # many programs also print what is no message
+                await to.send(SessionMessage(message))
+        except ValueError:
+            words = "sent a line of more than %d bytes or %d values, and is ended"
+            _log.warning("the MCP server %s " + words, connection.name, MOST_BYTES, MOST_VALUES)
+        finally:
+            connection.gone = True
+
+
+async def _write_lines(to: asyncio.StreamWriter, messages: Any) -> None:
+    with messages, suppress(ConnectionError):
+        async for each in messages:
+            to.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            to.write(b"\n")
+            await to.drain()
+
+
+async def _read_tail(errors: asyncio.StreamReader, tail: bytearray) -> None:
+    while data := await errors.read(TAIL):
+        tail += data
+        del tail[:-TAIL]

@@ -1,0 +1,663 @@
+"""Sandboxes for Python that a model wrote: Monty, and CPython in bubblewrap.
+
+Monty is an interpreter of a part of Python that has no system to reach. bubblewrap gives CPython
+namespaces of its own, a root that is read-only and holds little but Python, and an empty
+environment. That process then limits itself before it reads any code: a folder in memory, rlimits,
+no capabilities, and a seccomp filter by which it cannot become two, so that the limits of one
+process are those of all. Between calls it is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import platform
+import re
+import secrets
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from .run import ToolError
+
+_log = logging.getLogger("dragoman")
+
+MB = 1024 * 1024
+SECONDS = 120.0
+"""Wall-clock seconds of one call; what models that were trained with such a tool expect."""
+MEMORY = 512 * MB
+"""Bytes of memory of one interpreter in bubblewrap."""
+DISK = 64 * MB
+"""Bytes of its files, which are in memory, too."""
+OUTPUT = 50_000
+"""Characters that one call may write."""
+
+
+NOT_STARTED = (
+    "The sandbox could not be started; this is the server's fault. Answer without running code."
+)
+LATE = "It did not end within {:g} seconds, and was stopped."
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What code may take: wall-clock seconds of a call, bytes of memory of a container and of its
+    files, and characters of a call's output. Monty has no files."""
+
+    seconds: float = SECONDS
+    memory: int = MEMORY
+    disk: int = DISK
+    output: int = OUTPUT
+
+
+class LostError(Exception):
+    """An interpreter ended, with all that was defined in it: why, in a sentence, and what it had
+    written until then."""
+
+    def __init__(self, why: str, output: str = "") -> None:
+        super().__init__(why)
+        self.output = output
+
+
+class Interpreter(Protocol):
+    """An interpreter in a sandbox, which starts with its first run."""
+
+    async def run(self, code: str) -> str:
+        """What the code writes, and the value of its last line, or the traceback of its error.
+        Raises LostError. One that is cancelled is closed."""
+        ...
+
+    async def close(self) -> None:
+        """End it at once, whatever it does."""
+        ...
+
+
+class Sandbox(Protocol):
+    """Where interpreters are."""
+
+    about: str
+
+    def interpreter(self) -> Interpreter:
+        """A new one."""
+        ...
+
+    async def close(self) -> None:
+        """The server ends; its interpreters have been closed."""
+        ...
+
+
+def fitted(output: str, most: int) -> str:
+    """Output of a call, cut and said so where it is longer than it may be."""
+    if len(output) <= most:
+        return output.rstrip("\n")
+    return f"{output[:most]}\n(Cut: the output is longer than {most:,} characters.)"
+
+
+# ---- Monty -----------------------------------------------------------------------------------
+
+NO_MONTY = (
+    "The Python tool needs Monty, its sandbox: pip install '.[tools]' in the checkout; or use the "
+    "other sandbox, python=bubblewrap."
+)
+HEAP = 64 * MB
+"""Bytes of memory of one in Monty. It transfers the value of the last line to us, which takes its
+time in our process."""
+NODES = 20_000
+"""How large a value may be to be shown: the objects in it, and the characters of its strings."""
+
+
+class Monty:
+    """Monty: an interpreter of a part of Python, in processes without environment that can neither
+    open files nor connections. Raises ImportError where it is not installed."""
+
+    about = (
+        "Run Python code and read what it prints, and the value of its last line. What it defines "
+        "is there in later calls. It is a part of Python: functions, comprehensions, simple "
+        "classes, dataclasses, match, async; no generators (yield), no inheritance, no del. It has "
+        "the modules asyncio, base64, bisect, collections, copy, csv, dataclasses, datetime, "
+        "decimal, functools, hashlib, itertools, json, math, random, re, time, tomllib, typing and "
+        "unicodedata. There are no files, no network and no other packages."
+    )
+
+    def __init__(self, limits: Limits, most: int) -> None:
+        if find_spec("pydantic_monty") is None:
+            raise ImportError(NO_MONTY)
+        self.limits = limits
+        self.library = import_module("pydantic_monty")
+        try:
+            with self.library.Monty(max_processes=1) as pool, pool.checkout() as session:
+                session.feed_run("1")
+            # A process serves one container, never another after it.
+            self._pool = self.library.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
+        except (OSError, RuntimeError, self.library.MontyError) as error:
+            raise ImportError(f"{NO_MONTY} Its program does not run: {error}") from None
+        self._lock = asyncio.Lock()
+        self._open = False
+
+    def interpreter(self) -> Interpreter:
+        """A new one."""
+        return _MontyInterpreter(self)
+
+    async def session(self) -> Any:
+        """A process of its own, with state."""
+        try:
+            async with self._lock:
+                if not self._open:
+                    await self._pool.__aenter__()
+                    self._open = True
+            session = self._pool.checkout(
+                script_name="python",
+                limits={
+                    "max_feed_duration_secs": self.limits.seconds,
+                    "max_memory": min(self.limits.memory, HEAP),
+                    "max_suspensions": 1_000_000,  # refused attempts to open a file count
+                },
+                os_policy={"sleep": "zero"},
+            )
+            await session.__aenter__()
+        except (OSError, RuntimeError, self.library.MontyError) as error:
+            _log.error("a sandbox did not start: %s", error)
+            raise ToolError(NOT_STARTED) from error
+        return session
+
+    async def close(self) -> None:
+        """End the processes that wait for work."""
+        if self._open:
+            self._open = False
+            await self._pool.__aexit__(None, None, None)
+
+
+class _MontyInterpreter:
+    def __init__(self, monty: Monty) -> None:
+        self._monty = monty
+        self._session: Any = None
+
+    async def run(self, code: str) -> str:
+        limits, library = self._monty.limits, self._monty.library
+        if self._session is None:
+            self._session = await self._monty.session()
+        written: list[str] = []
+        room = limits.output
+
+        def write(_: str, text: str) -> None:
+            nonlocal room
+            written.append(text)
+            room -= len(text)
+            if room < 0:
+                raise ValueError  # which ends the run, and no other
+
+        error: Any = None
+        value = None
+        try:
+            value = await self._session.feed_run(code, print_callback=write)
+        except library.MontyError as raised:
+            error = raised
+        except BaseException:
+            await self.close()
+            raise
+        lines = ["".join(written).rstrip("\n")]
+        if error is None:
+            lines += [_shown(value)] if value is not None else []
+        elif getattr(error, "traceback", list)():
+            lines.append(error.display())
+        elif room >= 0:  # a limit of the interpreter, or its end
+            late = isinstance(error.exception(), TimeoutError) or getattr(error, "timed_out", False)
+            words = error.display() if hasattr(error, "display") else str(error)
+            if late or self._session.worker_pid is None:
+                await self.close()
+                words = LATE.format(limits.seconds) if late else words
+                raise LostError(words, fitted(lines[0], limits.output))
+            lines.append(words)
+        return fitted("\n".join(filter(None, lines)), limits.output)
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                await session.__aexit__(None, None, None)
+            except self._monty.library.MontyError as error:  # it has crashed before
+                _log.debug("a process of Monty ended before it was closed: %s", error)
+
+
+def _shown(value: Any) -> str:
+    """A value as a prompt shows it, unless it is large: one that holds the same list again and
+    again may be as long as it likes."""
+    room, rest = NODES, [value]
+    while rest:
+        each = rest.pop()
+        room -= 1 + (len(each) if hasattr(each, "__len__") else 0)
+        if room < 0:
+            return "(The value of the last line is too large to be shown. Print a part of it.)"
+        match each:
+            case dict():
+                rest += [*each, *each.values()]
+            case list() | tuple() | set() | frozenset():
+                rest += each
+            case _ if hasattr(each, "attributes"):
+                rest.append(each.attributes)
+    try:
+        return repr(value)
+    except ValueError as error:  # a number of many digits
+        return f"(The value of the last line cannot be shown: {error})"
+
+
+# ---- bubblewrap ------------------------------------------------------------------------------
+
+NO_BUBBLEWRAP = (
+    "The sandbox python=bubblewrap needs {}. "
+    "To run a part of Python without it, use the other sandbox: python."
+)
+START_SECONDS = 60.0
+"""How long an interpreter may take to start, on a machine that does much else."""
+LIFE = 3600
+"""Processor seconds of one interpreter, in all its calls."""
+FILES, THREADS, INODES = 64, 64, 4096
+AS_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups")
+"""What makes setpriv start something as nobody."""
+WORK = "/mnt/data"
+
+# ---- what it may not ask of the system -------------------------------------------------------
+
+ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""The number of an architecture for seccomp, and its place in the table below."""
+DENIED: dict[str, tuple[int | None, int | None]] = {
+    # other processes and programs
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    # connections; some families are in no namespace
+    "socket": (41, 198),
+    # other namespaces, mounts and roots
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    # memory that no limit of ours counts
+    "memfd_create": (319, 279),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "io_setup": (206, 0),
+    # parts of the kernel that few need
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "vmsplice": (278, 75),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "fanotify_init": (300, 262),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "mbind": (237, 235),
+    "modify_ldt": (154, None),
+    "personality": (135, 92),
+    "syslog": (103, 116),
+    "quotactl": (179, 60),
+}
+NEWER = 424
+"""From this number on calls are the same everywhere, and new: those for rings, mounts and
+descriptors of processes are among them. What needs one of them does without on older systems."""
+CLONE, SOCKETPAIR, PRCTL = (56, 220), (53, 199), (157, 167)
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _REFUSE, _ABSENT = 0x7FFF0000, 0x80000000, 0x00050000 | 1, 0x00050000 | 38
+
+
+def rules(machine: str) -> bytes:
+    """The seccomp filter of an architecture, as a program for the kernel. Raises KeyError for one
+    that is not known."""
+    number, place = ARCHITECTURES[machine]
+    program: list[tuple[int, int, int, int]] = [
+        (_LOAD, 0, 0, 4),  # the architecture
+        (_EQUAL, 1, 0, number),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),  # the number of the call
+        (_AT_LEAST, 0, 1, NEWER),
+        (_RETURN, 0, 0, _ABSENT),
+    ]
+    for name in DENIED:
+        denied = DENIED[name][place]
+        if denied is not None:
+            program += (_EQUAL, 0, 1, denied), (_RETURN, 0, 0, _REFUSE)
+    for call, test, value, fits in (
+        (CLONE, _ANY_BIT, 0x10000, _ALLOW),  # a thread is made, no process
+        (SOCKETPAIR, _EQUAL, 1, _ALLOW),  # of the family that only this machine has
+        (PRCTL, _EQUAL, 1, _REFUSE),  # to outlive the server: PR_SET_PDEATHSIG
+    ):
+        other = _REFUSE if fits == _ALLOW else _ALLOW
+        program += (
+            (_EQUAL, 0, 4, call[place]),
+            (_LOAD, 0, 0, 16),  # the lower half of the first argument
+            (test, 0, 1, value),
+            (_RETURN, 0, 0, fits),
+            (_RETURN, 0, 0, other),
+        )
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *line) for line in program)
+
+
+# ---- the program in the sandbox --------------------------------------------------------------
+
+
+def interpret(work: str, inodes: int, disk: int, room: int, limits: str, rules: bytes) -> None:
+    """The life of an interpreter: it limits itself, then runs the code of one message after the
+    other, and says when it is done. Only its text is used, by a Python that has no Dragoman."""
+    import ast
+    import ctypes
+    import io
+    import linecache
+    import os
+    import resource
+    import struct
+    import sys
+    from code import InteractiveInterpreter
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def done(result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    # bubblewrap has no limit for the number of files, which take memory even where they are empty.
+    options = f"size={disk},nr_inodes={inodes},mode=0700"
+    done(libc.mount(b"work", work.encode(), b"tmpfs", 6, options.encode()))  # nosuid, nodev
+    os.chdir(work)
+    os.nice(5)  # the server goes first
+    messages = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    for pair in limits.split():
+        name, _, most = pair.partition("=")
+        resource.setrlimit(getattr(resource, name), (int(most), int(most)))
+    header = struct.pack("=II", 0x20080522, 0)
+    done(libc.capset(header, bytes(24)))
+    code = ctypes.create_string_buffer(rules, len(rules))
+    program = struct.pack("@HP", len(rules) // 8, ctypes.addressof(code))
+    done(libc.prctl(38, *map(ctypes.c_ulong, (1, 0, 0, 0))))  # no new privileges
+    done(libc.prctl(22, ctypes.c_ulong(2), program))  # seccomp
+
+    def send(data: bytes) -> None:
+        while data:
+            data = data[os.write(1, data) :]
+
+    class Output(io.TextIOBase):
+        left = 0
+        encoding = "utf-8"
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            send(text[: self.left].encode("utf-8", "replace"))
+            self.left = max(self.left - len(text), 0)
+            return len(text)
+
+    class Shell(InteractiveInterpreter):
+        failed = False
+
+        def write(self, data: str) -> None:
+            self.failed = True
+            output.write(data)
+
+        def showtraceback(self) -> None:
+            super().showtraceback()
+            if isinstance(sys.exc_info()[1], MemoryError):
+                most = resource.getrlimit(resource.RLIMIT_AS)[0]
+                output.write(f"The interpreter may take {most >> 20} MB.\n")
+
+    output = Output()
+    scope = {"__name__": "__main__"}
+    shell = Shell(scope)
+    send(b"\0ready\n")
+    for count in range(1 << 62):
+        size, _, mark = messages.readline().partition(b" ")
+        if not mark:
+            return
+        text = messages.read(int(size)).decode("utf-8", "replace")
+        sys.stdin, sys.stdout, sys.stderr = io.StringIO(), output, output
+        output.left, shell.failed = room, False
+        name = f"<call {count + 1}>"
+        linecache.cache[name] = len(text), None, text.splitlines(True), name
+        try:
+            body = ast.parse(text, name).body
+            last = [body.pop()] if body and isinstance(body[-1], ast.Expr) else []
+            shell.runcode(compile(ast.Module(body, []), name, "exec"))
+            if last and not shell.failed:
+                shell.runcode(compile(ast.Interactive(last), name, "single"))
+        except SyntaxError:
+            shell.showsyntaxerror(name)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                output.write(f"SystemExit: {error.code}\n")
+        except BaseException as error:
+            output.write(f"{type(error).__name__}: {error}\n")
+        send(b"\0" + mark)
+
+
+# ---- the sandbox -----------------------------------------------------------------------------
+
+
+class Bubblewrap:
+    """CPython of this machine in bubblewrap. A server that runs as root runs it as nobody.
+
+    Raises ValueError, in a sentence, where there is no bubblewrap, or it cannot make a sandbox.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.about = (
+            "Run Python code and read what it prints, and the value of its last line. What it "
+            f"defines is there in later calls, and so are files in {WORK}, the working directory. "
+            "There is no network, nothing can be installed, and no other program can be run. "
+            f"A call may take {limits.seconds:g} seconds."
+        )
+        if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
+            raise ValueError(NO_BUBBLEWRAP.format("Linux on x86-64 or ARM64"))
+        programs = {"bwrap": "bubblewrap"}
+        if os.geteuid() == 0:
+            programs["setpriv"] = "util-linux"
+        for program, package in programs.items():
+            if shutil.which(program) is None:
+                needed = f"{program}: install the package {package} of your system"
+                raise ValueError(NO_BUBBLEWRAP.format(needed))
+        problem = "a Python in /usr or where Dragoman's is"
+        own = Path(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}")
+        for python in dict.fromkeys(path.resolve() for path in (own, Path("/usr/bin/python3"))):
+            if python.is_file():
+                self.command = command(python, limits)
+                try:
+                    with _spawn([*self.command[0], *self.command[1]]) as process:
+                        try:
+                            ready = process.communicate(timeout=START_SECONDS)[0]
+                        finally:
+                            process.kill()
+                except (OSError, subprocess.SubprocessError) as error:
+                    ready = str(error).encode()
+                if ready == READY:
+                    return
+                words = ready.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                problem = f"user namespaces, and a Python that all may read ({words})"
+        raise ValueError(NO_BUBBLEWRAP.format(problem))
+
+    def interpreter(self) -> Interpreter:
+        """A new one."""
+        return _Process(self.command, self.limits)
+
+    async def close(self) -> None:
+        """There is nothing but interpreters."""
+
+
+READY = b"\0ready\n"
+
+
+def command(python: Path, limits: Limits) -> tuple[list[str], list[str]]:
+    """How an interpreter is started: a program, and its options."""
+    rlimits = {
+        "RLIMIT_AS": limits.memory,
+        "RLIMIT_CPU": LIFE,
+        "RLIMIT_FSIZE": limits.disk,
+        "RLIMIT_NOFILE": FILES,
+        "RLIMIT_NPROC": THREADS,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_SIGPENDING": 256,
+    }
+    given = (
+        WORK,
+        INODES,
+        limits.disk,
+        limits.output + 1,
+        " ".join(f"{name}={most}" for name, most in rlimits.items()),
+        rules(platform.machine()),
+    )
+    text = f"{inspect.getsource(interpret)}\ninterpret{given!r}"
+    # Not all of /usr: there are programs and services that keep their data in it.
+    paths = ["/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"]
+    paths += ["/etc/ld.so.cache", "/etc/alternatives", str(python.parents[1] / "lib"), str(python)]
+    words = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+    words += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1"]
+    words += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]  # to mount its folder, then none
+    for path in map(Path, ("/lib", "/lib32", "/lib64")):
+        if path.is_symlink():
+            words += ["--symlink", str(path.readlink()), str(path)]
+        else:
+            paths.append(str(path))
+    for name in paths:
+        words += ["--ro-bind-try", name, name]
+    for name in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"):
+        words += ["--dev-bind", name, name]
+    words += ["--dir", WORK, "--symlink", WORK, f"/{'tmp'}", "--remount-ro", "/"]
+    words += ["--clearenv", "--setenv", "HOME", WORK, "--setenv", "LANG", "C.UTF-8"]
+    words += ["--setenv", "OPENBLAS_NUM_THREADS", "1"]  # each has a buffer of its own
+    start = [str(shutil.which("bwrap"))]
+    if os.geteuid() == 0:
+        start = [str(shutil.which("setpriv")), *AS_NOBODY, *start]
+    return start, [*words, str(python), "-I", "-B", "-X", "utf8", "-c", text]
+
+
+def _spawn(words: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start it, from the thread of the event loop: it ends when this thread does. Nothing here
+    keeps the system from starting it without a copy of the server's memory first."""
+    return subprocess.Popen(  # noqa: S603
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        env={},
+        pass_fds=pass_fds,
+        process_group=0,  # Ctrl-C is ours to handle
+    )
+
+
+class _Process:
+    def __init__(self, command: tuple[list[str], list[str]], limits: Limits) -> None:
+        self._command, self._limits = command, limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._inside = -1  # a descriptor of the interpreter, whose parent is `_process`
+        self._pipes: list[asyncio.BaseTransport] = []
+
+    async def run(self, code: str) -> str:
+        try:
+            if self._process is None:
+                await self._start()
+            return await self._run(code.encode("utf-8", "replace"))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _run(self, code: bytes) -> str:
+        mark = secrets.token_hex(16).encode() + b"\n"
+        limits, buffer, end = self._limits, bytearray(), -1
+        why = "The interpreter ended."
+        try:
+            async with asyncio.timeout(limits.seconds):
+                signal.pidfd_send_signal(self._inside, signal.SIGCONT)
+                self._writer.write(b"%d %s%s" % (len(code), mark, code))
+                while received := await self._reader.read(1 << 16):
+                    buffer += received
+                    end = buffer.find(b"\0" + mark, max(len(buffer) - len(received) - 64, 0))
+                    if end >= 0:
+                        signal.pidfd_send_signal(self._inside, signal.SIGSTOP)
+                        break
+                    if len(buffer) > 4 * limits.output + MB:  # it limits itself to less
+                        why = "It wrote too much, and was stopped."
+                        break
+        except TimeoutError:
+            why = LATE.format(limits.seconds)
+        except ProcessLookupError:
+            pass
+        text = buffer if end < 0 else buffer[:end]
+        output = fitted(text.decode("utf-8", "replace"), limits.output)
+        if end < 0:
+            raise LostError(why, output)
+        return output
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready: object = b""
+        info, theirs = os.pipe()
+        try:
+            os.set_blocking(info, False)
+            try:
+                program, options = self._command
+                words = [*program, "--info-fd", str(theirs), *options]
+                self._process = _spawn(words, (theirs,))
+            finally:
+                os.close(theirs)
+            self._reader = asyncio.StreamReader()
+            reading = asyncio.StreamReaderProtocol(self._reader)
+            pipe, _ = await loop.connect_read_pipe(lambda: reading, self._process.stdout)
+            self._pipes.append(pipe)
+            self._writer, _ = await loop.connect_write_pipe(asyncio.Protocol, self._process.stdin)
+            self._pipes.append(self._writer)
+            async with asyncio.timeout(START_SECONDS):
+                ready = await self._reader.readline()
+            if ready == READY:  # bubblewrap has written this before the interpreter began
+                found = re.findall(rb'"child-pid": (\d+)', os.read(info, 4096))
+                self._inside = os.pidfd_open(int(b"".join(found)))
+        except (OSError, ValueError, TimeoutError) as error:
+            ready = error
+        finally:
+            os.close(info)
+        if ready != READY:
+            _log.error("a sandbox did not start: %s", ready)
+            raise ToolError(NOT_STARTED)
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        if self._inside >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._inside, signal.SIGKILL)
+            os.close(self._inside)
+            self._inside = -1
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes.clear()
+        await asyncio.get_running_loop().run_in_executor(None, process.wait)
