@@ -161,7 +161,7 @@ _PORTS = {"http": "80", "https": "443"}
 APPLICATIONS = frozenset(("app", "capacitor", "ionic", "tauri", "vscode-file", "vscode-webview"))
 """Schemes of programs that are installed here, which no page on the web has as its origin."""
 PREFLIGHT: Headers = [
-    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-max-age", b"600"),
 ]
 EXPOSED = (
