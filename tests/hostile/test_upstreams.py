@@ -609,8 +609,7 @@ async def test_u5_an_answer_queues_once_however_often_its_client_stops_and_goes_
         await engine.close()
 
 
-MANY = 10_000
-PARTS = [{"type": "text", "text": f"{number} "} for number in range(MANY)]
+PARTS = [{"type": "text", "text": f"{number} "} for number in range(10_000)]
 
 
 @pytest.mark.parametrize("whole", [False, True])
