@@ -10,7 +10,7 @@ AGENTS := @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330 @anthropic-ai/
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
-PYTEST := $(PY) -m pytest -n auto --dist worksteal
+PYTEST := $(PY) -m pytest -n auto --dist worksteal --durations=20
 ROOMS  := src/dragoman/core/*,src/dragoman/wire/*,src/dragoman/formats/*
 LOCK    = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
           --no-header --no-annotate
