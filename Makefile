@@ -19,6 +19,8 @@ PURE    = $(PY) -m coverage report --include='$(ROOMS)' --precision=2 --fail-und
 # that is taken there is then counted as another.
 GATE    = $(shell $(PY) -c 'import sys; print(100 if sys.version_info >= (3, 11, 4) else 99.9)')
 
+# What is fetched from npm comes while pip installs.
+MAKEFLAGS += --jobs=2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-full lint fmt bench floors release lock docs clean
