@@ -175,6 +175,10 @@ MISTAKES = {
     "[server]\nprot = 1": "2: server.prot: is not a setting; did you mean port?",
     "[server]\nzzz = 1": "2: server.zzz: is not a setting",
     "[server]\nkeys = ['k']": "2: server.keys: is not a setting",
+    "[[upstreams]]\nname = 'a'\nurl = 'http://x'\napi_key = 'k'": (
+        "4: upstreams[0].api_key: is not a setting: keys are in environment variables, which "
+        "key_env names"
+    ),
     "[server]\nhost = 'a'\ncors_origins = [\n'a',\n1]": (
         "3: server.cors_origins[1]: is a number, and must be a string"
     ),

@@ -162,6 +162,8 @@ _TABLES = (
 )
 _HOMES = {name: home for home, kind in _TABLES for name in kind.__struct_fields__ if name != "keys"}
 """Where in the file each setting stands."""
+_KEYS = ("key", "api_key", "token", "secret")
+"""What a key itself would be called, which no file has."""
 
 
 class ConfigurationError(ValueError):
@@ -387,6 +389,9 @@ def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
     for unknown in fields.rest():
         if unknown in _HOMES:
             raise fields.wrong(unknown, f"belongs under {_HOMES[unknown]}")
+        if unknown in _KEYS and "key_env" in names:
+            problem = "is not a setting: keys are in environment variables, which key_env names"
+            raise fields.wrong(unknown, problem)
         raise fields.wrong(unknown, f"is not a setting{hint(unknown, names)}")
 
 
