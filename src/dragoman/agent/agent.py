@@ -227,8 +227,8 @@ class Agent:
         return msgspec.json.encode(saved)
 
     def load(self, data: bytes) -> None:
-        """Go on from a conversation that `dump` gave: its meter, others' too where they share it, is
-        set to what had been spent then. Raises ValueError for anything else."""
+        """Go on from a conversation that `dump` gave. The meter, which others may share, is set to
+        what had been spent then. Raises ValueError for anything else."""
         saved = msgspec.json.decode(data, type=Saved)
         if saved.version != 1:
             raise ValueError(f"version {saved.version} of a saved agent is not known here")
