@@ -268,6 +268,9 @@ def test_a_file_is_named_as_it_was_given(tmp_path) -> None:
     path.write_text(f"x = {'[' * 5_000}")
     with pytest.raises(ConfigurationError, match=r"mine\.toml is nested too deeply to be read\.$"):
         load(path)
+    path.write_text(f"[server]\nport = {'1' * 5_000}")
+    with pytest.raises(ConfigurationError, match=r"mine\.toml has a number that is too long"):
+        load(path)
     path.write_text("#" * (LONGEST + 1))
     with pytest.raises(ConfigurationError, match="more than 1000000 characters"):
         load(path)

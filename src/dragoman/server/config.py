@@ -216,6 +216,8 @@ def read(text: str, name: str = FILE) -> Configuration:
         raise ConfigurationError(f"{name}:{line}: {problem}") from None
     except RecursionError:
         raise ConfigurationError(f"{name} is nested too deeply to be read.") from None
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        raise ConfigurationError(f"{name} has a number that is too long to be read.") from None
     try:
         for table in ("upstreams", "webhooks", "tools"):
             if isinstance(document.get(table), dict):
