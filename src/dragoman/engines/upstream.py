@@ -104,7 +104,8 @@ def key_refused(name: str, status: int, key: Secret | None) -> Fault:
     )
     return Fault(
         "upstream_authentication",
-        f"{message} (--upstream-key-env; for ask, chat, models and run --key-env).",
+        f"{message} (--upstream-key-env, or key_env in the file; for ask, chat, models and run "
+        "--key-env).",
         "server",
         status=status,
     )
