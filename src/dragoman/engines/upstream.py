@@ -447,8 +447,9 @@ class Upstream:
             if not isinstance(owner, str):
                 owner = "unknown"
             if isinstance(name := entry.get("id"), str) and 0 < len(name) <= LONGEST_NAME:
-                known = type(created) is int and 0 <= created < json.FAR
-                models.append(Model(name, owner, created if known else 0, extra))
+                if type(created) is not int or not 0 <= created < json.FAR:
+                    created = 0
+                models.append(Model(name, owner, created, extra))
         return tuple(models)
 
     def limits(self, model: str) -> UpstreamLimits:
