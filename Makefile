@@ -10,7 +10,7 @@ AGENTS := @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330 @anthropic-ai/
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
-PYTEST := $(PY) -m pytest -n auto --dist worksteal
+PYTEST := $(PY) -m pytest -n auto --dist worksteal --durations=20
 ROOMS  := src/dragoman/core/*,src/dragoman/wire/*,src/dragoman/formats/*
 LOCK    = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
           --no-header --no-annotate
@@ -19,6 +19,8 @@ PURE    = $(PY) -m coverage report --include='$(ROOMS)' --precision=2 --fail-und
 # that is taken there is then counted as another.
 GATE    = $(shell $(PY) -c 'import sys; print(100 if sys.version_info >= (3, 11, 4) else 99.9)')
 
+# What is fetched from npm comes while pip installs.
+MAKEFLAGS += --jobs=2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-full lint fmt bench floors release lock docs clean

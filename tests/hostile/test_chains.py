@@ -24,7 +24,7 @@ from dragoman.server.state.service import Memory
 from dragoman.stores import base, sql
 from dragoman.stores.base import DIGESTED, SPELLED, call_digest
 from dragoman.stores.memory import MemoryStore
-from dragoman.wire.protocol import LONGEST_STOP
+from dragoman.wire.protocol import LONGEST_STOP, MOST_STOP
 from tests.hostile.test_stored import SIZE, Noting, called, record
 from tests.server.state.storing import storing
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, word
@@ -292,3 +292,12 @@ async def test_a_stop_string_is_no_longer_than_it_may_be(wire: str, field: str) 
             answer = await Call(server.app, PATHS[wire], body)()
             assert answer.status == status
             assert (f"{field}: " in answer.json["error"]["message"]) if status == 400 else True
+
+
+async def test_stop_strings_are_no_longer_together_than_they_may_be() -> None:
+    async with storing(Stub()) as server:
+        several = ["a" * LONGEST_STOP] * (MOST_STOP // LONGEST_STOP)
+        for stop, status in ((several, 200), ([*several, "b"], 400)):
+            answer = await Call(server.app, PATHS["chat"], asking("chat", stop=stop))()
+            assert answer.status == status
+        assert f"more than {MOST_STOP} characters together" in answer.json["error"]["message"]

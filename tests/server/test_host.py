@@ -37,6 +37,13 @@ def test_loopback_needs_none(host) -> None:
         assert listener.getsockname()[1]
 
 
+@pytest.mark.parametrize("name", ["box:8000", "http://box", "*.example", "[::1]", "a,b", ""])
+def test_what_is_no_host_is_refused(name) -> None:
+    with pytest.raises(HostError, match=r"allowed_hosts has .* without scheme, port"):
+        check(Settings(allowed_hosts=("box.example", name)))
+    check(Settings(allowed_hosts=("*", "Box.example", "10.0.0.7", "fe80::1")))
+
+
 @pytest.mark.parametrize("origin", ["app.example", "*.example", "https://app.example/x", ""])
 def test_what_is_no_origin_is_refused(origin) -> None:
     with pytest.raises(HostError, match=r"is a scheme and a host, .* https://app\.example"):

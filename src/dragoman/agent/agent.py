@@ -164,6 +164,7 @@ class Agent:
         Without anything `said`, the model goes on from the conversation as it is, and calls that
         wait are run: so a run that waits for consent is resumed. `allow` is what was decided: for
         all that wait, or for each by its `call_id`; words are a refusal that the model is given.
+        The run raises ValueError for a decision on a call that does not wait.
         `caller` says who asks. `settings` are those of a request, for this run.
         """
         return RunStream(self, said, allow, caller, settings)
@@ -226,7 +227,8 @@ class Agent:
         return msgspec.json.encode(saved)
 
     def load(self, data: bytes) -> None:
-        """Go on from a conversation that `dump` gave. Raises ValueError for anything else."""
+        """Go on from a conversation that `dump` gave. The meter, which others may share, is set to
+        what had been spent then. Raises ValueError for anything else."""
         saved = msgspec.json.decode(data, type=Saved)
         if saved.version != 1:
             raise ValueError(f"version {saved.version} of a saved agent is not known here")
@@ -326,6 +328,10 @@ class RunStream(Stream):
             pending = {call.call_id for call in left if agent.tools.find(call)}
             if said and pending and self._allow is not None:
                 raise TypeError("`allow` is for going on, without anything new being said")
+            if isinstance(self._allow, Mapping) and (other := self._allow.keys() - pending):
+                waiting = ", ".join(sorted(pending)) or "none"
+                problem = f"`allow` has {', '.join(sorted(other))}; calls that wait: {waiting}"
+                raise ValueError(problem)
             if not said and not agent.history:
                 raise TypeError("nothing was said yet that could be answered")
             for call in left:  # what will not be run has a result now

@@ -251,6 +251,16 @@ def host_name(host: str) -> str:
     return found["name"].strip("[]").removesuffix(".") if found else host
 
 
+def is_host(name: str) -> bool:
+    """Whether this may be the name in a Host header.
+
+    >>> is_host("Box.example"), is_host("fe80::1"), is_host("box:8000"), is_host("*.example")
+    (True, True, False, False)
+    """
+    bare = bool(name) and "*" not in name and not _NO_HOST.search(name)
+    return bare and host_name(name) == name.lower()
+
+
 def is_loopback(name: str) -> bool:
     """Whether a name or address always means this machine.
 

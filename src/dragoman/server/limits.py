@@ -356,16 +356,16 @@ LETTERS = 100
 
 
 def tokens_of(event: Event) -> int:
-    """How many tokens with log-probabilities an event has, with their alternatives; and for its
-    text, as many as take as long."""
+    """How many tokens with log-probabilities an event has, with their alternatives, and
+    annotations; and for its text, as many as take as long."""
     match event:
         case Delta(data=str(text)):
             return _count(text, event.tokens)
         case PartDone(part=Text() as part):
-            return _count(part.text, part.tokens)
+            return _count(part.text, part.tokens) + len(part.annotations)
         case ItemDone(item=Message() as message):
             texts = [part for part in message.parts if type(part) is Text]
-            return sum([_count(part.text, part.tokens) for part in texts])
+            return sum([_count(text.text, text.tokens) + len(text.annotations) for text in texts])
         case ItemDone(item=FunctionCall() | CustomToolCall() as call):
             return _count(arguments(call))
     return 0

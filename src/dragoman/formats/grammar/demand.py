@@ -246,6 +246,8 @@ def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
         case {"type": kind}:
             known = "text, json_object, json_schema, regex or grammar"
             problem = f"{str(kind)[:100]!r} is not known here; use {known}"
+            if kind in ("text", "json_object", "json_schema"):  # Chat has taken its own out
+                problem = f"is {kind!r} as in Chat; Responses has it in text.format"
             raise FaultError(unsupported(problem, "response_format.type"))
 
 
