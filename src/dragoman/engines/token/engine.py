@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -311,6 +312,9 @@ class SequenceDecoder:
 MAX_TOKENS = 131_072
 """The most new tokens where neither the request nor the model's context sets a limit."""
 MAX_CHOICES = 128
+TOGETHER = 64
+"""Tokens of a sequence that are decoded in one turn of the event loop: a grammar may leave
+thousands of them no choice, which come together."""
 CONCURRENCY = 32
 QUEUE = 1_024
 
@@ -456,13 +460,16 @@ class TokenEngine:
         merge = Merge(len(decoders)) if len(decoders) > 1 else None
         async with aclosing(self._source.run(plan.jobs)) as new_tokens:
             async for index, new in new_tokens:
-                events = decoders[index].take(new)
-                if merge is not None:
-                    events = [e for event in events for e in merge.feed(index, event)]
-                if events:
-                    yield events
-                if merge is not None and merge.over:
-                    return
+                for part in new.parts(TOGETHER):
+                    events = decoders[index].take(part)
+                    if merge is not None:
+                        events = [e for event in events for e in merge.feed(index, event)]
+                    if events:
+                        yield events
+                    if merge is not None and merge.over:
+                        return
+                    if part is not new:
+                        await asyncio.sleep(0)
 
     # ---- planning ------------------------------------------------------------------------
 
