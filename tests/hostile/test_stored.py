@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from dragoman.server.limits import Budget
 from dragoman.server.responder import Responder, Unary
 from dragoman.server.settings import Settings
 from dragoman.server.state import handlers, resolve
-from dragoman.server.state.run import Runs
+from dragoman.server.state.run import Run, Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.server.websocket import Connection
 from dragoman.stores import serialize, sql, statements
@@ -230,6 +231,38 @@ async def test_an_answer_counts_while_it_is_collected(streamed: bool) -> None:
         assert len(answered.body) > SIZE
         assert app.budget.held == 0
         await app.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/conversations/c/items", "/v1/chat/completions", f"{RESPOND}/resp_asked/input_items"],
+)
+async def test_an_empty_cursor_is_none(path: str) -> None:
+    app = App(Stub(), Settings(), Memory(await filled(), upkeep=False))
+    whole = await called(app, "GET", path, None)
+    assert whole.json["data"]
+    assert (await called(app, "GET", f"{path}?after=", None)).body == whole.body
+    await app.close()
+
+
+async def test_readers_of_one_run_take_turns() -> None:
+    turn, received = 0, Counter[int]()
+
+    class Reader:
+        def receive(self, events: list[Any]) -> None:
+            received[turn] += 1
+
+    runs = Runs(MemoryStore(), upkeep=False)
+    run = Run(replace(record("r"), status="in_progress", response=None), runs)
+    run.events, run.visible = [*OPENING, word("Hi")], len(OPENING) + 1
+    runs.live["r"] = run
+    readers = [runs.send(run.record, Reader()) for _ in range(20)]
+    while received.total() < len(readers):
+        turn += 1
+        await asyncio.sleep(0)
+    assert max(received.values()) == 1
+    for reader in readers:
+        reader.cancel()
 
 
 async def test_2e_03_what_a_connection_remembers_counts_with_its_answers() -> None:

@@ -377,10 +377,13 @@ async def test_u3_listing_has_so_many_values_at_the_most() -> None:
 
 async def test_names_and_times_that_are_none_are_not_listed() -> None:
     names = ["", "a" * (LONGEST_NAME + 1), None, "m", "n"]
-    listed = [{"id": name, "created": -5 if name == "m" else 10**30} for name in names]
+    large = {"created": 10**30, "context_length": 10**30}
+    listed = [{"id": name, **large, "created": -5} for name in names[:4]] + [{"id": "n", **large}]
     async with mock(plain(500, b""), probed=plain(200, {"data": listed})) as up:
         engine = Remote(up.base_url, wire="chat")
-        assert [(each.id, each.created) for each in await engine.models()] == [("m", 0), ("n", 0)]
+        models = await engine.models()
+        assert [(each.id, each.created) for each in models] == [("m", 0), ("n", 0)]
+        assert not [each for each in models if "context_window" in each.extra["models"]]
         await engine.close()
 
 

@@ -241,7 +241,8 @@ def context(entry: dict[str, Any]) -> int | None:
     named = [entry.get(name) for name in _CONTEXT]
     if isinstance(meta, dict):
         named += [meta.get("n_ctx"), meta.get("n_ctx_train")]
-    return next((size for size in named if type(size) is int and size > 0), None)
+    sizes = (size for size in named if type(size) is int and 0 < size < json.FAR)
+    return next(sizes, None)
 
 
 def entries(value: Any) -> list[dict[str, Any]]:
@@ -446,7 +447,8 @@ class Upstream:
             if not isinstance(owner, str):
                 owner = "unknown"
             if isinstance(name := entry.get("id"), str) and 0 < len(name) <= LONGEST_NAME:
-                created = max(created, 0) if type(created) is int else 0
+                if type(created) is not int or not 0 <= created < json.FAR:
+                    created = 0
                 models.append(Model(name, owner, created, extra))
         return tuple(models)
 

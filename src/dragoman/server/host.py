@@ -371,7 +371,11 @@ class Server(uvicorn.Server):
         """Give the system back what a flood has left, now and again: the C library keeps much of
         what was freed, and what knows itself is freed by the collector alone."""
         self._loop.call_later(LOOK, self._give_back, trim, enough)
-        if _resident() > enough:
+        try:
+            resident = _resident()
+        except OSError:  # no file is free to look with
+            return
+        if resident > enough:
             if not self._app.busy:  # or others would wait for it
                 gc.collect()
             self._loop.run_in_executor(None, trim, 0)

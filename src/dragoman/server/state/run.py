@@ -452,6 +452,7 @@ class Runs:
         self._requeue = requeue
         self.lease = lease
         self._over = False  # nothing is held any more
+        self._turn = asyncio.Lock()  # of those who read runs that others read, too
         self.behind: dict[Run, None] = {}  # those with events to store
         self._timer: asyncio.TimerHandle | None = None
         self._with_upkeep = upkeep
@@ -535,6 +536,8 @@ class Runs:
             size = 0  # of the text up to here, which events at its end repeat
             async with aclosing(self.follow(record)) as batches:
                 async for batch in batches:
+                    async with self._turn:  # others wait for one reader's events, and not for all
+                        await asyncio.sleep(0)
                     for event in batch:
                         yield event
                         text = event.data if isinstance(event, Delta) else ""
