@@ -5,7 +5,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 ARGS   ?=
-ORACLES := openai-harmony==0.0.8 schemathesis==4.32.5 msgspec
+JUDGES := openai-harmony==0.0.8 schemathesis==4.32.5 msgspec
 AGENTS := @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330 @anthropic-ai/sdk@1.12.0
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
@@ -97,7 +97,7 @@ $(VENV)/oracles.stamp: Makefile | $(VENV)/pip.stamp
 	$(PYTHON) -m venv $(VENV)/oracles/venv 2>/dev/null || { \
 	  $(PYTHON) -m venv --clear --without-pip $(VENV)/oracles/venv && \
 	  $(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet pip; }
-	$(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet $(ORACLES)
+	$(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet $(JUDGES)
 	$(PIP) download --no-deps --no-binary jsonschema --dest $(VENV)/oracles jsonschema==4.26.0
 	tar xzf $(VENV)/oracles/jsonschema-4.26.0.tar.gz -C $(VENV)/oracles/suite --strip-components 2 \
 	  jsonschema-4.26.0/json/tests
