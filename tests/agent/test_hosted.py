@@ -1,11 +1,14 @@
 """Hosted tools: what the model sees, what clients see, and that both fit together."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from dragoman.agent.hosted import HostedTools
+from dragoman.core.event import Event
+from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
@@ -13,8 +16,9 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
-from dragoman.core.request import AllowedTools, NamedTool, Namespace
-from dragoman.engines.base import Wrapper
+from dragoman.core.request import AllowedTools, NamedTool, Namespace, Request, UnknownTool
+from dragoman.engines.base import Wrapper, start, wait_closed
+from dragoman.engines.script import Script
 from dragoman.tools.run import Shown, ToolError, recorded
 from tests.agent.hosting import Tool, mcp, python, search, wants
 from tests.agent.stage import Model, call
@@ -297,6 +301,31 @@ async def test_tool_that_cannot_be_opened_is_the_clients_fault_and_the_others_ar
         refused = await server.ask(tools=[SEARCH, MCP])
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools[1].server_label")
         assert one.closed == 1
+
+
+@pytest.mark.parametrize("moment", ["at once", "opening", "opened", "answering"])
+async def test_what_was_opened_is_closed_when_the_answer_is_cancelled(moment) -> None:
+    one, other, asked = search(), Tool("mcp", waits=moment == "opening"), asyncio.Event()
+
+    async def play() -> None:
+        asked.set()
+        await asyncio.Future()
+
+    class Unheard:
+        def receive(self, events: list[Event]) -> None:
+            raise AssertionError(events)
+
+    engine = HostedTools(Script(lambda _: [play]), [one, other])
+    tools = tuple(UnknownTool("responses", kind, {}) for kind in ("web_search", "mcp"))
+    handle = start(engine, Request(model="stub", items=(), tools=tools), ANYONE, Unheard())
+    if moment != "at once":
+        await other.opening.wait()
+    if moment == "answering":
+        await asked.wait()
+    handle.cancel()
+    await wait_closed(handle)
+    assert (one.closed, other.closed) == (len(one.asked), len(other.asked))
+    assert len(one.asked) == (moment != "at once")
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import groupby
@@ -82,9 +82,7 @@ class HostedTools(Wrapper):
                 if self._by_kind.setdefault(kind, tool) is not tool:
                     raise ValueError(f"there are two tools of type {kind!r}")
 
-    def prepare(
-        self, request: Request, caller: Caller
-    ) -> Prepared | Awaitable[Prepared | None] | None:
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Run the tools that the request names, and tell the model of earlier calls."""
         wanted: dict[int, tuple[Hosted, dict[str, JSON]]] = {}
         for number, tool in enumerate(request.tools):
@@ -101,7 +99,8 @@ class HostedTools(Wrapper):
         if wanted:
             if (request.sampling.n or 1) > 1:
                 raise FaultError(unsupported("an answer with tools is one choice", "n"))
-            return self._open(request, caller, wanted)
+            events = self._answer(request, caller, wanted)
+            return Prepared(request, start=partial(Driver, events))
         items, _ = told(request.items)
         return None if items is None else Prepared(replace(request, items=items))
 
@@ -112,49 +111,58 @@ class HostedTools(Wrapper):
         finally:
             await super().close()
 
-    async def _open(
+    async def _answer(
         self,
         request: Request,
         caller: Caller,
         wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
-    ) -> Prepared:
+    ) -> AsyncGenerator[Event, None]:
+        """The answer, with the tools open as long as it lasts."""
         known = [item for item in request.items if isinstance(item, Unknown)]
-        opened = await asyncio.gather(
-            *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
-            return_exceptions=True,
-        )
-        sessions = dict(zip(wanted, opened, strict=True))
-        taken: dict[str, int] = {}
+        opened: dict[int, Session] = {}
+
+        async def open(number: int) -> None:
+            tool, asked = wanted[number]
+            opened[number] = await tool.open(asked, known, caller)
+
         try:
-            for number, session in sessions.items():
-                if isinstance(session, FaultError):
-                    fault = session.fault
-                    at = ".".join(filter(None, (f"tools[{number}]", fault.param)))
-                    raise FaultError(replace(fault, param=at)) from session
-                if isinstance(session, BaseException):
-                    raise session
-                _check_names(request, number, session, taken)
-            own = {n: s for n, s in sessions.items() if not isinstance(s, BaseException)}
-            choice = _chosen(request, own)
-            runner = Runner(
-                (tool for each in own.values() if each.namespace is None for tool in each.tools),
-                {each.namespace: each.tools for each in own.values() if each.namespace is not None},
-                {str(each.namespace): each.description for each in own.values()},
-            )
-        except BaseException:
-            await _close(opened)
-            raise
+            # It returns when all have ended, also where this answer is cancelled meanwhile.
+            problems = await asyncio.gather(*map(open, wanted), return_exceptions=True)
+            for number, problem in zip(wanted, problems, strict=True):
+                if isinstance(problem, FaultError):
+                    at = f"tools[{number}]" if number < len(request.tools) else "web_search_options"
+                    at = ".".join(filter(None, (at, problem.fault.param)))
+                    raise FaultError(replace(problem.fault, param=at)) from problem
+                if problem is not None:
+                    raise problem
+            loop, asked = self._loop(request, {number: opened[number] for number in wanted})
+            async with aclosing(loop.stream(asked, caller)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await asyncio.gather(*(session.close() for session in opened.values()))
+
+    def _loop(self, request: Request, sessions: Mapping[int, Session]) -> tuple[Loop, Request]:
+        """What runs the tools of these sessions, and the request without them."""
+        taken: dict[str, int] = {}
+        for number, session in sessions.items():
+            _check_names(request, number, session, taken)
+        own = sessions.values()
+        runner = Runner(
+            (tool for each in own if each.namespace is None for tool in each.tools),
+            {each.namespace: each.tools for each in own if each.namespace is not None},
+            {str(each.namespace): each.description for each in own},
+        )
         items, decisions = told(request.items, runner)
-        kept = tuple(tool for n, tool in enumerate(request.tools) if n not in own)
         asked = replace(
             request,
             items=items or request.items,
-            tools=kept,
-            tool_choice=choice,
+            tools=tuple(tool for n, tool in enumerate(request.tools) if n not in sessions),
+            tool_choice=_chosen(request, sessions),
             max_tool_calls=None,
             include=tuple(n for n in request.include if n.partition(".")[0] not in RESULTS),
         )
-        cited = [each.cited for each in own.values() if each.cited is not None]
+        cited = [each.cited for each in own if each.cited is not None]
         loop = Loop(
             Citing(self.engine, cited) if cited else self.engine,
             runner,
@@ -162,29 +170,10 @@ class HostedTools(Wrapper):
             retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
             meter=Meter(Budget(calls=request.max_tool_calls)),
             approve=lambda call: decisions.get(call.call_id),
-            opening=[item for each in own.values() for item in each.items],
+            opening=[item for each in own for item in each.items],
             quiet=True,
         )
-        events = _answered(loop, asked, caller, tuple(own.values()))
-        return Prepared(asked, start=partial(Driver, events))
-
-
-async def _answered(
-    loop: Loop, request: Request, caller: Caller, sessions: Sequence[Session]
-) -> AsyncGenerator[Event, None]:
-    try:
-        async with aclosing(loop.stream(request, caller)) as events:
-            async for event in events:
-                yield event
-    finally:
-        await _close(sessions)
-
-
-async def _close(sessions: Sequence[Session | BaseException]) -> None:
-    ending = [each.close() for each in sessions if not isinstance(each, BaseException)]
-    for result in await asyncio.gather(*ending, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result
+        return loop, asked
 
 
 def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
