@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman.agent.hosted import HostedTools
+from dragoman.agent.loop import INTERRUPTED
 from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import (
@@ -16,7 +17,14 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
-from dragoman.core.request import AllowedTools, NamedTool, Namespace, Request, UnknownTool
+from dragoman.core.request import (
+    AllowedTools,
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    Request,
+    UnknownTool,
+)
 from dragoman.engines.base import Wrapper, start, wait_closed
 from dragoman.engines.script import Script
 from dragoman.tools.run import Shown, ToolError, recorded
@@ -211,13 +219,14 @@ async def test_what_fails_is_shown_as_failed_and_told_to_the_model() -> None:
 
 
 async def test_items_at_the_beginning_come_first() -> None:
-    listed = Unknown("responses", "mcp_list_tools", {"server_label": "shop", "tools": []}, "mcpl_1")
+    listed = Unknown("responses", "mcp_list_tools", {"server_label": "shop", "tools": []})
     model = Model(wants("buy", "shop"), "Bought.")
     engine = HostedTools(model, [mcp(None, "never", items=[listed])])
     async with storing(engine) as server:
         told = checked(parse((await server.ask(stream=True, tools=[MCP])).body)[0])
         output = told[-1]["response"]["output"]
         assert [item["type"] for item in output] == ["mcp_list_tools", "mcp_call", "message"]
+        assert [item["id"].partition("_")[0] for item in output] == ["mcpl", "mcp", "msg"]
         after = await server.ask(previous_response_id=told[-1]["response"]["id"])
     assert after.status == 200
     assert not [item for item in model.asked[2].items if isinstance(item, Unknown)]
@@ -253,6 +262,35 @@ async def test_choice_of_a_hosted_tool_is_one_of_its_functions(choice, expected)
     async with storing(HostedTools(model, [search(), mcp()])) as server:
         assert (await server.ask(tools=[SEARCH, MCP], tool_choice=choice)).status == 200
     assert model.asked[0].tool_choice == expected
+
+
+async def test_function_of_the_client_has_the_name_of_a_namespace() -> None:
+    theirs = {"type": "function", "name": "browser", "parameters": {"type": "object"}}
+    model = Model("Hello.")
+    async with storing(HostedTools(model, [search()])) as server:
+        assert (await server.ask(tools=[theirs, SEARCH])).status == 200
+    assert [type(tool) for tool in model.asked[0].tools] == [FunctionTool, Namespace]
+
+
+async def test_model_is_told_of_a_call_that_was_cancelled() -> None:
+    async def hangs(text: str) -> Shown:
+        begun.set()
+        return await asyncio.Future()
+
+    begun = asyncio.Event()
+    model = Model(wants("python", code="1"), "I do not know.")
+    async with storing(HostedTools(model, [python(hangs)])) as server:
+        asked = (await server.ask(tools=[PYTHON], background=True)).json
+        await begun.wait()
+        path = f"/v1/responses/{asked['id']}/cancel"
+        cancelled = (await Ask(server.app, path, {})()).json
+        assert [item["status"] for item in cancelled["output"]] == ["in_progress"]
+        await server.ask(previous_response_id=asked["id"])
+        await server.ask(input=[*cancelled["output"], {"role": "user", "content": "And now?"}])
+    for request in model.asked[1:]:
+        made = next(item for item in request.items if isinstance(item, FunctionCall))
+        given = next(item for item in request.items if isinstance(item, FunctionCallOutput))
+        assert (json.loads(made.arguments), given.output) == ({"code": "1"}, INTERRUPTED)
 
 
 async def test_client_keeps_its_own_functions() -> None:

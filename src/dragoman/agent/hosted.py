@@ -54,7 +54,7 @@ from dragoman.tools.run import (
 from dragoman.wire.responses.items import RESULTS
 
 from .budget import Budget, Meter
-from .loop import APPROVAL, NOT_ALLOWED, Decision, Loop
+from .loop import APPROVAL, INTERRUPTED, NOT_ALLOWED, Decision, Loop
 
 ANSWER = "mcp_approval_response"
 MOST_ROUNDS = 64
@@ -268,7 +268,9 @@ def told(
                 told.append(item)
             elif item.kind != APPROVAL:
                 told.append(_call(call))
-                outputs.append(FunctionCallOutput(call.call_id, call.output or ""))
+                cut = item.value.get("status") in ("in_progress", "incomplete")
+                given = INTERRUPTED if cut else call.output or ""
+                outputs.append(FunctionCallOutput(call.call_id, given))
             elif (item.id or "") not in done:
                 made = replace(
                     _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}

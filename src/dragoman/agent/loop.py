@@ -99,6 +99,7 @@ APPROVAL = "mcp_approval_request"
 _ASKED = ("name", "arguments", "server_label")
 """The fields of a call that a person is asked about."""
 NOT_ALLOWED = "The user did not allow this call."
+INTERRUPTED = "It was interrupted; whether it took effect is not known."
 SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
 CONTINUE = "Continue exactly where you were cut off, without repeating anything."
 
@@ -209,7 +210,11 @@ class _Answer:
         self.loop, self.request, self.caller = loop, request, caller
         self.tools, self.meter, self.began = loop.tools, loop.meter, time.monotonic()
         self.theirs, self.hosted = _names(request)
-        offered = [spec for spec in loop.tools.offered() if (None, spec.name) not in self.theirs]
+        offered = [
+            spec
+            for spec in loop.tools.offered()
+            if isinstance(spec, Namespace) or (None, spec.name) not in self.theirs
+        ]
         self.offered: tuple[Any, ...] = (*request.tools, *offered)
         self.items = list(request.items)
         self.choice = "none" if loop.max_rounds == 0 else request.tool_choice
@@ -233,6 +238,7 @@ class _Answer:
         if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
         for item in self.loop.opening:
+            item = replace(item, id=f"{PREFIXES[item.kind]}_{new_id()}")
             yield ItemAdded(self.shown, replace(item, value={**item.value, "tools": []}))
             yield Progress(self.shown, "in_progress")
             yield Progress(self.shown, "failed" if item.value.get("error") else "completed")
@@ -273,7 +279,7 @@ class _Answer:
         async with aclosing(self._run(decided, allowed)) as running:
             for call, _ in decided:
                 display = self._display(call)
-                item = None if display is None else _opened(call, display)
+                item = None if display is None else _opened(call, display, self.calls[0].call_id)
                 if display is not None and item is not None:
                     for event in _opening(self.shown, item, display):
                         yield event
@@ -555,11 +561,12 @@ def _free(id: str, taken: set[str]) -> str:
     return free
 
 
-def _opened(call: Call, display: Display) -> Unknown:
+def _opened(call: Call, display: Display, round: str) -> Unknown:
     """The item that shows a call, as it begins; with the request that allowed it."""
     allowed = (call.extra or {}).get(RECORD, {})
     value = {**display.opened(call), **allowed, "status": "in_progress"}
-    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}")
+    kept = _kept(call, round, None)
+    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}", kept)
 
 
 def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:

@@ -45,7 +45,7 @@ NO_LIBRARY = Fault(
 
 
 class Library(Protocol):
-    """What is searched: see `dragoman.server.state.files`."""
+    """What is searched: see `dragoman.server.state.library`."""
 
     async def check(self, caller: Caller, stores: Sequence[str]) -> None:
         """Raise FaultError where there is no vector store with one of these ids."""

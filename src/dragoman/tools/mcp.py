@@ -423,7 +423,7 @@ class MCP:
 
     def _release(self, key: tuple[str, ...], link: _Link) -> None:
         link.users -= 1
-        if not link.users:
+        if not link.users and self._links.get(key) is link:
             link.timer = asyncio.get_running_loop().call_later(IDLE, self._drop, key)
 
     def _drop(self, key: tuple[str, ...]) -> None:
