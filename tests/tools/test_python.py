@@ -189,6 +189,17 @@ async def test_one_more_than_there_may_be_closes_what_was_idle_for_longest() -> 
     await tool.close()
 
 
+async def test_containers_that_lost_their_interpreter_count_too() -> None:
+    tool, _ = python(containers=3, per_tenant=2)
+    sessions = [await opened(tool) for _ in range(9)]
+    for session in sessions:
+        await ran(session, "die")
+    assert [*tool._containers] == [("ada", each.container.id) for each in sessions[-2:]]
+    assert await ran(sessions[-1], "1") == "9: 1"
+    assert len(tool._containers) == 2
+    await tool.close()
+
+
 async def test_what_is_at_work_is_not_closed() -> None:
     tool, sandbox = python(containers=2, per_tenant=1)
     busy = await opened(tool)

@@ -115,7 +115,7 @@ class Python:
         """What code gives in a container. Raises ToolError where none can be started."""
         async with container.lock:
             if container.interpreter is None:
-                self._make_room(container.tenant)
+                self._make_room(container)
                 container.interpreter = self.sandbox.interpreter()
             self._use(container)
             try:
@@ -157,11 +157,11 @@ class Python:
         else:
             self._drop(container)
 
-    def _make_room(self, tenant: str) -> None:
-        """Close what is idle, the tenant's own first, until there is room for one more."""
-        live = [each for each in self._containers.values() if each.interpreter is not None]
-        own = [each for each in live if each.tenant == tenant]
-        for found, most in ((own, self._per_tenant), (live, self._most)):
+    def _make_room(self, container: Container) -> None:
+        """Close what is idle, the tenant's own first, until there is room for this one."""
+        others = [each for each in self._containers.values() if each is not container]
+        own = [each for each in others if each.tenant == container.tenant]
+        for found, most in ((own, self._per_tenant), (others, self._most)):
             if len(found) >= most:
                 idle = next((each for each in found if not each.lock.locked()), None)
                 if idle is None:
