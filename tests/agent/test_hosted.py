@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.agent.hosted import HostedTools
 from dragoman.agent.loop import INTERRUPTED
-from dragoman.core.event import Event
-from dragoman.core.interfaces import ANYONE
+from dragoman.core.event import Event, Started
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
@@ -17,6 +19,7 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
+from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
     FunctionTool,
@@ -262,6 +265,29 @@ async def test_choice_of_a_hosted_tool_is_one_of_its_functions(choice, expected)
     async with storing(HostedTools(model, [search(), mcp()])) as server:
         assert (await server.ask(tools=[SEARCH, MCP], tool_choice=choice)).status == 200
     assert model.asked[0].tool_choice == expected
+
+
+async def test_losses_are_those_of_what_the_client_sent() -> None:
+    """Its tools have the numbers of its request, and the calls of earlier rounds are not its."""
+    rounds = iter(
+        (("tools[0].strict", "tools[1]", "input[0].id"), ("input[*].id", "input[1].status", "text"))
+    )
+
+    class Losing(Wrapper):
+        async def stream(
+            self, request: Request, caller: Caller = ANYONE
+        ) -> AsyncGenerator[Event, None]:
+            async for event in self.engine.stream(request, caller):
+                if isinstance(event, Started):
+                    losses = tuple(Loss(name, "dropped", "no") for name in next(rounds))
+                    event = replace(event, losses=losses)
+                yield event
+
+    theirs = {"type": "function", "name": "mine", "parameters": {"type": "object"}}
+    model = Losing(Model(wants("search", "browser"), "Done."))
+    async with storing(HostedTools(model, [search()])) as server:
+        answer = await server.ask(tools=[SEARCH, theirs])
+    assert answer.headers["x-dragoman-loss"] == "dropped: tools[1].strict, input[0].id, text"
 
 
 async def test_function_of_the_client_has_the_name_of_a_namespace() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import groupby
@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.event import Delta, Event, ItemDone, PartDone
+from dragoman.core.event import Delta, Event, Finished, ItemDone, PartDone, Started
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
     JSON,
@@ -32,6 +32,7 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
+from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -136,8 +137,11 @@ class HostedTools(Wrapper):
                 if problem is not None:
                     raise problem
             loop, asked = self._loop(request, {number: opened[number] for number in wanted})
+            kept = [number for number, _ in enumerate(request.tools) if number not in wanted]
             async with aclosing(loop.stream(asked, caller)) as events:
                 async for event in events:
+                    if isinstance(event, Started | Finished) and event.losses:
+                        event = replace(event, losses=_renumbered(event.losses, kept))
                     yield event
         finally:
             await asyncio.gather(*(session.close() for session in opened.values()))
@@ -174,6 +178,21 @@ class HostedTools(Wrapper):
             quiet=True,
         )
         return loop, asked
+
+
+_TOOL = re.compile(r"tools\[(\d+)\]")
+
+
+def _renumbered(losses: Iterable[Loss], numbers: Sequence[int]) -> tuple[Loss, ...]:
+    """The losses of the client's own tools, by the numbers that these have in its request."""
+    found: list[Loss] = []
+    for loss in losses:
+        if (tool := _TOOL.match(loss.field)) is not None:
+            if (number := int(tool[1])) >= len(numbers):
+                continue
+            loss = replace(loss, field=f"tools[{numbers[number]}]{loss.field[tool.end() :]}")
+        found.append(loss)
+    return tuple(found)
 
 
 def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:

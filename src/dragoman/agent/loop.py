@@ -103,6 +103,9 @@ INTERRUPTED = "It was interrupted; whether it took effect is not known."
 SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
 CONTINUE = "Continue exactly where you were cut off, without repeating anything."
 
+_ITEMS = re.compile(r"(?:input|messages)\[")
+"""What losses of items are called, in all protocols."""
+
 Decision = bool | str
 """Whether a call is allowed; words are a refusal that the model is given."""
 Approve = Callable[[Call], Decision | Awaitable[Decision | None] | None]
@@ -227,10 +230,10 @@ class _Answer:
         self.ids |= loop.taken
         self.begun: Started | None = None
         self.end: Finished | Failed | None = None
-        self.losses: list[Loss] = []  # of the rounds after the first
+        self.losses: list[Loss] = []  # that are not in `begun`
         self.used: list[Usage] = []
         self.cost, self.stopped = 0.0, ""
-        self.shown = self.rounds = self.errors = self.continued = 0
+        self.shown = self.asked = self.rounds = self.errors = self.continued = 0
         self.waits = self.summarised = False  # for results of the client's; for nothing more
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -351,6 +354,7 @@ class _Answer:
             self.stopped, self.end = stopped, Finished("incomplete", ("budget",))
             return
         self.meter.rounds += 1
+        self.asked += 1
         asked = replace(
             self.request,
             items=tuple(self.items),
@@ -382,7 +386,10 @@ class _Answer:
                         self.begun = event
                         yield event
                     else:
-                        self.losses += event.losses
+                        # What earlier rounds have added is not the client's.
+                        again = self.asked > 1
+                        found = event.losses
+                        self.losses += [x for x in found if not (again and _ITEMS.match(x.field))]
                 elif (index := event.index) is None:
                     yield event
                 else:
