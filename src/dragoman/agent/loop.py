@@ -594,8 +594,7 @@ def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
 
 def _kept(call: Call, round: str, output: Output | None, own: JSON = None) -> Extra:
     """The call behind an item, for the next time the model is asked."""
-    text = call.input if isinstance(call, CustomToolCall) else call.arguments
-    record = Recorded(call.call_id, call.name, text, output, call.namespace, round, own)
+    record = Recorded(call.call_id, call.name, call.text, output, call.namespace, round, own)
     return {RECORD: to_builtins(record)}
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.files import Found
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Annotation, Call, CustomToolCall, Unknown
+from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.wire.files import (
     FILE_PREFIX,
@@ -178,9 +178,8 @@ class _Function:
 
 
 def _opened(call: Call) -> dict[str, JSON]:
-    text = call.input if isinstance(call, CustomToolCall) else call.arguments
     try:
-        queries = _queries(text)
+        queries = _queries(call.text)
     except ToolError:  # the call says what is wrong
         queries = []
     return {"queries": list(queries), "results": None}

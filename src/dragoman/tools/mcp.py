@@ -26,7 +26,7 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, unsupported
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Audio, Call, CustomToolCall, File, Image, Part, Text, Unknown
+from dragoman.core.item import JSON, Audio, Call, File, Image, Part, Text, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.formats.citations import Cited
 from dragoman.net.errors import InvalidUrlError
@@ -568,8 +568,7 @@ class _Tool:
         self._name, self._label, self._link = tool.name, label, link
 
     def _opened(self, call: Call) -> dict[str, JSON]:
-        arguments = call.input if isinstance(call, CustomToolCall) else call.arguments
-        return {"server_label": self._label, "name": self._name, "arguments": arguments}
+        return {"server_label": self._label, "name": self._name, "arguments": call.text}
 
     async def call(self, text: str, context: Context) -> Shown:
         """Call it. Every failure is shown in the item, and to the model."""

@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Call, FunctionCall, Unknown
+from dragoman.core.item import JSON, Call, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.formats.citations import Cited
 
@@ -270,8 +270,7 @@ class PythonCode:
 
     def opened(self, call: Call) -> dict[str, JSON]:
         """The item of a call when it begins."""
-        code = code_of(call.arguments if isinstance(call, FunctionCall) else call.input)
-        return {"code": code, "container_id": self._container.id, "outputs": None}
+        return {"code": code_of(call.text), "container_id": self._container.id, "outputs": None}
 
     async def call(self, text: str, context: Context) -> Shown:
         """Run the code that the model wrote."""

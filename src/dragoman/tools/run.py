@@ -337,9 +337,7 @@ class _LateError(Exception):
 async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | BaseException:
     """What a tool gives, or raises: a SystemExit would end the event loop."""
     try:
-        return await tool.call(
-            call.input if isinstance(call, CustomToolCall) else call.arguments, context
-        )
+        return await tool.call(call.text, context)
     except BaseException as error:
         if not isinstance(error, ToolError | asyncio.CancelledError):
             _log.warning("the tool %s failed", call.name, exc_info=error)

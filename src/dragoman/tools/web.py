@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Annotation, Call, CustomToolCall, Unknown
+from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import CustomTool, FunctionTool
 from dragoman.formats.citations import LINES, domain
 from dragoman.net.url import Proxies
@@ -644,8 +644,7 @@ class _Function:
         self.display: Display | None = Display(KIND, self._opened, working="searching")
 
     def _opened(self, call: Call) -> dict[str, JSON]:
-        text = call.input if isinstance(call, CustomToolCall) else call.arguments
-        return {"action": self._browser.action(self._name, text)}
+        return {"action": self._browser.action(self._name, call.text)}
 
     async def call(self, text: str, context: Context) -> Shown:
         """Run it. Calls of one round run side by side, but what they show has the order of the

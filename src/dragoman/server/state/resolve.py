@@ -34,7 +34,6 @@ from dragoman.stores.base import (
     StoredAnswer,
     StoreError,
     TooMuchError,
-    arguments,
     call_digest,
     input_id,
     latest,
@@ -352,7 +351,7 @@ async def recalled(asked: Asked, store: Store, tenant: str) -> tuple[Request, tu
     if len(found) < len(calls):
         forgone = (Loss("reasoning", "dropped", TOO_MANY_CALLS),)
     if found:
-        size = sum([PER_CALL + len(arguments(call)) for call in found])
+        size = sum([PER_CALL + len(call.text) for call in found])
         digests = await store.apart(COSTLY * size, lambda: dict.fromkeys(map(call_digest, found)))
         with suppress(StoreError):  # an answer without its past is better than none
             answers += await store.find_answers(tenant, tuple(digests))
