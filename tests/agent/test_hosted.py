@@ -447,6 +447,8 @@ async def test_messages_client_gets_blocks_and_brings_them_back() -> None:
             assert body["content"][0]["input"] == {"query": "cats"}
             assert body["content"][3]["content"]["stdout"] == "4"
             assert body["stop_reason"] == "end_turn"
+            searches = {"web_search_requests": 1, "web_fetch_requests": 0}
+            assert body["usage"]["server_tool_use"] == searches
             again = {"role": "assistant", "content": body["content"]}
             bye = {"role": "user", "content": "Bye"}
             assert (await messages(server, hi, again, bye)).status == 200
