@@ -58,8 +58,8 @@ AGE = 300.0
 others."""
 IDLE = 300.0
 """Seconds after which a session that no answer uses is ended."""
-MOST_SESSIONS = 64
-"""Sessions, of all servers and tenants."""
+MOST_SESSIONS, PER_TENANT = 64, 32
+"""Sessions, of all servers and tenants; and those that one tenant may use at a time."""
 MOST_TOOLS = 256
 """Tools of one server that a model is shown."""
 MOST_SCHEMAS = 1024 * 1024
@@ -395,15 +395,16 @@ class MCP:
         secret = hashlib.sha256(msgspec.json.encode(sorted(headers.items()))).hexdigest()
         key = (caller.tenant, server.name, server.url if guarded and server.url else "", secret)
         link = self._links.get(key)
-        if link is None:
-            if len(self._links) >= MOST_SESSIONS:
-                oldest = next((key for key, each in self._links.items() if not each.users), None)
-                if oldest is None:
-                    problem = (
-                        f"All {MOST_SESSIONS} sessions with MCP servers are in use. Try again."
-                    )
+        if link is None or not link.users:
+            used = [key for key, each in self._links.items() if each.users]
+            own = [key for key in used if key[0] == caller.tenant]
+            for found, most in ((own, PER_TENANT), (used, MOST_SESSIONS)):
+                if len(found) >= most:
+                    problem = f"All {most} sessions with MCP servers are in use. Try again."
                     raise FaultError(Fault("overloaded", problem))
-                self._drop(oldest)
+            if link is None and len(self._links) >= MOST_SESSIONS:
+                self._drop(next(key for key in self._links if key not in used))
+        if link is None:
             sent = headers if guarded else headers or self._environ[server.name]
 
             def make() -> Connection:
