@@ -17,7 +17,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.files import Found
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Annotation, Call, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.request import FunctionTool
 from dragoman.wire.files import (
     FILE_PREFIX,
     LONGEST_QUERY,
@@ -27,7 +27,7 @@ from dragoman.wire.files import (
     found_object,
 )
 
-from .run import Approval, Context, Display, Next, Shown, Tool, ToolError, recorded
+from .run import Context, Display, Shown, Tool, ToolError, recorded
 
 KIND = "file_search_call"
 SECONDS = 60.0
@@ -156,21 +156,16 @@ class Reading:
         )
 
 
-class _Function:
+class _Function(Tool):
     """The function that the model calls."""
 
-    after: Next = "model"
-    auto_retry = enabled = repeatable = True
-    auto_truncate: int | None = None
-    approval: Approval = "never"
-    seconds: float | None = SECONDS
+    seconds = SECONDS
+    repeatable = True
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self.spec: FunctionTool | CustomTool = FunctionTool(
-            "file_search", _DESCRIPTION, _PARAMETERS
-        )
-        self.display: Display | None = Display(KIND, _opened, working="searching")
+        self.spec = FunctionTool("file_search", _DESCRIPTION, _PARAMETERS)
+        self.display = Display(KIND, _opened, working="searching")
 
     async def call(self, text: str, context: Context) -> Shown:
         """Search. Raises ToolError for arguments that cannot be understood."""

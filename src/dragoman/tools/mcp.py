@@ -27,16 +27,14 @@ from msgspec import Meta, Struct
 from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, unsupported
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Audio, Call, File, Image, Part, Text, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import Cited
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.tools.run import (
     LONGEST,
-    Approval,
     Context,
     Display,
-    Next,
     Shown,
     Tool,
     truncated,
@@ -550,22 +548,15 @@ def fit_name(name: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_-]', '_', name)[:55]}_{digest}"
 
 
-class _Tool:
-    """A tool of a server, as `tools.run.Tool`."""
-
-    after: Next = "model"
-    auto_retry = True
-    auto_truncate: int | None = None
-    enabled = True
+class _Tool(Tool):
+    """A tool of a server."""
 
     def __init__(self, tool: _Listed, label: str, link: _Link, approval: Consent) -> None:
-        self.spec: FunctionTool | CustomTool = FunctionTool(
-            fit_name(tool.name), tool.description, tool.input_schema or _EMPTY
-        )
-        self.approval: Approval = approval
-        self.seconds: float | None = link.server.seconds + START + GRACE  # its own limit is less
+        self.spec = FunctionTool(fit_name(tool.name), tool.description, tool.input_schema or _EMPTY)
+        self.approval = approval
+        self.seconds = link.server.seconds + START + GRACE  # its own limit is less
         self.repeatable = tool.annotated("readOnlyHint") or tool.annotated("idempotentHint")
-        self.display: Display | None = Display(CALL, self._opened, delta="arguments", fails=True)
+        self.display = Display(CALL, self._opened, delta="arguments", fails=True)
         self._name, self._label, self._link = tool.name, label, link
 
     def _opened(self, call: Call) -> dict[str, JSON]:

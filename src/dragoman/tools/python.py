@@ -16,10 +16,10 @@ from msgspec.structs import astuple
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Call, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import Cited
 
-from .run import Approval, Context, Display, Next, Session, Shown, Tool, ToolError
+from .run import Context, Display, Session, Shown, Tool, ToolError
 from .sandbox import Bubblewrap, Interpreter, Limits, LostError, Monty, Sandbox
 
 KIND = "code_interpreter_call"
@@ -246,16 +246,11 @@ class PythonSession:
         """The container stays, for the answers that follow."""
 
 
-class PythonCode:
+class PythonCode(Tool):
     """The function `python` of one answer, whose one argument is `code`."""
 
-    after: Next = "model"
-    auto_retry = enabled = True
-    approval: Approval = "never"
-    repeatable = False
-    auto_truncate: int | None = None
     # Each run has its own limit; calls of one container wait for each other.
-    seconds: float | None = 24 * 3600.0
+    seconds = 24 * 3600.0
 
     def __init__(self, python: Python, container: Container) -> None:
         self._python, self._container = python, container
@@ -265,8 +260,8 @@ class PythonCode:
             "required": ["code"],
             "additionalProperties": False,
         }
-        self.spec: FunctionTool | CustomTool = FunctionTool(NAME, python.sandbox.about, parameters)
-        self.display: Display | None = Display(KIND, self.opened, "code", "interpreting")
+        self.spec = FunctionTool(NAME, python.sandbox.about, parameters)
+        self.display = Display(KIND, self.opened, "code", "interpreting")
 
     def opened(self, call: Call) -> dict[str, JSON]:
         """The item of a call when it begins."""

@@ -104,7 +104,7 @@ class Shown(Struct, frozen=True):
 
 
 class Tool(Protocol):
-    """A name, a schema and an asynchronous call.
+    """A name, a schema and an asynchronous call. What a tool does not say is as it is here.
 
     - `spec` is what the model is shown.
     - `after` says who speaks after its result: the model, or the user.
@@ -117,14 +117,14 @@ class Tool(Protocol):
     """
 
     spec: FunctionTool | CustomTool
-    after: Next
-    auto_retry: bool
-    auto_truncate: int | None
-    enabled: bool
-    approval: Approval
-    seconds: float | None
-    repeatable: bool
-    display: Display | None
+    after: Next = "model"
+    auto_retry: bool = True
+    auto_truncate: int | None = None
+    enabled: bool = True
+    approval: Approval = "never"
+    seconds: float | None = None
+    repeatable: bool = False
+    display: Display | None = None
 
     def call(self, text: str, context: Context) -> Awaitable[Output | Shown]:
         """Run it on the arguments, or the free text, that the model wrote. Raises what it likes."""

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Annotation, Call, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
 from dragoman.net.url import Proxies
 
@@ -42,10 +42,8 @@ from .page import (
     wrapped,
 )
 from .run import (
-    Approval,
     Context,
     Display,
-    Next,
     Recorded,
     Shown,
     Tool,
@@ -619,15 +617,10 @@ class Browser:
         return Shown(text, {"action": action}, kept=msgspec.to_builtins(kept))
 
 
-class _Function:
+class _Function(Tool):
     """One of the functions, as a tool."""
 
-    after: Next = "model"
-    auto_retry = True
-    auto_truncate: int | None = None
-    enabled = True
-    approval: Approval = "never"
-    seconds: float | None = 2 * SECONDS
+    seconds = 2 * SECONDS
     repeatable = True
 
     def __init__(
@@ -640,8 +633,8 @@ class _Function:
         self._kind, _, properties = _FUNCTIONS[name]
         required = [each for each, about in properties.items() if "default" not in about]
         schema = {"type": "object", "properties": properties, "required": required}
-        self.spec: FunctionTool | CustomTool = FunctionTool(name, browser.about(name), schema)
-        self.display: Display | None = Display(KIND, self._opened, working="searching")
+        self.spec = FunctionTool(name, browser.about(name), schema)
+        self.display = Display(KIND, self._opened, working="searching")
 
     def _opened(self, call: Call) -> dict[str, JSON]:
         return {"action": self._browser.action(self._name, call.text)}
