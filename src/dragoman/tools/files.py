@@ -27,7 +27,7 @@ from dragoman.wire.files import (
     found_object,
 )
 
-from .run import Context, Display, Shown, Tool, ToolError, recorded
+from .run import Context, Display, Session, Shown, Tool, ToolError, recorded
 
 KIND = "file_search_call"
 SECONDS = 60.0
@@ -100,12 +100,8 @@ _HEAD = re.compile(r"^【([0-9]{1,9})†([^†【】\n]*)】 \((file-\w+), score
 _FORGED = re.compile(r"【(?=[0-9]+(†|】))")
 
 
-class Reading:
+class Reading(Session):
     """What the model has for one answer: one function, and the pieces that it was shown so far."""
-
-    namespace: str | None = None
-    description: str | None = None
-    items: Sequence[Unknown] = ()
 
     def __init__(
         self,
@@ -123,16 +119,13 @@ class Reading:
             if record is not None and isinstance(record.output, str):
                 for head in _HEAD.finditer(record.output):
                     self._shown[int(head[1])] = head[3], head[2]
-        self.tools: Sequence[Tool] = (_Function(self),)
+        self.tools = (_Function(self),)
 
     def cited(self, number: int, _: str) -> Annotation | None:
         """The piece that was shown with a number."""
         if (shown := self._shown.get(number)) is None:
             return None
         return Annotation("file_citation", file_id=shown[0], filename=shown[1])
-
-    async def close(self) -> None:
-        """The answer has ended."""
 
     async def find(self, queries: Sequence[str]) -> Shown:
         """What is found, for the model and for the client."""

@@ -28,13 +28,13 @@ from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, un
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Audio, Call, File, Image, Part, Text, Unknown
 from dragoman.core.request import FunctionTool
-from dragoman.formats.citations import Cited
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.tools.run import (
     LONGEST,
     Context,
     Display,
+    Session,
     Shown,
     Tool,
     truncated,
@@ -461,15 +461,12 @@ def _headers(asked: Asked) -> dict[str, str]:
     return headers
 
 
-class _Session:
+class _Session(Session):
     """The tools of one server, for one answer."""
 
     def __init__(self, asked: Asked, release: Callable[[], None]) -> None:
-        self.namespace: str | None = asked.server_label
-        self.description = asked.server_description
+        self.namespace, self.description = asked.server_label, asked.server_description
         self.tools: Sequence[Tool] = ()
-        self.items: Sequence[Unknown] = ()
-        self.cited: Cited | None = None
         self._asked = asked
         self._release: Callable[[], None] | None = release
 

@@ -17,7 +17,6 @@ from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsuppor
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Call, Unknown
 from dragoman.core.request import FunctionTool
-from dragoman.formats.citations import Cited
 
 from .run import Context, Display, Session, Shown, Tool, ToolError
 from .sandbox import Bubblewrap, Interpreter, Limits, LostError, Monty, Sandbox
@@ -230,20 +229,12 @@ def code_of(arguments: str) -> str:
     return arguments.encode("utf-8", "replace").decode()  # half surrogates travel nowhere
 
 
-class PythonSession:
-    """The tool for one answer."""
-
-    namespace: str | None = None
-    description: str | None = None
-    items: Sequence[Unknown] = ()
-    cited: Cited | None = None
+class PythonSession(Session):
+    """The tool for one answer. The container stays, for those that follow."""
 
     def __init__(self, python: Python, container: Container) -> None:
         self.container = container
-        self.tools: Sequence[Tool] = (PythonCode(python, container),)
-
-    async def close(self) -> None:
-        """The container stays, for the answers that follow."""
+        self.tools = (PythonCode(python, container),)
 
 
 class PythonCode(Tool):

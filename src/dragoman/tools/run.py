@@ -132,37 +132,23 @@ class Tool(Protocol):
 
 
 class Session(Protocol):
-    """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
-    in none, and items that are shown before it is asked, such as a list of tools."""
+    """What a hosted tool has for one answer.
 
-    @property
-    def namespace(self) -> str | None:
-        """That of its functions."""
-        ...
+    - `tools` are functions for the model, in a `namespace` of theirs or in none; `description` says
+      what that is for.
+    - `items` are shown before the model is asked: a list of tools, say.
+    - `cited` knows the marks of this tool's citations, where the model is shown any.
+    """
 
-    @property
-    def description(self) -> str | None:
-        """What the namespace is for."""
-        ...
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The functions."""
-        ...
-
-    @property
-    def items(self) -> Sequence[Unknown]:
-        """The items."""
-        ...
-
-    @property
-    def cited(self) -> Cited | None:
-        """What knows the marks of this tool's citations, where the model was shown any."""
-        ...
+    tools: Sequence[Tool]
+    namespace: str | None = None
+    description: str | None = None
+    items: Sequence[Unknown] = ()
+    cited: Cited | None = None
 
     async def close(self) -> None:
         """The answer has ended."""
-        ...
+        return
 
 
 class Hosted(Protocol):

@@ -45,6 +45,7 @@ from .run import (
     Context,
     Display,
     Recorded,
+    Session,
     Shown,
     Tool,
     ToolError,
@@ -362,12 +363,10 @@ class Web:
         await self.fetcher.close()
 
 
-class Browser:
+class Browser(Session):
     """What the model has for one answer: three functions, and all that was shown so far."""
 
-    namespace: str | None = "browser"
-    description: str | None = None
-    items: Sequence[Unknown] = ()
+    namespace = "browser"
 
     def __init__(
         self, web: Web, options: Options, items: Sequence[Unknown], caller: Caller
@@ -381,7 +380,7 @@ class Browser:
                 self._restore(item)
         self.ended = asyncio.Event()  # of the latest call: that it and all before it have ended
         self.ended.set()
-        self.tools: Sequence[Tool] = (
+        self.tools = (
             _Function(self, "search", self._search),
             _Function(self, "open", self._open),
             _Function(self, "find", self._find),
