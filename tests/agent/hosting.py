@@ -1,5 +1,6 @@
 """Hosted tools that do what a test tells them."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,11 +58,15 @@ class Tool:
         self.cites, self.refuses = fields.get("cites", False), fields.get("refuses")
         self.asked: list[Mapping[str, Any]] = []
         self.known: list[Sequence[Unknown]] = []
+        self.opening, self.waits = asyncio.Event(), fields.get("waits", False)
         self.closed = 0
 
     async def open(
         self, asked: Mapping[str, Any], items: Sequence[Unknown], caller: Caller
     ) -> Session:
+        self.opening.set()
+        if self.waits:
+            await asyncio.Future()
         if self.refuses:
             raise FaultError(bad_request("is not to be", "server_label"))
         self.asked.append(asked)

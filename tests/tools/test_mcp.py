@@ -477,6 +477,33 @@ async def test_sessions_are_bounded_and_idle_ones_end(monkeypatch) -> None:
         await hosted.close()
 
 
+async def test_one_tenant_leaves_sessions_to_others(monkeypatch) -> None:
+    monkeypatch.setattr(mcp, "PER_TENANT", 2)
+    fake = Fake()
+    async with served(fake) as (server, _):
+        hosted = MCP([server])
+        await (await hosted.open(asked(authorization="z"), (), Caller("a"))).close()
+        mine = [await hosted.open(asked(authorization=key), (), Caller("a")) for key in "xy"]
+        with pytest.raises(FaultError, match="All 2 sessions") as raised:
+            await hosted.open(asked(authorization="z"), (), Caller("a"))
+        assert raised.value.fault.code == "overloaded"
+        mine += [await hosted.open(asked(authorization="x"), (), Caller(name)) for name in "ab"]
+        for session in mine:
+            await session.close()
+        await hosted.close()
+
+
+async def test_a_session_that_is_closed_after_its_tool_starts_no_timer() -> None:
+    fake = Fake()
+    async with served(fake) as (server, _):
+        hosted = MCP([server])
+        session = await hosted.open(asked(), (), Caller("a"))
+        (link,) = hosted._links.values()
+        await hosted.close()
+        await session.close()
+        assert (link.users, link.timer) == (0, None)
+
+
 async def test_who_waits_for_a_server_that_hangs_shares_its_failure(monkeypatch) -> None:
     monkeypatch.setattr(mcp, "START", 0.1)
     fake = Fake(initialize=Reply([], hang=True))

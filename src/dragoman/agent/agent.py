@@ -35,12 +35,11 @@ from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
 
 from .budget import Budget, Meter, Price
-from .loop import Approve, Decision, Loop, unanswered
+from .loop import INTERRUPTED, Approve, Decision, Loop, unanswered
 
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
 MOVED_ON = "It was not run: the user said something else first."
 CUT_OFF = "It was cut off, and not run."
-INTERRUPTED = "It was interrupted; whether it took effect is not known."
 NO_ANSWER = "It was not answered."
 
 _inside: ContextVar[frozenset[int]] = ContextVar("inside", default=frozenset())

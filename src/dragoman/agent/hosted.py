@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import groupby
@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.event import Delta, Event, ItemDone, PartDone
+from dragoman.core.event import Delta, Event, Finished, ItemDone, PartDone, Started
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
     JSON,
@@ -32,6 +32,7 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
+from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -54,7 +55,7 @@ from dragoman.tools.run import (
 from dragoman.wire.responses.items import RESULTS
 
 from .budget import Budget, Meter
-from .loop import APPROVAL, NOT_ALLOWED, Decision, Loop
+from .loop import APPROVAL, INTERRUPTED, NOT_ALLOWED, Decision, Loop
 
 ANSWER = "mcp_approval_response"
 MOST_ROUNDS = 64
@@ -82,9 +83,7 @@ class HostedTools(Wrapper):
                 if self._by_kind.setdefault(kind, tool) is not tool:
                     raise ValueError(f"there are two tools of type {kind!r}")
 
-    def prepare(
-        self, request: Request, caller: Caller
-    ) -> Prepared | Awaitable[Prepared | None] | None:
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Run the tools that the request names, and tell the model of earlier calls."""
         wanted: dict[int, tuple[Hosted, dict[str, JSON]]] = {}
         for number, tool in enumerate(request.tools):
@@ -101,7 +100,8 @@ class HostedTools(Wrapper):
         if wanted:
             if (request.sampling.n or 1) > 1:
                 raise FaultError(unsupported("an answer with tools is one choice", "n"))
-            return self._open(request, caller, wanted)
+            events = self._answer(request, caller, wanted)
+            return Prepared(request, start=partial(Driver, events))
         items, _ = told(request.items)
         return None if items is None else Prepared(replace(request, items=items))
 
@@ -112,49 +112,61 @@ class HostedTools(Wrapper):
         finally:
             await super().close()
 
-    async def _open(
+    async def _answer(
         self,
         request: Request,
         caller: Caller,
         wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
-    ) -> Prepared:
+    ) -> AsyncGenerator[Event, None]:
+        """The answer, with the tools open as long as it lasts."""
         known = [item for item in request.items if isinstance(item, Unknown)]
-        opened = await asyncio.gather(
-            *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
-            return_exceptions=True,
-        )
-        sessions = dict(zip(wanted, opened, strict=True))
-        taken: dict[str, int] = {}
+        opened: dict[int, Session] = {}
+
+        async def open(number: int) -> None:
+            tool, asked = wanted[number]
+            opened[number] = await tool.open(asked, known, caller)
+
         try:
-            for number, session in sessions.items():
-                if isinstance(session, FaultError):
-                    fault = session.fault
-                    at = ".".join(filter(None, (f"tools[{number}]", fault.param)))
-                    raise FaultError(replace(fault, param=at)) from session
-                if isinstance(session, BaseException):
-                    raise session
-                _check_names(request, number, session, taken)
-            own = {n: s for n, s in sessions.items() if not isinstance(s, BaseException)}
-            choice = _chosen(request, own)
-            runner = Runner(
-                (tool for each in own.values() if each.namespace is None for tool in each.tools),
-                {each.namespace: each.tools for each in own.values() if each.namespace is not None},
-                {str(each.namespace): each.description for each in own.values()},
-            )
-        except BaseException:
-            await _close(opened)
-            raise
+            # It returns when all have ended, also where this answer is cancelled meanwhile.
+            problems = await asyncio.gather(*map(open, wanted), return_exceptions=True)
+            for number, problem in zip(wanted, problems, strict=True):
+                if isinstance(problem, FaultError):
+                    at = f"tools[{number}]" if number < len(request.tools) else "web_search_options"
+                    at = ".".join(filter(None, (at, problem.fault.param)))
+                    raise FaultError(replace(problem.fault, param=at)) from problem
+                if problem is not None:
+                    raise problem
+            loop, asked = self._loop(request, {number: opened[number] for number in wanted})
+            kept = [number for number, _ in enumerate(request.tools) if number not in wanted]
+            async with aclosing(loop.stream(asked, caller)) as events:
+                async for event in events:
+                    if isinstance(event, Started | Finished) and event.losses:
+                        event = replace(event, losses=_renumbered(event.losses, kept))
+                    yield event
+        finally:
+            await asyncio.gather(*(session.close() for session in opened.values()))
+
+    def _loop(self, request: Request, sessions: Mapping[int, Session]) -> tuple[Loop, Request]:
+        """What runs the tools of these sessions, and the request without them."""
+        taken: dict[str, int] = {}
+        for number, session in sessions.items():
+            _check_names(request, number, session, taken)
+        own = sessions.values()
+        runner = Runner(
+            (tool for each in own if each.namespace is None for tool in each.tools),
+            {each.namespace: each.tools for each in own if each.namespace is not None},
+            {str(each.namespace): each.description for each in own},
+        )
         items, decisions = told(request.items, runner)
-        kept = tuple(tool for n, tool in enumerate(request.tools) if n not in own)
         asked = replace(
             request,
             items=items or request.items,
-            tools=kept,
-            tool_choice=choice,
+            tools=tuple(tool for n, tool in enumerate(request.tools) if n not in sessions),
+            tool_choice=_chosen(request, sessions),
             max_tool_calls=None,
             include=tuple(n for n in request.include if n.partition(".")[0] not in RESULTS),
         )
-        cited = [each.cited for each in own.values() if each.cited is not None]
+        cited = [each.cited for each in own if each.cited is not None]
         loop = Loop(
             Citing(self.engine, cited) if cited else self.engine,
             runner,
@@ -162,29 +174,25 @@ class HostedTools(Wrapper):
             retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
             meter=Meter(Budget(calls=request.max_tool_calls)),
             approve=lambda call: decisions.get(call.call_id),
-            opening=[item for each in own.values() for item in each.items],
+            opening=[item for each in own for item in each.items],
             quiet=True,
         )
-        events = _answered(loop, asked, caller, tuple(own.values()))
-        return Prepared(asked, start=partial(Driver, events))
+        return loop, asked
 
 
-async def _answered(
-    loop: Loop, request: Request, caller: Caller, sessions: Sequence[Session]
-) -> AsyncGenerator[Event, None]:
-    try:
-        async with aclosing(loop.stream(request, caller)) as events:
-            async for event in events:
-                yield event
-    finally:
-        await _close(sessions)
+_TOOL = re.compile(r"tools\[(\d+)\]")
 
 
-async def _close(sessions: Sequence[Session | BaseException]) -> None:
-    ending = [each.close() for each in sessions if not isinstance(each, BaseException)]
-    for result in await asyncio.gather(*ending, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result
+def _renumbered(losses: Iterable[Loss], numbers: Sequence[int]) -> tuple[Loss, ...]:
+    """The losses of the client's own tools, by the numbers that these have in its request."""
+    found: list[Loss] = []
+    for loss in losses:
+        if (tool := _TOOL.match(loss.field)) is not None:
+            if (number := int(tool[1])) >= len(numbers):
+                continue
+            loss = replace(loss, field=f"tools[{numbers[number]}]{loss.field[tool.end() :]}")
+        found.append(loss)
+    return tuple(found)
 
 
 def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
@@ -279,7 +287,9 @@ def told(
                 told.append(item)
             elif item.kind != APPROVAL:
                 told.append(_call(call))
-                outputs.append(FunctionCallOutput(call.call_id, call.output or ""))
+                cut = item.value.get("status") in ("in_progress", "incomplete")
+                given = INTERRUPTED if cut else call.output or ""
+                outputs.append(FunctionCallOutput(call.call_id, given))
             elif (item.id or "") not in done:
                 made = replace(
                     _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}

@@ -99,8 +99,12 @@ APPROVAL = "mcp_approval_request"
 _ASKED = ("name", "arguments", "server_label")
 """The fields of a call that a person is asked about."""
 NOT_ALLOWED = "The user did not allow this call."
+INTERRUPTED = "It was interrupted; whether it took effect is not known."
 SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
 CONTINUE = "Continue exactly where you were cut off, without repeating anything."
+
+_ITEMS = re.compile(r"(?:input|messages)\[")
+"""What losses of items are called, in all protocols."""
 
 Decision = bool | str
 """Whether a call is allowed; words are a refusal that the model is given."""
@@ -209,7 +213,11 @@ class _Answer:
         self.loop, self.request, self.caller = loop, request, caller
         self.tools, self.meter, self.began = loop.tools, loop.meter, time.monotonic()
         self.theirs, self.hosted = _names(request)
-        offered = [spec for spec in loop.tools.offered() if (None, spec.name) not in self.theirs]
+        offered = [
+            spec
+            for spec in loop.tools.offered()
+            if isinstance(spec, Namespace) or (None, spec.name) not in self.theirs
+        ]
         self.offered: tuple[Any, ...] = (*request.tools, *offered)
         self.items = list(request.items)
         self.choice = "none" if loop.max_rounds == 0 else request.tool_choice
@@ -222,10 +230,10 @@ class _Answer:
         self.ids |= loop.taken
         self.begun: Started | None = None
         self.end: Finished | Failed | None = None
-        self.losses: list[Loss] = []  # of the rounds after the first
+        self.losses: list[Loss] = []  # that are not in `begun`
         self.used: list[Usage] = []
         self.cost, self.stopped = 0.0, ""
-        self.shown = self.rounds = self.errors = self.continued = 0
+        self.shown = self.asked = self.rounds = self.errors = self.continued = 0
         self.waits = self.summarised = False  # for results of the client's; for nothing more
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -233,6 +241,7 @@ class _Answer:
         if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
         for item in self.loop.opening:
+            item = replace(item, id=f"{PREFIXES[item.kind]}_{new_id()}")
             yield ItemAdded(self.shown, replace(item, value={**item.value, "tools": []}))
             yield Progress(self.shown, "in_progress")
             yield Progress(self.shown, "failed" if item.value.get("error") else "completed")
@@ -273,7 +282,7 @@ class _Answer:
         async with aclosing(self._run(decided, allowed)) as running:
             for call, _ in decided:
                 display = self._display(call)
-                item = None if display is None else _opened(call, display)
+                item = None if display is None else _opened(call, display, self.calls[0].call_id)
                 if display is not None and item is not None:
                     for event in _opening(self.shown, item, display):
                         yield event
@@ -345,6 +354,7 @@ class _Answer:
             self.stopped, self.end = stopped, Finished("incomplete", ("budget",))
             return
         self.meter.rounds += 1
+        self.asked += 1
         asked = replace(
             self.request,
             items=tuple(self.items),
@@ -376,7 +386,10 @@ class _Answer:
                         self.begun = event
                         yield event
                     else:
-                        self.losses += event.losses
+                        # What earlier rounds have added is not the client's.
+                        again = self.asked > 1
+                        found = event.losses
+                        self.losses += [x for x in found if not (again and _ITEMS.match(x.field))]
                 elif (index := event.index) is None:
                     yield event
                 else:
@@ -555,11 +568,12 @@ def _free(id: str, taken: set[str]) -> str:
     return free
 
 
-def _opened(call: Call, display: Display) -> Unknown:
+def _opened(call: Call, display: Display, round: str) -> Unknown:
     """The item that shows a call, as it begins; with the request that allowed it."""
     allowed = (call.extra or {}).get(RECORD, {})
     value = {**display.opened(call), **allowed, "status": "in_progress"}
-    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}")
+    kept = _kept(call, round, None)
+    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}", kept)
 
 
 def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
@@ -580,8 +594,7 @@ def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
 
 def _kept(call: Call, round: str, output: Output | None, own: JSON = None) -> Extra:
     """The call behind an item, for the next time the model is asked."""
-    text = call.input if isinstance(call, CustomToolCall) else call.arguments
-    record = Recorded(call.call_id, call.name, text, output, call.namespace, round, own)
+    record = Recorded(call.call_id, call.name, call.text, output, call.namespace, round, own)
     return {RECORD: to_builtins(record)}
 
 

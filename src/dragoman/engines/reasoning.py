@@ -479,8 +479,7 @@ def _marked(item: Item, mark: object) -> Item:
 
 
 def _key(tenant: str, call: Call) -> _Key:
-    arguments = call.arguments if isinstance(call, FunctionCall) else call.input
-    return tenant, call.call_id, call.name, arguments
+    return tenant, call.call_id, call.name, call.text
 
 
 def _value(arguments: str) -> object:

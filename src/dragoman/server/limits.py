@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dragoman.core.error import Code, Fault, FaultError, quoted
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.item import CustomToolCall, FunctionCall, Message, Text, Token
-from dragoman.stores.base import arguments
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
@@ -367,7 +366,7 @@ def tokens_of(event: Event) -> int:
             texts = [part for part in message.parts if type(part) is Text]
             return sum([_count(text.text, text.tokens) + len(text.annotations) for text in texts])
         case ItemDone(item=FunctionCall() | CustomToolCall() as call):
-            return _count(arguments(call))
+            return _count(call.text)
     return 0
 
 

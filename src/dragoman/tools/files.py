@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.files import Found
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Annotation, Call, CustomToolCall, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.item import JSON, Annotation, Call, Unknown
+from dragoman.core.request import FunctionTool
 from dragoman.wire.files import (
     FILE_PREFIX,
     LONGEST_QUERY,
@@ -27,7 +27,7 @@ from dragoman.wire.files import (
     found_object,
 )
 
-from .run import Approval, Context, Display, Next, Shown, Tool, ToolError, recorded
+from .run import Context, Display, Session, Shown, Tool, ToolError, recorded
 
 KIND = "file_search_call"
 SECONDS = 60.0
@@ -45,7 +45,7 @@ NO_LIBRARY = Fault(
 
 
 class Library(Protocol):
-    """What is searched: see `dragoman.server.state.files`."""
+    """What is searched: see `dragoman.server.state.library`."""
 
     async def check(self, caller: Caller, stores: Sequence[str]) -> None:
         """Raise FaultError where there is no vector store with one of these ids."""
@@ -100,12 +100,8 @@ _HEAD = re.compile(r"^【([0-9]{1,9})†([^†【】\n]*)】 \((file-\w+), score
 _FORGED = re.compile(r"【(?=[0-9]+(†|】))")
 
 
-class Reading:
+class Reading(Session):
     """What the model has for one answer: one function, and the pieces that it was shown so far."""
-
-    namespace: str | None = None
-    description: str | None = None
-    items: Sequence[Unknown] = ()
 
     def __init__(
         self,
@@ -123,16 +119,13 @@ class Reading:
             if record is not None and isinstance(record.output, str):
                 for head in _HEAD.finditer(record.output):
                     self._shown[int(head[1])] = head[3], head[2]
-        self.tools: Sequence[Tool] = (_Function(self),)
+        self.tools = (_Function(self),)
 
     def cited(self, number: int, _: str) -> Annotation | None:
         """The piece that was shown with a number."""
         if (shown := self._shown.get(number)) is None:
             return None
         return Annotation("file_citation", file_id=shown[0], filename=shown[1])
-
-    async def close(self) -> None:
-        """The answer has ended."""
 
     async def find(self, queries: Sequence[str]) -> Shown:
         """What is found, for the model and for the client."""
@@ -156,21 +149,16 @@ class Reading:
         )
 
 
-class _Function:
+class _Function(Tool):
     """The function that the model calls."""
 
-    after: Next = "model"
-    auto_retry = enabled = repeatable = True
-    auto_truncate: int | None = None
-    approval: Approval = "never"
-    seconds: float | None = SECONDS
+    seconds = SECONDS
+    repeatable = True
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self.spec: FunctionTool | CustomTool = FunctionTool(
-            "file_search", _DESCRIPTION, _PARAMETERS
-        )
-        self.display: Display | None = Display(KIND, _opened, working="searching")
+        self.spec = FunctionTool("file_search", _DESCRIPTION, _PARAMETERS)
+        self.display = Display(KIND, _opened, working="searching")
 
     async def call(self, text: str, context: Context) -> Shown:
         """Search. Raises ToolError for arguments that cannot be understood."""
@@ -178,9 +166,8 @@ class _Function:
 
 
 def _opened(call: Call) -> dict[str, JSON]:
-    text = call.input if isinstance(call, CustomToolCall) else call.arguments
     try:
-        queries = _queries(text)
+        queries = _queries(call.text)
     except ToolError:  # the call says what is wrong
         queries = []
     return {"queries": list(queries), "results": None}

@@ -104,7 +104,7 @@ class Shown(Struct, frozen=True):
 
 
 class Tool(Protocol):
-    """A name, a schema and an asynchronous call.
+    """A name, a schema and an asynchronous call. What a tool does not say is as it is here.
 
     - `spec` is what the model is shown.
     - `after` says who speaks after its result: the model, or the user.
@@ -117,14 +117,14 @@ class Tool(Protocol):
     """
 
     spec: FunctionTool | CustomTool
-    after: Next
-    auto_retry: bool
-    auto_truncate: int | None
-    enabled: bool
-    approval: Approval
-    seconds: float | None
-    repeatable: bool
-    display: Display | None
+    after: Next = "model"
+    auto_retry: bool = True
+    auto_truncate: int | None = None
+    enabled: bool = True
+    approval: Approval = "never"
+    seconds: float | None = None
+    repeatable: bool = False
+    display: Display | None = None
 
     def call(self, text: str, context: Context) -> Awaitable[Output | Shown]:
         """Run it on the arguments, or the free text, that the model wrote. Raises what it likes."""
@@ -132,37 +132,23 @@ class Tool(Protocol):
 
 
 class Session(Protocol):
-    """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
-    in none, and items that are shown before it is asked, such as a list of tools."""
+    """What a hosted tool has for one answer.
 
-    @property
-    def namespace(self) -> str | None:
-        """That of its functions."""
-        ...
+    - `tools` are functions for the model, in a `namespace` of theirs or in none; `description` says
+      what that is for.
+    - `items` are shown before the model is asked: a list of tools, say.
+    - `cited` knows the marks of this tool's citations, where the model is shown any.
+    """
 
-    @property
-    def description(self) -> str | None:
-        """What the namespace is for."""
-        ...
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The functions."""
-        ...
-
-    @property
-    def items(self) -> Sequence[Unknown]:
-        """The items."""
-        ...
-
-    @property
-    def cited(self) -> Cited | None:
-        """What knows the marks of this tool's citations, where the model was shown any."""
-        ...
+    tools: Sequence[Tool]
+    namespace: str | None = None
+    description: str | None = None
+    items: Sequence[Unknown] = ()
+    cited: Cited | None = None
 
     async def close(self) -> None:
         """The answer has ended."""
-        ...
+        return
 
 
 class Hosted(Protocol):
@@ -337,9 +323,7 @@ class _LateError(Exception):
 async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | BaseException:
     """What a tool gives, or raises: a SystemExit would end the event loop."""
     try:
-        return await tool.call(
-            call.input if isinstance(call, CustomToolCall) else call.arguments, context
-        )
+        return await tool.call(call.text, context)
     except BaseException as error:
         if not isinstance(error, ToolError | asyncio.CancelledError):
             _log.warning("the tool %s failed", call.name, exc_info=error)

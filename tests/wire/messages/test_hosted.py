@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from dragoman.core.item import RECORD, Unknown
-from dragoman.wire.messages.blocks import encode_item
+from dragoman.wire.messages.blocks import encode_item, is_search
 from tests.wire.messages.test_request import decode
 
 KEPT = {"call_id": "c", "name": "search", "arguments": '{"q":1}', "output": "[1]", "kept": [2]}
@@ -57,6 +57,20 @@ def test_a_call_is_found_again_in_the_blocks_of_it(name) -> None:
     assert (use.extra, result.extra) == ({RECORD: {}}, {RECORD: record})
     again = [*encode_item(use), *encode_item(result)]  # for a server that runs them itself
     assert again == blocks
+
+
+SEARCHES = [
+    (CALLS["web"][0], True),
+    (CALLS["python"][0], False),
+    (Unknown("responses", "web_search_call", {"action": ACTION, "status": "failed"}, "w"), False),
+    (Unknown("responses", "web_search_call", {"action": {"type": "open_page"}}, "w"), False),
+    (Unknown("responses", "web_search_call", {"action": ACTION}), False),
+]
+
+
+@pytest.mark.parametrize(("item", "counts"), SEARCHES)
+def test_searches_that_were_made_are_counted(item, counts) -> None:
+    assert is_search(item) is counts
 
 
 BROKEN = {

@@ -33,7 +33,6 @@ from dragoman.stores.base import (
     StoredAnswer,
     StoreError,
     TooMuchError,
-    arguments,
     call_digest,
     input_id,
     latest,
@@ -358,7 +357,7 @@ async def recalled(
     if len(found) < len(calls):
         forgone = (Loss("reasoning", "dropped", TOO_MANY_CALLS),)
     if found:
-        size = sum([PER_CALL + len(arguments(call)) for call in found])
+        size = sum([PER_CALL + len(call.text) for call in found])
         digests = await store.apart(COSTLY * size, lambda: dict.fromkeys(map(call_digest, found)))
         try:
             answers += await store.find_answers(tenant, tuple(digests), room)

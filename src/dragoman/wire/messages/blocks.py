@@ -462,6 +462,14 @@ def is_hosted(item: Unknown) -> bool:
     return item.kind in _HOSTED and item.id is not None
 
 
+def is_search(item: Item) -> bool:
+    """Whether an item is a search of the web that was made here."""
+    match item:
+        case Unknown(kind="web_search_call", value={"action": {"type": "search"}, **rest}):
+            return is_hosted(item) and rest.get("status") != "failed"
+    return False
+
+
 def _encode_hosted(item: Unknown) -> list[JSON]:
     """The blocks of a call that a server ran, and of its result. What the model was given is kept
     where the protocol has something that only its server can read."""
