@@ -365,6 +365,11 @@ class SyncClient:
     def __init__(self, behind: Client) -> None:
         self.behind = behind
 
+    @property
+    def model(self) -> str | None:
+        """The model that is asked where a request names none; None as long as that is not known."""
+        return self.behind.model
+
     def stream(
         self, request: Input, caller: Caller = ANYONE, **settings: Unpack[Settings]
     ) -> SyncStream:

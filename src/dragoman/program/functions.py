@@ -130,8 +130,7 @@ def _dedented(function: Callable[..., Any]) -> Callable[..., Any]:
             decorator_list=[],
         )
         ast.copy_location(outer, body)
-        if hasattr(ast, "type_param"):
-            outer.type_params = []  # type: ignore[attr-defined,unused-ignore]
+        vars(outer).setdefault("type_params", [])  # which 3.12 wants
         module = ast.fix_missing_locations(ast.Module([outer], []))
         compiled = compile(module, function.__code__.co_filename, "exec")
         inner = _code(_code(compiled, "outer"), function.__name__)

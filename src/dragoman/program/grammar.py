@@ -396,6 +396,12 @@ def _gbnf(value: Node, rules: dict[Any, str]) -> str | None:
         case Gen():
             free = regular(value)
             return None if free is None or free == ANY else _regex_in_gbnf(free)
+        case Substring(chunks=chunks):
+            names = [f"s{len(rules) + place}" for place in range(len(chunks))]
+            for place, chunk in enumerate(chunks):
+                rest = f" ({names[place + 1]})?" if place + 1 < len(chunks) else ""
+                rules[value, place] = f"{names[place]} ::= {_quoted(chunk)}{rest}"
+            return f"({' | '.join(names)})?"
         case Rule(key=key, build=build):
             name = f"f{list(rules).index(key)}" if key in rules else f"f{len(rules)}"
             if key not in rules:

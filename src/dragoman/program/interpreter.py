@@ -163,7 +163,7 @@ class Run:
         items = state.items()
         said, ask = state.said(), ask or Ask()
         extra = dict(ask.extra)
-        if said and ask.begun:  # the grammar has it
+        if said and (ask.begun or ask.hidden):
             items = items[:-1]
         elif said and isinstance(last := items[-1], Message):
             items[-1] = replace(last, status="in_progress")
@@ -347,7 +347,8 @@ class Run:
         state = self._begin(value)
         await self.target.learn()
         prefix = state.said()
-        own = next(iter(natives(self.target, body, prefix)), None)
+        means = natives(self.target, body, prefix)
+        own = next(means, None)
         asked = options.guarantee
         if own is None and asked == "enforced":
             known = ", ".join(self.target.constraints) or "no constraint"
@@ -367,9 +368,11 @@ class Run:
             try:
                 answer = await self._answer(self._request(state, options, ask), watch)
             except AnswerError as error:
-                if own is None or asked == "enforced" or error.fault.code not in _REFUSED:
+                if own is None or error.fault.code not in _REFUSED or error.answer.output:
                     raise
-                own = None  # it cannot do it after all
+                own = next(means, None)  # it cannot do it after all
+                if own is None and asked == "enforced":
+                    raise
                 continue
             latest = answer
             said = ask.read(answer)
@@ -478,7 +481,7 @@ class Run:
 
 
 _OWN = frozenset({"name", "list_append", "guarantee", "attempts"})
-_REFUSED = frozenset({"unsupported", "invalid_request", "upstream_refused"})
+_REFUSED = frozenset({"unsupported", "invalid_request", "upstream_refused", "upstream_error"})
 
 
 class _Watch:

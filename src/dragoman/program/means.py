@@ -12,7 +12,14 @@ from dragoman.client.answer import Answer
 from dragoman.client.client import Client
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON, CustomToolCall, Message, Text
-from dragoman.core.request import CustomTool, JSONSchema, NamedTool, ToolChoice
+from dragoman.core.request import (
+    CustomTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    OutputFormat,
+    ToolChoice,
+)
 
 from .grammar import bare, choices, json_value, regular, to_gbnf, to_lark
 from .nodes import Json, Literal, Node
@@ -64,13 +71,15 @@ class Target:
 
 class Ask(Struct, frozen=True, kw_only=True):
     """One way to ask for an answer that matches: what is added to the request, and how the text is
-    read from the answer. Where `begun` the answer begins with what stands in the turn already."""
+    read from the answer. Where `begun` the answer begins with what stands in the turn already;
+    where `hidden` the model is not shown that."""
 
     extra: dict[str, JSON] = {}
-    format: JSONSchema | None = None
+    format: OutputFormat | None = None
     tools: tuple[CustomTool, ...] = ()
     tool_choice: ToolChoice | None = None
     begun: bool = False
+    hidden: bool = False
     plain: bool = True
     hint: str = ""
     read: Callable[[Answer], str | None] = lambda answer: answer.text
@@ -83,8 +92,8 @@ def natives(target: Target, body: Node, prefix: str) -> Iterator[Ask]:
     texts, alone = choices(body), bare(body)
     schema = alone if isinstance(alone, Json) else None
     usual = schema is not None and schema.separators == (", ", ": ")
-    if schema is not None and "schema" in fields and not prefix and (usual or len(fields) == 1):
-        yield Ask(format=JSONSchema("answer", schema.schema, strict=True))
+    if schema is not None and "schema" in fields and not prefix and (usual or "lark" not in fields):
+        yield Ask(format=_format(schema))
     if "lark" in fields:
         if texts and not prefix and sum(map(len, texts)) < _LONGEST_CHOICE:
             yield Ask(extra=_nested(fields["choice"], list(texts)))
@@ -98,7 +107,9 @@ def natives(target: Target, body: Node, prefix: str) -> Iterator[Ask]:
     if "gbnf" in fields and (rules := to_gbnf(body, prefix)) is not None:
         yield Ask(extra=_nested(fields["gbnf"], rules), begun=True)
     if schema is not None and "schema" in fields:
-        yield Ask(format=JSONSchema("answer", schema.schema, strict=True))
+        yield Ask(format=_format(schema))
+        if prefix:  # some servers bind no answer that has begun
+            yield Ask(format=_format(schema), hidden=True)
     if "custom" in fields and schema is None:
         syntax, rules = "lark", to_lark(body)
         if (pattern := regular(body)) is not None:
@@ -125,7 +136,7 @@ def unbound(body: Node, number: int) -> Ask:
     """How an engine is asked that cannot be bound, the first time and the others."""
     alone, hint = bare(body), ""
     if isinstance(alone, Json):
-        return Ask(format=JSONSchema("answer", alone.schema, strict=True))
+        return Ask(format=_format(alone))
     if number:
         if (texts := choices(body)) is not None:
             hint = f"Answer with exactly one of these, and nothing else: {', '.join(texts)}"
@@ -135,6 +146,12 @@ def unbound(body: Node, number: int) -> Ask:
         else:
             hint = "Answer with text of this grammar, and nothing else:\n" + to_lark(body)
     return Ask(hint=hint)
+
+
+def _format(value: Json) -> OutputFormat:
+    if not value.schema:
+        return JSONObject()
+    return JSONSchema("answer", value.schema, strict=True)
 
 
 def _nested(path: str, value: JSON) -> dict[str, JSON]:

@@ -362,7 +362,7 @@ class ModelStream(Awaitable[_M]):
             await self._more.wait()
         delta = self._ready.popleft()
         if not self._task.done() or self._ready:
-            self._model = delta.model  # type: ignore[assignment]  # of the same type
+            self._model = self._start._of(delta.model._state)
         return delta
 
     def __iter__(self) -> Iterator[Delta]:
