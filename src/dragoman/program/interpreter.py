@@ -190,7 +190,7 @@ class Run:
             max_output_tokens=limit,
             reasoning=None if effort is None else ReasoningOptions(effort),
             format=ask.format,
-            stream=self._emit is not None,
+            stream=about.pop("stream", False) or self._emit is not None,
             extra={self.target.wire: extra} if extra else None,
             **{"tools": ask.tools, "tool_choice": ask.tool_choice, **about},
         )
@@ -239,7 +239,8 @@ class Run:
         offered: dict[str, Any] = {"tools": runner.offered()} if value.tools else {}
         choice = _choice(value)
         sampling: dict[str, Any] = {}
-        if value.stop and self.target.stops:
+        # Not every server says at which stop it ended, or whether at one.
+        if value.stop and self.target.stops and value.save_stop_text is None:
             sampling["stop"] = value.stop
         if value.n is not None and value.n > 1:
             sampling["n"] = value.n
@@ -247,7 +248,8 @@ class Run:
         self.state = state
         for _ in range(value.max_rounds):
             said = self.state.said()
-            about = {**offered, "sampling": sampling}
+            cut = bool(value.stop_regex or (value.stop and "stop" not in sampling))
+            about = {**offered, "sampling": sampling, "stream": cut}
             if offered and choice is not None:
                 about["tool_choice"] = choice
                 choice = None  # else it would never come to an answer

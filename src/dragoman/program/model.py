@@ -308,7 +308,7 @@ class ModelStream(Awaitable[_M]):
         self._start = self._model = model
         self._node = join(node(each) for each in nodes)
         self._context = copy_context()
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[_M] | None = None
         self._ready: deque[Delta] = deque()
         self._more = asyncio.Event()
         self._steps = iterated(self)
@@ -323,7 +323,7 @@ class ModelStream(Awaitable[_M]):
         if self._task is None:
             self._task = self._begun(None)
         try:
-            await self._task
+            self._model = await self._task
         finally:
             self._task.cancel()
         self._ready.clear()
@@ -332,13 +332,13 @@ class ModelStream(Awaitable[_M]):
     def __await__(self) -> Generator[Any, Any, _M]:
         return self.finish().__await__()
 
-    def _begun(self, emit: Emit | None) -> asyncio.Task[None]:
-        async def work() -> None:
+    def _begun(self, emit: Emit | None) -> asyncio.Task[_M]:
+        async def work() -> _M:
             inside = _inside.get()
             run = self._start._run(emit or (inside and inside[1]) or None)
             try:
                 await run.visit(self._node)
-                self._model = self._start._of(run.state)
+                return self._start._of(run.state)
             finally:
                 self._more.set()
 
@@ -356,13 +356,12 @@ class ModelStream(Awaitable[_M]):
             self._task = self._begun(self._take)
         while not self._ready:
             if self._task.done():
-                self._task.result()
+                self._model = self._task.result()
                 raise StopAsyncIteration
             self._more.clear()
             await self._more.wait()
         delta = self._ready.popleft()
-        if not self._task.done() or self._ready:
-            self._model = self._start._of(delta.model._state)
+        self._model = self._start._of(delta.model._state)
         return delta
 
     def __iter__(self) -> Iterator[Delta]:
