@@ -1,8 +1,9 @@
-"""What holds for any program: texts match their grammars, branches are independent, snapshots end at
-the final state, and it makes no difference whether an engine is here or behind a server.
+"""What holds for any program: texts match their grammars, branches are independent, snapshots end
+at the final state, and it makes no difference whether an engine is here or behind a server.
 """
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -73,7 +74,7 @@ def example(node: Node, chance: random.Random) -> str:
 
 
 @given(NODES, st.randoms(use_true_random=False))
-@settings(max_examples=samples(40, 500))
+@settings(max_examples=samples(12, 500))
 def test_a_text_of_a_grammar_matches_it_and_every_beginning_is_a_partial_match(
     node, chance
 ) -> None:
@@ -98,7 +99,7 @@ def test_lowering_to_another_notation_never_raises(node, chance) -> None:
 
 
 @given(NODES)
-@settings(max_examples=samples(6, 500), deadline=None)
+@settings(max_examples=samples(4, 500), deadline=None)
 def test_what_pocket_generates_is_enforced_and_matches(node) -> None:
     lm = POCKET()
     with assistant():
@@ -135,7 +136,7 @@ def test_branches_never_see_each_other(steps) -> None:
 
 
 @given(st.lists(st.sampled_from(["one.", "two three", "", " four"]), min_size=1, max_size=4))
-@settings(max_examples=samples(10, 200))
+@settings(max_examples=samples(6, 200))
 def test_snapshots_grow_and_end_at_the_final_state(answers) -> None:
     lm = Model(Script(*answers))
     nodes = ["Well: "]
@@ -147,7 +148,7 @@ def test_snapshots_grow_and_end_at_the_final_state(answers) -> None:
         for each in nodes:
             again += each
     states = [str(model) for _, model in seen]
-    assert all(later.startswith(earlier[:-11]) for earlier, later in zip(states, states[1:]))
+    assert all(later.startswith(earlier[:-11]) for earlier, later in pairwise(states))
     assert states[-1] == str(stream.model) == str(again)
     assert seen[-1][1].captures == stream.model.captures == again.captures
     assert "".join(text for text, _ in seen) == again.items[0].text

@@ -10,6 +10,7 @@ import struct
 
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Image, Message
 from dragoman.core.response import Response
+from dragoman.engines.script import demo
 from dragoman.program import (
     Model,
     assistant,
@@ -296,7 +297,7 @@ async def test_w15_several_answers_a_seed_concurrency_and_cancellation() -> None
 
 
 def test_w15_n_answers_are_a_list_of_which_the_first_goes_on() -> None:
-    lm = Model("script")
+    lm = Model(demo(pace=0))
     with user():
         lm += "Tell me."
     with assistant():
