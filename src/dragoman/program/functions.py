@@ -86,6 +86,7 @@ def program(
     itself. With `dedent` the texts of several lines in the function lose the indentation of the
     code. It may be a method, or asynchronous.
 
+    >>> from dragoman.program import match, select
     >>> @program(stateless=True)
     ... def nested(lm):
     ...     return lm + select(["x", "(" + nested() + ")"])

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self, TypeVar
 from msgspec import Struct
 
 from dragoman.client.answer import Spent
-from dragoman.client.client import LOOP, Client, SyncClient, connect, iterated
+from dragoman.client.client import LOOP, Client, SyncClient, connect
 from dragoman.core.interfaces import Engine
 from dragoman.core.item import Item, Token
 from dragoman.core.request import Sampling
@@ -60,6 +60,7 @@ class Model:
 
     In asynchronous code write `lm = await lm.run(node)`: `+` waits for the model.
 
+    >>> from dragoman.program import assistant, gen, user
     >>> lm = Model("script")
     >>> with user():
     ...     lm += "Count to three."
@@ -311,7 +312,6 @@ class ModelStream(Awaitable[_M]):
         self._task: asyncio.Task[_M] | None = None
         self._ready: deque[Delta] = deque()
         self._more = asyncio.Event()
-        self._steps = iterated(self)
 
     @property
     def model(self) -> _M:
@@ -351,24 +351,35 @@ class ModelStream(Awaitable[_M]):
     def __aiter__(self) -> ModelStream[_M]:
         return self
 
-    async def __anext__(self) -> Delta:
+    async def _wait(self) -> bool:
+        """Wait for a delta; false where none will come."""
         if self._task is None:
             self._task = self._begun(self._take)
         while not self._ready:
             if self._task.done():
                 self._model = self._task.result()
-                raise StopAsyncIteration
+                return False
             self._more.clear()
             await self._more.wait()
+        return True
+
+    def _next(self) -> Delta:
         delta = self._ready.popleft()
         self._model = self._start._of(delta.model._state)
         return delta
 
+    async def __anext__(self) -> Delta:
+        if not await self._wait():
+            raise StopAsyncIteration
+        return self._next()
+
     def __iter__(self) -> Iterator[Delta]:
-        return self._steps
+        return self
 
     def __next__(self) -> Delta:
-        return next(self._steps)
+        if not (self._ready or LOOP.run(self._wait)):
+            raise StopIteration
+        return self._next()
 
     async def close(self) -> None:
         """Cancel what is running; the model stays as it was at the latest delta."""
