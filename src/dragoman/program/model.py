@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import sys
 from collections import deque
@@ -26,6 +27,7 @@ from .history import Capture, State, dump, load
 from .interpreter import Emit, Kind, Run
 from .means import Target
 from .nodes import Call, Join, Literal, Media, join, node
+from .show import fragment, page, plain
 
 _M = TypeVar("_M", bound="Model")
 _SETTINGS = frozenset((*Sampling.__struct_fields__, "effort", "max_tokens")) - {"n", "stop"}
@@ -273,6 +275,30 @@ class Model:
         merged = {**self._settings, **given}
         return self._of(self._state, {k: v for k, v in merged.items() if v is not None})
 
+    # ---- to look at ----------------------------------------------------------------------
+
+    def html(self, *others: Model, prices: tuple[float, float] | None = None) -> str:
+        """A page that shows this model, and others side by side: roles, tokens by their
+        probability, captures, usage and, by the prices of a million tokens in and out, cost."""
+        models = (self, *others)
+        titles = ["" if len(models) == 1 else f"branch {n}" for n in range(1, len(models) + 1)]
+        columns = [(title, each.state) for title, each in zip(titles, models, strict=True)]
+        return page(columns, prices)
+
+    def show(self, *others: Model) -> None:
+        """Show this model, and others side by side: in a notebook, or else on the terminal."""
+        models = (self, *others)
+        notebook: Any = sys.modules.get("IPython")
+        if notebook is not None and hasattr(notebook.get_ipython(), "kernel"):
+            display = importlib.import_module("IPython.display")
+            display.display(display.HTML("".join(each._repr_html_() for each in models)))
+            return
+        for each in models:
+            sys.stdout.write(plain(each.state, color=sys.stdout.isatty()))
+
+    def _repr_html_(self) -> str:
+        return fragment(self.state)
+
     # ---- files ---------------------------------------------------------------------------
 
     def dump(self) -> bytes:
@@ -377,7 +403,7 @@ class ModelStream(Awaitable[_M]):
         return self
 
     def __next__(self) -> Delta:
-        if not (self._ready or LOOP.run(self._wait)):
+        if not self._ready and not LOOP.run(self._wait):
             raise StopIteration
         return self._next()
 
