@@ -1,7 +1,7 @@
 """A program: a choice, a reason and a date, bound to grammars, on the model in the package.
 
-Run it with `python examples/program.py`, or with `dragoman run examples/program.py --html page.html`
-to see every token. Any other model does: `Model("http://127.0.0.1:11434/v1")`.
+Run it with `python examples/program.py`; `dragoman run examples/program.py --html page.html` shows
+every token. Any other model does: `Model("http://127.0.0.1:11434/v1")`.
 """
 
 from dragoman.program import Model, assistant, gen, regex, select, system, user

@@ -388,3 +388,20 @@ def test_dedent_keeps_closures_defaults_and_docstrings() -> None:
     assert (Model(Stage("x")) + greet()).items[0].text == "Hello\nAda!?"
     assert (Model(Stage("x")) + plain()).items[0].text == "a\n            b"
     assert "Twice." in greet.__doc__
+
+
+def test_a_space_before_a_gen_is_left_to_the_model_and_stays_in_the_text() -> None:
+    lm = question(Model("pocket", temperature=0), "What is 2 + 3?")
+    with assistant():
+        spaced = list(lm.stream("2 + 3 =", " ", gen("sum")))
+    assert spaced[-1].model.items[-1].text == "2 + 3 = " + spaced[-1].model["sum"]
+    assert not spaced[-1].model["sum"].startswith(" ")
+    assert "".join(map(str, spaced)) == spaced[-1].model.items[-1].text
+
+
+def test_what_is_held_back_for_a_stop_is_shown_at_the_end() -> None:
+    lm = Model(Script("one <st", "two"))
+    with assistant():
+        deltas = list(lm.stream(gen("x", stop="<stop>"), ". ", gen("y", stop_regex="o$")))
+    assert "".join(map(str, deltas)) == "one <st. tw"
+    assert deltas[-1].model.captures == {"x": "one <st", "y": "tw"}

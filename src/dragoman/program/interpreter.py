@@ -167,8 +167,10 @@ class Run:
             items = items[:-1]
         elif said and isinstance(last := items[-1], Message):
             items[-1] = replace(last, status="in_progress")
-            if not ask.hint:
-                extra |= self.target.continues or {}
+            if not ask.hint and self.target.continues is not None:
+                extra |= self.target.continues
+                if _spaced(said):  # models write a space with the word after it
+                    items[-1] = _without_space(last)
         if ask.hint:
             items.append(Message("user", ask.hint))
         given = {**self.settings}
@@ -253,8 +255,10 @@ class Run:
             if offered and choice is not None:
                 about["tool_choice"] = choice
                 choice = None  # else it would never come to an answer
-            watch = _Watch(self, options, value, said if self.target.continues is None else "")
+            known = self.target.continues is not None
+            watch = _Watch(self, options, value, "" if known else said, known and _spaced(said))
             answer = await self._answer(self._request(self.state, options, **about), watch)
+            watch.close(answer.text)
             calls = await self._add(answer, watch, value, options, start)
             if not calls:
                 return
@@ -489,9 +493,12 @@ _REFUSED = frozenset({"unsupported", "invalid_request", "upstream_refused", "ups
 class _Watch:
     """Sees a text as it comes: leaves out what stood there before, finds stops, shows the rest."""
 
-    def __init__(self, run: Run, options: Options, gen: Gen | None, repeated: str) -> None:
+    def __init__(
+        self, run: Run, options: Options, gen: Gen | None, repeated: str, spaced: bool = False
+    ) -> None:
         self._emit, self._name = run._emit, options.name
         self._repeated = self._left = repeated
+        self._spaced, self._shown, self._begun = spaced, 0, False
         self._stops = gen.stop if gen else ()
         self._patterns = [re.compile(each) for each in gen.stop_regex] if gen else []
         self._scanner = StopScanner(self._stops)
@@ -513,7 +520,16 @@ class _Watch:
             self._emit("audio", data, self._name, self._state)
         return False
 
+    def close(self, text: str) -> None:
+        """The answer is over: what was held back is shown."""
+        if self._emit and (rest := self.cut(text)[0][self._shown :]):
+            self._show(rest, "text")
+
     def _take(self, data: str) -> bool:
+        if self._spaced and data:
+            data, self._begun = data if self._begun else data.removeprefix(" "), True
+            if not data:
+                return False
         if self._left:  # perhaps it repeats what the turn began with
             self._text += data
             if self._repeated.startswith(self._text):
@@ -534,6 +550,7 @@ class _Watch:
         return self._scanner.found is not None
 
     def _show(self, text: str, kind: Kind) -> None:
+        self._shown += len(text)
         self._state = self._state.added(text, generated=True)
         if self._emit:
             snapshot = self._state.streaming(self._name, self._append, self._start)
@@ -541,7 +558,8 @@ class _Watch:
 
     def lead(self, text: str) -> str:
         """A whole text without what it repeats."""
-        return text.removeprefix(self._repeated) if self._repeated else text
+        text = text.removeprefix(self._repeated)
+        return text.removeprefix(" ") if self._spaced else text
 
     def cut(self, text: str) -> tuple[str, str | None]:
         """A whole text up to the first stop, and the stop."""
@@ -557,6 +575,21 @@ class _Watch:
 def replace_usage(state: State, latest: State) -> State:
     """A state with the usage of a later one: attempts that failed cost something, too."""
     return State(state.turn, state.captures, latest.usage, state.blocks)
+
+
+def _spaced(said: str) -> bool:
+    """Whether a text ends with one space."""
+    return len(said) > 1 and said[-1] == " " and not said[-2].isspace()
+
+
+def _without_space(message: Message) -> Message:
+    """An unfinished message without the space at its end."""
+    content = message.content
+    if isinstance(content, str):
+        content = content[:-1]
+    elif isinstance(last := content[-1], Text):
+        content = (*content[:-1], replace(last, text=last.text[:-1]))
+    return replace(message, content=content, status="in_progress")
 
 
 def _is_text(body: Node) -> bool:
