@@ -17,4 +17,6 @@ with assistant():
 
 year = int(lm["year"])
 print(lm["mood"] in ("friendly", "rude"), 1000 <= year < 3000, lm.guarantee("mood"))
-# True True enforced
+
+# On the pocket model it prints:
+#     True True enforced
