@@ -7,6 +7,7 @@ import pytest
 
 from dragoman.client.client import LoopThread
 from dragoman.core.interfaces import Engine
+from dragoman.engines.pocket import pocket as load_pocket
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import served
@@ -27,3 +28,9 @@ def serve_engine() -> Callable[[Engine], AbstractContextManager[str]]:
             loop.run(manager.__aexit__, None, None, None)
 
     return serve
+
+
+@pytest.fixture(scope="session")
+def pocket() -> Engine:
+    """The pocket model, loaded once."""
+    return load_pocket()

@@ -166,8 +166,8 @@ def test_captures_nest_and_inner_names_are_captured_too() -> None:
     assert lm.captures == {"how": "so", "year": "1815", "all": "It was so in 1815", "end": " End"}
 
 
-def test_a_capture_knows_its_tokens_and_usage_adds_up() -> None:
-    lm = question(Model("pocket", temperature=0))
+def test_a_capture_knows_its_tokens_and_usage_adds_up(pocket) -> None:
+    lm = question(Model(pocket, temperature=0))
     with assistant():
         lm += "It is " + select(["yes", "no"], "x") + gen("y", max_tokens=3)
     tokens = lm.capture("y").tokens
@@ -390,8 +390,8 @@ def test_dedent_keeps_closures_defaults_and_docstrings() -> None:
     assert "Twice." in greet.__doc__
 
 
-def test_a_space_before_a_gen_is_left_to_the_model_and_stays_in_the_text() -> None:
-    lm = question(Model("pocket", temperature=0), "What is 2 + 3?")
+def test_a_space_before_a_gen_is_left_to_the_model_and_stays_in_the_text(pocket) -> None:
+    lm = question(Model(pocket, temperature=0), "What is 2 + 3?")
     with assistant():
         spaced = list(lm.stream("2 + 3 =", " ", gen("sum")))
     assert spaced[-1].model.items[-1].text == "2 + 3 = " + spaced[-1].model["sum"]

@@ -200,6 +200,21 @@ GBNF = [
     (json(), None),
     (substring("a b"), 'root ::= (s0 | s1 | s2)?\ns0 ::= "a" (s1)?\ns1 ::= " " (s2)?\ns2 ::= "b"'),
     (gen("x", stop="."), "root ::= ([^.] *)"),
+    (
+        lark('start: A b_c*\nA: "x" | /[0-9]+/  // hm\nb_c: ("y" A)?'),
+        (
+            "root ::= x0-r-start\n"
+            "x0-r-start ::= x0-t-a x0-r-b-c *\n"
+            'x0-t-a ::= "x" | ([0-9] +)\n'
+            'x0-r-b-c ::= ( "y" x0-t-a ) ?'
+        ),
+    ),
+    (lark('start: %json {"type": "null"}'), None),
+    (lark("start: /\\p{L}/"), None),
+    (
+        lark("root ::= [^b] ."),
+        "root ::= x0-r-start\nx0-t-r0 ::= ([^\\U00000062]) .\nx0-r-start ::= x0-t-r0",
+    ),
 ]
 
 

@@ -6,10 +6,9 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman import connect
 from dragoman.engines.script import Script
 from dragoman.program import (
     Model,
@@ -99,9 +98,11 @@ def test_lowering_to_another_notation_never_raises(node, chance) -> None:
 
 
 @given(NODES)
-@settings(max_examples=samples(4, 500), deadline=None)
-def test_what_pocket_generates_is_enforced_and_matches(node) -> None:
-    lm = POCKET()
+@settings(max_examples=samples(4, 500), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_pocket_generates_is_enforced_and_matches(pocket, node) -> None:
+    lm = Model(pocket, temperature=0, max_tokens=40)
+    with user():
+        lm += "What is it?"
     with assistant():
         lm += "So: " + capture(node, "all")
     text = lm["all"]
@@ -109,18 +110,6 @@ def test_what_pocket_generates_is_enforced_and_matches(node) -> None:
     assert str(lm).endswith(f"So: {text}<|im_end|>\n")
     if not isinstance(node, Literal):
         assert lm.capture("all").guarantee in ("enforced", None)
-
-
-_pocket: list[Model] = []
-
-
-def POCKET() -> Model:
-    """The pocket model after a question; loaded once."""
-    if not _pocket:
-        lm = Model("pocket", temperature=0, max_tokens=40)
-        with user():
-            _pocket.append(lm + "What is it?")
-    return _pocket[0]
 
 
 @given(st.lists(st.tuples(st.booleans(), WORDS), max_size=12))
@@ -188,10 +177,10 @@ def test_a_program_does_the_same_here_and_behind_a_server(wire, serve_engine) ->
     assert here["year"] == "1815"
 
 
-@pytest.mark.parametrize("wire", ["chat", "responses"])
-def test_a_server_enforces_what_the_engine_behind_it_can(wire, serve_engine) -> None:
-    here = classic(Model("pocket", temperature=0, max_tokens=40))
-    with serve_engine(connect("pocket")) as url:
-        there = classic(Model(url, wire=wire, temperature=0, max_tokens=40))
-    assert shown(there) == shown(here)
-    assert here.guarantee("mood") == there.guarantee("mood") == "enforced"
+def test_a_server_enforces_what_the_engine_behind_it_can(pocket, serve_engine) -> None:
+    limits = {"temperature": 0, "max_tokens": 12}
+    here = classic(Model(pocket, **limits))
+    assert here.guarantee("mood") == "enforced"
+    with serve_engine(pocket) as url:
+        for wire in ("chat", "responses"):
+            assert shown(classic(Model(url, wire=wire, **limits))) == shown(here)

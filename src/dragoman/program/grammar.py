@@ -396,6 +396,8 @@ def _gbnf(value: Node, rules: dict[Any, str]) -> str | None:
         case Gen():
             free = regular(value)
             return None if free is None or free == ANY else _regex_in_gbnf(free)
+        case Lark(text=text):
+            return _lark_in_gbnf(text, rules)
         case Substring(chunks=chunks):
             names = [f"s{len(rules) + place}" for place in range(len(chunks))]
             for place, chunk in enumerate(chunks):
@@ -412,6 +414,46 @@ def _gbnf(value: Node, rules: dict[Any, str]) -> str | None:
     return None
 
 
+_LARK = re.compile(
+    r"(?P<head>^[ \t]*[A-Za-z_]\w*[ \t]*:)|(?P<name>[A-Za-z_]\w*)|(?P<gap>\s+|(?://|#)[^\n]*)"
+    r'|(?P<text>"(?:\\.|[^"\\\n])*"(?!i))|/(?P<regex>(?:\\.|[^/\\\n])+)/(?![imslux])'
+    r"|(?P<sign>[()|?*+]|\{\d+,?\d*\})",
+    re.MULTILINE,
+)
+
+
+def _lark_in_gbnf(text: str, rules: dict[Any, str]) -> str | None:
+    """A grammar in Lark in GBNF; None for one with more than rules, texts and expressions."""
+    own, at = len(rules), 0
+    lines: dict[str, list[str]] = {}
+    line: list[str] = []
+    while at < len(text):
+        piece = _LARK.match(text, at)
+        if piece is None:
+            return None
+        at, said = piece.end(), piece[0].strip()
+        match piece.lastgroup:
+            case "head":
+                line = lines.setdefault(said[:-1].strip(), [])
+            case "name":
+                line.append(_name(own, said))
+            case "regex":
+                inner = _regex_in_gbnf(piece["regex"])
+                if inner is None:
+                    return None
+                line.append(inner)
+            case "text" | "sign":
+                line.append(said)
+    for name, each in lines.items():
+        rules[own, name] = f"{_name(own, name)} ::= {' '.join(each)}"
+    return _name(own, "start")
+
+
+def _name(own: int, name: str) -> str:
+    """The name of another grammar's rule; GBNF has no underscores."""
+    return f"x{own}-{'t' if name[0].isupper() else 'r'}-{name.lower().replace('_', '-')}"
+
+
 _PIECE = re.compile(
     r"(?P<set>\[(?:\\.|[^\]\\])+\])|(?P<open>\(\?:|\((?!\?))|(?P<sign>[)|]|[*+?]|\{\d*,?\d*\})"
     r"|(?P<escape>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))|(?P<dot>\.)|(?P<text>[^\\\[(){}|*+?.^$])",
@@ -426,6 +468,8 @@ def _regex_in_gbnf(pattern: str) -> str | None:
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and not pattern.endswith("\\$"):
         pattern = pattern[:-1]
+    if pattern == "(?s:.)":
+        return "."
     found: list[str] = []
     at = 0
     while at < len(pattern):
@@ -435,10 +479,13 @@ def _regex_in_gbnf(pattern: str) -> str | None:
         at, said = piece.end(), piece[0]
         match piece.lastgroup:
             case "set":
-                if re.search(r"\\[DWSpPbB]|\[:|&&|\\u\{", said):
+                if re.search(r"\\[DWSpPbB]|\[:|&&", said):
                     return None
+                said = re.sub(
+                    r"\\u\{([0-9a-fA-F]+)\}", lambda each: f"\\U{int(each[1], 16):08x}", said
+                )
                 said = re.sub(r"\\([dws])", lambda each: _SETS[each[1]], said)
-                found.append(re.sub(r"\\([^\]\\tnrxu^-])", r"\1", said))
+                found.append(re.sub(r"\\([^\]\\tnrxuU^-])", r"\1", said))
             case "open":
                 found.append("(")
             case "sign":

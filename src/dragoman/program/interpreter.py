@@ -383,7 +383,8 @@ class Run:
             latest = answer
             said = ask.read(answer)
             if own is not None and own.begun and said is not None:
-                said = said[len(prefix) :] if said.startswith(prefix) else said
+                # One that was cut off may not have come that far.
+                said = "" if prefix.startswith(said) else said.removeprefix(prefix)
             matching = None
             if said is not None:
                 if own is not None and fitting(body, said):
