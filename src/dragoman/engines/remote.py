@@ -600,6 +600,9 @@ class Remote:
             custom_tools=limits.custom_tools,
             namespaces=limits.namespaces,
             choices=self.profile.choices,
+            wire=next(iter(self.upstream.wires), None),
+            constraints=self.profile.constraints,
+            continues=self.profile.continues,
         )
 
     async def close(self) -> None:

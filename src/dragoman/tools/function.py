@@ -105,12 +105,12 @@ class PythonTool:
         if inspect.iscoroutinefunction(self._function):
             result = await self._function(**values)
         else:
-            result = await _in_thread(partial(_called, self._function, values))
+            result = await in_thread(partial(_called, self._function, values))
             if not isinstance(result, Awaitable):
                 return cast("Output", result)
             result = await result
         # What is large takes its time to be written as JSON.
-        return result if isinstance(result, str) else await _in_thread(partial(_output, result))
+        return result if isinstance(result, str) else await in_thread(partial(_output, result))
 
 
 @overload
@@ -525,7 +525,7 @@ MOST_THREADS = 256
 _threads: set[threading.Thread] = set()
 
 
-async def _in_thread(function: Callable[[], _T]) -> _T:
+async def in_thread(function: Callable[[], _T]) -> _T:
     """Call a function in a thread of its own, which a cancelled call no longer waits for: nothing
     stops a thread, and one that hangs must hold up neither its agent nor the end of the process.
     Raises ToolError where `MOST_THREADS` are at work, or hang."""

@@ -21,7 +21,7 @@ from dragoman.core.item import FunctionCallOutput, Item, Message, Text, Token
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered, Restore, lower, with_summary
 from dragoman.core.request import Request, Sampling
-from dragoman.core.response import CONSTRAINT_FIELDS, Usage, default_guarantee
+from dragoman.core.response import CONSTRAINT_FIELDS, TEXT_CONSTRAINTS, Usage, default_guarantee
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
@@ -429,7 +429,15 @@ class TokenEngine:
         return (Model(self.name, created=self._created, extra={"models": shown}),)
 
     async def capabilities(self, model: str) -> Capabilities:
-        return Capabilities(images=False, audio=False, choices=True, context=self.context)
+        return Capabilities(
+            images=False,
+            audio=False,
+            choices=True,
+            context=self.context,
+            wire="chat",
+            constraints=TEXT_CONSTRAINTS if "enforced" in self._enforcer.guarantees else None,
+            continues={},
+        )
 
     async def close(self) -> None:
         """Fail what is running, and end the model's thread."""

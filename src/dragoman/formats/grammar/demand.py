@@ -61,9 +61,10 @@ class Lark(Struct, frozen=True):
 _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\\n])++/?|//[^\n]*|#[^\n]*')
 """What is no operator in a grammar: strings, expressions, comments. What is not closed ends with
 its line, so that no character is looked at twice."""
+lark_literals = _LITERALS.finditer
+"""Finds what is no operator in a grammar."""
 
-
-_RULE = re.compile(
+RULE = re.compile(
     r"^[ \t]*+[!?]?[A-Za-z_][\w.-]*+[ \t]*+(?:\[[^\]\n]*+\]|\{[^}\n]*+\})?[ \t]*+:", re.MULTILINE
 )
 MAX_REGEX, MAX_LARK, MAX_CHOICES = 16_384, 65_536, 262_144
@@ -102,7 +103,7 @@ def lark(param: str, text: str) -> Lark:
     bare = _LITERALS.sub("", text)
     if re.search(r"[&~]", bare):
         raise FaultError(unsupported("the operators & and ~ are not taken from a request", param))
-    _check_size(param, "rules", len(_RULE.findall(bare)), MAX_RULES)
+    _check_size(param, "rules", len(RULE.findall(bare)), MAX_RULES)
     depth = deepest = 0
     for bracket in re.findall(r"[()\[\]{}]", bare):
         depth += 1 if bracket in "([{" else -1
