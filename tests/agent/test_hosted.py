@@ -365,6 +365,11 @@ async def test_tool_that_cannot_be_opened_is_the_clients_fault_and_the_others_ar
         refused = await server.ask(tools=[SEARCH, MCP])
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools[1].server_label")
         assert one.closed == 1
+    asked = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}]}
+    async with storing(HostedTools(Model("Hello."), [search(refuses=True)])) as server:
+        chat = {**asked, "web_search_options": {}}
+        refused = await Ask(server.app, "/v1/chat/completions", chat)()
+        assert refused.json["error"]["param"] == "web_search_options.server_label"
 
 
 @pytest.mark.parametrize("moment", ["at once", "opening", "opened", "answering"])
