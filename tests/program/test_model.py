@@ -405,3 +405,42 @@ def test_what_is_held_back_for_a_stop_is_shown_at_the_end() -> None:
         deltas = list(lm.stream(gen("x", stop="<stop>"), ". ", gen("y", stop_regex="o$")))
     assert "".join(map(str, deltas)) == "one <st. tw"
     assert deltas[-1].model.captures == {"x": "one <st", "y": "tw"}
+
+
+async def test_a_program_that_is_cancelled_ends_in_its_thread() -> None:
+    never, ended = asyncio.Event(), threading.Event()
+
+    @program
+    def hangs(lm):
+        try:
+            with assistant():
+                return lm + gen("x")
+        finally:
+            ended.set()
+
+    begun = asyncio.Event()
+
+    async def begin() -> None:
+        begun.set()
+
+    task = asyncio.ensure_future(Model(Script([begin, never.wait])).run(hangs()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait((task,))
+    assert task.cancelled()
+    assert await asyncio.to_thread(ended.wait, 30)
+
+
+def test_an_engine_that_gives_one_choice_is_asked_again_for_the_others() -> None:
+    stage = Stage("a", "b", "c")
+    with assistant():
+        lm = Model(stage) + gen("x", n=3)
+    assert sorted(lm["x"]) == ["a", "b", "c"]
+    assert [request.sampling.n for request in stage.asked] == [3, None, None]
+
+
+def test_deltas_have_all_of_the_text_whatever_the_means() -> None:
+    lm = Model(Stage("Rude, I say.", "Hm."))
+    with assistant():
+        stream = lm.stream("So ", select(["friendly", "rude"], "x"), ".")
+        assert "".join(map(str, stream)) == "So rude."

@@ -6,6 +6,7 @@ is the strongest means that the engine has; its text is checked here in any case
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import struct
@@ -246,7 +247,6 @@ class Run:
             sampling["stop"] = value.stop
         if value.n is not None and value.n > 1:
             sampling["n"] = value.n
-        start = state.turn.last if state.turn else None
         self.state = state
         for _ in range(value.max_rounds):
             said = self.state.said()
@@ -257,9 +257,10 @@ class Run:
                 choice = None  # else it would never come to an answer
             known = self.target.continues is not None
             watch = _Watch(self, options, value, "" if known else said, known and _spaced(said))
-            answer = await self._answer(self._request(self.state, options, **about), watch)
+            request = self._request(self.state, options, **about)
+            answer = await self._answer(request, watch)
             watch.close(answer.text)
-            calls = await self._add(answer, watch, value, options, start)
+            calls = await self._add(answer, watch, value, options, request)
             if not calls:
                 return
             await self._run_tools(runner, calls)
@@ -269,7 +270,7 @@ class Run:
         )
 
     async def _add(
-        self, answer: Answer, watch: _Watch, value: Gen, options: Options, start: Any
+        self, answer: Answer, watch: _Watch, value: Gen, options: Options, request: Request
     ) -> list[ToolCall]:
         """Make an answer part of the state: text, thoughts and calls in their order, and the
         capture, unless tools are to be called. Gives the calls."""
@@ -310,7 +311,7 @@ class Run:
         if options.name is not None:
             given: str | list[str] = text
             if value.n is not None:
-                given = [text, *self._others(answer, value, watch)]
+                given = [text, *await self._others(answer, value.n, watch, request)]
             capture = Capture(given, tuple(tokens), None, end, refusal)
             self.state = self.state.captured(options.name, capture, append=options.list_append)
         if value.save_stop_text is not None:
@@ -320,14 +321,17 @@ class Run:
             self._emit("done", "", options.name, self.state)
         return calls
 
-    def _others(self, answer: Answer, value: Gen, watch: _Watch) -> list[str]:
-        """The texts of the other choices."""
-        found = []
-        for number in range(1, value.n or 1):
-            items = answer.choice(number)
-            text = "".join(item.text for item in items if isinstance(item, Message))
-            found.append(watch.cut(text)[0])
-        return found
+    async def _others(
+        self, answer: Answer, count: int, watch: _Watch, request: Request
+    ) -> list[str]:
+        """The texts of the other choices, of which an engine that gives one is asked again."""
+        have = max(len(answer.reasons), 1)
+        one = replace(request, sampling=replace(request.sampling, n=None))
+        lacking = (self._answer(one, None) for _ in range(count - have))
+        choices = [answer.choice(number) for number in range(1, min(have, count))]
+        choices += [each.choice(0) for each in await asyncio.gather(*lacking)]
+        texts = ("".join(i.text for i in items if isinstance(i, Message)) for items in choices)
+        return [watch.cut(text)[0] for text in texts]
 
     async def _run_tools(self, runner: Runner, calls: Sequence[ToolCall]) -> None:
         """Run calls, and add their results. What goes wrong is a result, too."""
@@ -396,15 +400,15 @@ class Run:
                     matching = by_probability(body, answer)
             sure: Guarantee = "enforced" if own is not None else "verified"
             if matching is not None:
-                self._keep(value, options, answer, matching, sure, prefix)
+                self._keep(value, options, answer, matching, sure, watch)
                 return
             if answer.refusal or answer.end in ("length", "content_filter", "refused"):
-                self._keep(value, options, answer, said or "", "best-effort", prefix)
+                self._keep(value, options, answer, said or "", "best-effort", watch)
                 return
             if own is not None and number + 1 >= 2:
                 own = None if asked != "enforced" else own
         if asked == "best-effort" and latest is not None:
-            self._keep(value, options, latest, latest.text, "best-effort", prefix)
+            self._keep(value, options, latest, latest.text, "best-effort")
             return
         shown = latest.text[:200] if latest is not None else ""
         problem = (
@@ -421,7 +425,7 @@ class Run:
         answer: Answer,
         text: str,
         guarantee: Guarantee,
-        prefix: str,
+        watch: _Watch | None = None,
     ) -> None:
         """Make a text that was generated part of the state, with its captures."""
         state = self.state
@@ -454,6 +458,8 @@ class Run:
             state = state.captured(options.name, capture, append=options.list_append)
         self.state = state
         if self._emit:
+            if rest := text[watch.shown if watch else 0 :]:
+                self._emit("text", rest, options.name, state)
             self._emit("done", "", options.name, state)
 
     # ---- sound -----------------------------------------------------------------------------
@@ -499,7 +505,8 @@ class _Watch:
     ) -> None:
         self._emit, self._name = run._emit, options.name
         self._repeated = self._left = repeated
-        self._spaced, self._shown, self._begun = spaced, 0, False
+        self._spaced, self._begun = spaced, False
+        self.shown = 0  # characters
         self._stops = gen.stop if gen else ()
         self._patterns = [re.compile(each) for each in gen.stop_regex] if gen else []
         self._scanner = StopScanner(self._stops)
@@ -523,7 +530,7 @@ class _Watch:
 
     def close(self, text: str) -> None:
         """The answer is over: what was held back is shown."""
-        if self._emit and (rest := self.cut(text)[0][self._shown :]):
+        if self._emit and (rest := self.cut(text)[0][self.shown :]):
             self._show(rest, "text")
 
     def _take(self, data: str) -> bool:
@@ -551,7 +558,7 @@ class _Watch:
         return self._scanner.found is not None
 
     def _show(self, text: str, kind: Kind) -> None:
-        self._shown += len(text)
+        self.shown += len(text)
         self._state = self._state.added(text, generated=True)
         if self._emit:
             snapshot = self._state.streaming(self._name, self._append, self._start)

@@ -91,7 +91,7 @@ def natives(target: Target, body: Node, prefix: str) -> Iterator[Ask]:
     fields = target.constraints
     texts, alone = choices(body), bare(body)
     schema = alone if isinstance(alone, Json) else None
-    usual = schema is not None and schema.separators == (", ", ": ")
+    usual = schema is not None and schema.schema != {} and schema.separators == (", ", ": ")
     if schema is not None and "schema" in fields and not prefix and (usual or "lark" not in fields):
         yield Ask(format=_format(schema))
     if "lark" in fields:

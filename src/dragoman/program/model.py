@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -31,10 +32,32 @@ from .show import fragment, page, plain
 
 _M = TypeVar("_M", bound="Model")
 _SETTINGS = frozenset((*Sampling.__struct_fields__, "effort", "max_tokens")) - {"n", "stop"}
-_inside: ContextVar[tuple[asyncio.AbstractEventLoop, Emit | None] | None] = ContextVar(
-    "inside", default=None
-)
-"""Where the program is run in whose thread this is: the event loop, and who watches."""
+
+
+class _Inside:
+    """Where the program is run in whose thread this is: the event loop, and who watches."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, emit: Emit | None) -> None:
+        self.emit = emit
+        self._loop = loop
+        self._running: Future[None] | None = None
+        self._over = False
+
+    def drive(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something on the loop, for its thread."""
+        self._running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self._over:
+            self._running.cancel()
+        self._running.result()
+
+    def cancel(self) -> None:
+        """End what runs there for the thread, and with that the thread."""
+        self._over = True
+        if self._running is not None:
+            self._running.cancel()
+
+
+_inside: ContextVar[_Inside | None] = ContextVar("inside", default=None)
 
 
 class Delta(Struct, frozen=True):
@@ -110,14 +133,14 @@ class Model:
                 model = _checked(part, given, type(model))
                 continue
             inside = _inside.get()
-            run = model._run(None if inside is None else inside[1])
+            run = model._run(None if inside is None else inside.emit)
             if isinstance(part, Literal | Media):  # which awaits nothing
                 with contextlib.suppress(StopIteration):
                     run.visit(part).send(None)
             elif inside is None:
                 LOOP.run(run.visit, part)
             else:
-                asyncio.run_coroutine_threadsafe(run.visit(part), inside[0]).result()
+                inside.drive(run.visit(part))
             model = model._of(run.state)
         return model
 
@@ -151,11 +174,12 @@ class Model:
         function, model = value.function, self._of(state)
         if inspect.iscoroutinefunction(function):
             return _checked(value, await function(model, *value.args, **value.kwargs), Model)
-        before = _inside.get()
-        _inside.set((asyncio.get_running_loop(), emit))
+        before, inside = _inside.get(), _Inside(asyncio.get_running_loop(), emit)
+        _inside.set(inside)
         try:
             given = await in_thread(lambda: function(model, *value.args, **value.kwargs))
         finally:
+            inside.cancel()
             _inside.set(before)
         return _checked(value, given, Model)
 
@@ -361,7 +385,7 @@ class ModelStream(Awaitable[_M]):
     def _begun(self, emit: Emit | None) -> asyncio.Task[_M]:
         async def work() -> _M:
             inside = _inside.get()
-            run = self._start._run(emit or (inside and inside[1]) or None)
+            run = self._start._run(emit or (inside.emit if inside else None))
             try:
                 await run.visit(self._node)
                 return self._start._of(run.state)
