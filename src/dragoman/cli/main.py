@@ -137,6 +137,16 @@ _RUN = (
     "upstream given here, the configuration's, or what is found on this machine. What comes after "
     "-- is for the program; its exit status is ours."
 )
+_HTML = "of a file: the page to write, with what its models said (dragoman.program)"
+
+
+class _Programs(tuple[str, ...]):
+    """The names of programs, among which are all files of Python."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or str(name).endswith(".py")
+
+
 _RUN_AT = "the Dragoman to ask; by default the one on the usual port, or else one is started"
 _TARGETS = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
 _CONFIG = "the configuration (dragoman.toml, if it exists)"
@@ -166,6 +176,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     commands = [name for action in top._actions for name in action.choices or ()]
     if words and not words[0].startswith("-") and words[0] not in commands:
         near = hint(words[0], commands) or f"; there is {', '.join(commands)}"
+        if words[0] in ("help", "version"):
+            near = f"; say dragoman --{words[0]}"
+        elif words[0].partition(":")[0] in ("pocket", "script", "hf", "gguf"):
+            near = f"; say dragoman serve {words[0]}"
         top.error(f"there is no command {words[0]!r}{near}")
     options, unknown = top.parse_known_args(words)
     if options.command == "run" and not any(word.startswith("-") for word in unknown):
@@ -246,9 +260,11 @@ def parser() -> argparse.ArgumentParser:
     add = command("agent", "talk to the agent that a file of Python makes", _AGENT)
     add("file", type=Path, metavar="FILE.py", help="the file")
 
-    add = command("run", "run Codex, Claude Code or opencode on a model", _RUN)
-    names = ("codex", "claude", "opencode")
-    add("program", choices=names, metavar="PROGRAM", help=f"the program: {', '.join(names)}")
+    add = command("run", "run Codex, Claude Code or opencode on a model, or a program", _RUN)
+    names = _Programs(("codex", "claude", "opencode"))
+    about = f"the program: {', '.join(names)}, or a file of Python"
+    add("program", choices=names, metavar="PROGRAM", help=about)
+    add("--html", type=Path, metavar="PAGE", help=_HTML)
     add("targets", nargs="*", metavar="TARGET", help=_TARGETS)
     add("--model", "-m", help="the model's name; the first listed by default")
     add("--at", metavar="URL", help=_RUN_AT)

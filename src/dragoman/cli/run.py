@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -102,6 +103,10 @@ class Server(Struct, frozen=True):
 
 def run(options: Namespace) -> int:
     """Run a program to its end; the exit status is the program's."""
+    if options.program.endswith(".py"):
+        return _run_file(Path(options.program), options)
+    if options.html is not None:
+        raise ConfigurationError(f"--html is for a file of Python, and not for {options.program}.")
     program = PROGRAMS[options.program]
     executable = shutil.which(program.command)
     if executable is None:
@@ -136,6 +141,26 @@ def run(options: Namespace) -> int:
             text = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:]
             raise HostError(ENDED.format(title=program.title, log=text))
     return status
+
+
+def _run_file(path: Path, options: Namespace) -> int:
+    """Run a file of Python, and write a page of what the models in its variables said."""
+    from dragoman.program import Model  # agent programs need it not
+    from dragoman.program.show import page
+
+    sys.argv = [str(path), *options.arguments]
+    sys.path.insert(0, str(path.parent.absolute()))
+    try:
+        names = runpy.run_path(str(path), run_name="__main__")
+    except (OSError, SyntaxError, ImportError) as error:
+        raise ConfigurationError(f"{path} cannot be run: {error}.") from None
+    models = {name: each for name, each in names.items() if isinstance(each, Model)}
+    if options.html is not None:
+        if not models:
+            raise ConfigurationError(f"{path} has no model (dragoman.program) in a variable.")
+        columns = [(name, each.state) for name, each in models.items()]
+        options.html.write_text(page(columns), encoding="utf-8")
+    return 0
 
 
 @contextmanager

@@ -234,6 +234,11 @@ class Client(Wrapper):
         super().__init__(engine)
         self._model = model
 
+    @property
+    def model(self) -> str | None:
+        """The model that is asked where a request names none; None as long as that is not known."""
+        return self._model
+
     def stream(
         self, request: Input, caller: Caller = ANYONE, **settings: Unpack[Settings]
     ) -> Stream:
@@ -359,6 +364,11 @@ class SyncClient:
 
     def __init__(self, behind: Client) -> None:
         self.behind = behind
+
+    @property
+    def model(self) -> str | None:
+        """The model that is asked where a request names none; None as long as that is not known."""
+        return self.behind.model
 
     def stream(
         self, request: Input, caller: Caller = ANYONE, **settings: Unpack[Settings]

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 from msgspec import Struct
 
 from .event import Event
-from .item import Extra
+from .item import JSON, Extra
 from .request import Request
 
 VERSION = "0.1.0"
@@ -93,7 +93,13 @@ class Model(Struct, frozen=True, omit_defaults=True):
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True):
-    """What a model is known to take. None means unknown: send it and see."""
+    """What a model is known to take. None means unknown: send it and see.
+
+    `constraints` are the ways in which the text of an answer can be bound, each with the field of
+    `wire` that does it: `lark`, `gbnf`, `regex`, `choice` (of texts); `schema` has a field in every
+    wire, and `custom` is the input of a custom tool. `continues` are fields of `wire` with which
+    the answer is the rest of an unfinished message of the assistant: none where that is enough.
+    """
 
     images: bool | None = None
     audio: bool | None = None
@@ -102,6 +108,9 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     namespaces: bool | None = None
     choices: bool | None = None
     context: int | None = None
+    wire: str | None = None
+    constraints: dict[str, str] | None = None
+    continues: dict[str, JSON] | None = None
 
 
 class Engine(Protocol):

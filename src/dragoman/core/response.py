@@ -30,6 +30,13 @@ CONSTRAINT_FIELDS = (
     "structured_outputs",
 )
 """Fields beyond the protocols that constrain the whole answer: of vLLM, and of llama.cpp."""
+TEXT_CONSTRAINTS = {
+    "lark": "guided_grammar",
+    "regex": "guided_regex",
+    "choice": "guided_choice",
+    "schema": "format",
+}
+"""How our own engines can be told to bind the text of an answer (see `Capabilities`)."""
 _CONSTRAINTS = frozenset(CONSTRAINT_FIELDS)
 
 

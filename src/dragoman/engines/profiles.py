@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.core.item import JSON
 from dragoman.core.lower import UNLIMITED, UpstreamLimits
-from dragoman.core.response import CONSTRAINT_FIELDS
+from dragoman.core.response import CONSTRAINT_FIELDS, TEXT_CONSTRAINTS
 from dragoman.core.turn import Think
 from dragoman.wire.protocol import Dialect
 
@@ -28,6 +29,8 @@ _CAREFUL = UpstreamLimits(
     system_messages="front",
 )
 _MAX_TOKENS = Dialect(max_tokens="max_tokens")
+_SCHEMA = {"schema": "format"}
+_CONTINUES: dict[str, JSON] = {"continue_final_message": True, "add_generation_prompt": False}
 _RAW_TOKENS = (("add_special_tokens", False), ("skip_special_tokens", False))
 
 
@@ -57,6 +60,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Whether whole answers are requested as streams too, since it stops no others at a
     disconnect."""
     key_header: str = "authorization"
+    constraints: dict[str, str] | None = None
+    """How it can bind the text of an answer, by the field that does it (see `Capabilities`)."""
+    continues: dict[str, JSON] | None = None
+    """Fields with which it goes on with an unfinished message of the assistant; None: not known."""
 
 
 GENERIC = Profile(name="generic", think="inline")
@@ -71,10 +78,12 @@ _WHOLE = Profile(
 )
 """A server that takes everything as it is, in each of its protocols."""
 
+_OPENAI = replace(_WHOLE, constraints={**_SCHEMA, "custom": "tools"})
+
 PROFILES: tuple[Profile, ...] = (
-    replace(_WHOLE, name="openai", hosts=("api.openai.com",)),
+    replace(_OPENAI, name="openai", hosts=("api.openai.com",)),
     replace(
-        _WHOLE,
+        _OPENAI,
         name="azure",
         hosts=(".openai.azure.com", ".services.ai.azure.com"),
         key_header="api-key",
@@ -138,12 +147,20 @@ PROFILES: tuple[Profile, ...] = (
         owned_by=("vllm",),
         wires=("chat",),
         dialect=Dialect(reasoning_field="reasoning", prompt_options=_RAW_TOKENS),
+        constraints={
+            "regex": "structured_outputs.regex",
+            "choice": "structured_outputs.choice",
+            **_SCHEMA,
+        },
+        continues=_CONTINUES,
     ),
     Profile(
         name="sglang",
         owned_by=("sglang",),
         wires=("chat",),
         dialect=replace(_MAX_TOKENS, prompt_options=_RAW_TOKENS),
+        constraints={"regex": "regex", **_SCHEMA},
+        continues=_CONTINUES,
     ),
     Profile(
         # Its Responses stream leaves content_index out; its Chat is sound, but takes a tool that is
@@ -160,6 +177,8 @@ PROFILES: tuple[Profile, ...] = (
         ),
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
         only_streams=True,
+        constraints={"gbnf": "grammar", **_SCHEMA},
+        continues={},
     ),
     replace(
         _WHOLE,
@@ -167,6 +186,8 @@ PROFILES: tuple[Profile, ...] = (
         server=("dragoman",),
         owned_by=("dragoman",),
         wires=("chat", "responses", "messages"),
+        constraints=TEXT_CONSTRAINTS,  # where its listing says that the model's are enforced
+        continues={"continue_final_message": True},
     ),
 )
 

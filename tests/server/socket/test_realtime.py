@@ -24,6 +24,7 @@ from dragoman.engines.router import Route, Router
 from dragoman.server import realtime
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
+from tests.engines.voices import LOUD, QUIET, Voice
 from tests.oracle import DATA, realtime_problems
 from tests.server.stubs import FINISHED, OPENING, Stub, saying, served, word
 from tests.wire.realtime.order_checker import Order
@@ -278,6 +279,34 @@ async def test_the_beta_dialect_is_spoken_where_a_client_asks_for_it() -> None:
     old = ["realtime", "openai-beta.realtime-v1"]
     async with talking(strict=False, subprotocols=old) as talk:
         assert "modalities" in (await talk.next())["session"]
+
+
+async def test_a_spoken_turn_with_the_voice_of_the_server() -> None:
+    """Sound in, turns found, text for the model, sound out; and an interruption."""
+    engine = Stub(*saying("Fine, ", "thanks"))
+    audio = {"input": {"transcription": {"model": "w"}}}
+    update = {"type": "session.update", "session": {"type": "realtime", "audio": audio}}
+    speech = b64encode(QUIET * 100 + LOUD * 200 + QUIET * 10).decode()
+    async with talking(engine, app={"voice": Voice}) as talk:
+        await talk.say(update, {"type": "input_audio_buffer.append", "audio": speech})
+        events = await talk.until("response.done")
+        kinds = [event["type"] for event in events]
+        order = ["speech_started", "speech_stopped", "committed", "transcription.completed"]
+        places = [next(n for n, kind in enumerate(kinds) if kind.endswith(o)) for o in order]
+        assert places == sorted(places)
+        (item,) = events[-1]["response"]["output"]
+        assert item["content"] == [{"type": "output_audio", "transcript": "Fine, thanks"}]
+        engine.cues = (*OPENING, word("Well"), asyncio.Event())
+        await talk.say(RESPOND)
+        await talk.until("response.output_audio.delta")
+        await talk.say(
+            {"type": "input_audio_buffer.append", "audio": b64encode(LOUD * 50).decode()}
+        )
+        done = (await talk.until("response.done"))[-1]["response"]
+        assert done["status_details"]["reason"] == "turn_detected"
+        cut = {"item_id": done["output"][0]["id"], "content_index": 0, "audio_end_ms": 0}
+        await talk.say({"type": "conversation.item.truncate", **cut})
+        await talk.until("conversation.item.truncated")
 
 
 async def test_a_session_that_only_transcribes() -> None:

@@ -124,7 +124,7 @@ async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
                 if asked is not None and end.status == "completed":
                     response = fold.response
                     numbers = range(len(response.reasons))
-                    each = (problem(asked, response.choice(n), _matches) for n in numbers)
+                    each = (problem(asked, response.choice(n), matches) for n in numbers)
                     found = await asyncio.to_thread(next, filter(None, each), None)
                 batch[-1] = _checked_end(end, requirement, found)
             yield batch
@@ -173,7 +173,7 @@ def _check(asked: Demand | None) -> None:
         _grammar_state(body)
 
 
-def _matches(body: Body, text: str) -> bool:
+def matches(body: Body, text: str) -> bool:
     """Whether a text matches a grammar."""
     state = _grammar_state(body)
     try:
@@ -185,11 +185,11 @@ def _matches(body: Body, text: str) -> bool:
 
 def _grammar_state(body: Body) -> GrammarState:
     writer = Writer()
-    return _byte_compiler().constrain(writer.grammar(writer.body(body)))
+    return byte_compiler().constrain(writer.grammar(writer.body(body)))
 
 
 @cache
-def _byte_compiler() -> GrammarCompiler:
+def byte_compiler() -> GrammarCompiler:
     """A compiler for texts, whatever their tokens."""
     return GrammarCompiler(ByteTokenizer())
 

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.item import JSON, Call, FunctionCall, Item, Message
+from dragoman.core.item import JSON, Call, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
@@ -61,9 +61,10 @@ class Lark(Struct, frozen=True):
 _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\\n])++/?|//[^\n]*|#[^\n]*')
 """What is no operator in a grammar: strings, expressions, comments. What is not closed ends with
 its line, so that no character is looked at twice."""
+lark_literals = _LITERALS.finditer
+"""Finds what is no operator in a grammar."""
 
-
-_RULE = re.compile(
+RULE = re.compile(
     r"^[ \t]*+[!?]?[A-Za-z_][\w.-]*+[ \t]*+(?:\[[^\]\n]*+\]|\{[^}\n]*+\})?[ \t]*+:", re.MULTILINE
 )
 MAX_REGEX, MAX_LARK, MAX_CHOICES = 16_384, 65_536, 262_144
@@ -102,7 +103,7 @@ def lark(param: str, text: str) -> Lark:
     bare = _LITERALS.sub("", text)
     if re.search(r"[&~]", bare):
         raise FaultError(unsupported("the operators & and ~ are not taken from a request", param))
-    _check_size(param, "rules", len(_RULE.findall(bare)), MAX_RULES)
+    _check_size(param, "rules", len(RULE.findall(bare)), MAX_RULES)
     depth = deepest = 0
     for bracket in re.findall(r"[()\[\]{}]", bare):
         depth += 1 if bracket in "([{" else -1
@@ -246,6 +247,8 @@ def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
         case {"type": kind}:
             known = "text, json_object, json_schema, regex or grammar"
             problem = f"{str(kind)[:100]!r} is not known here; use {known}"
+            if kind in ("text", "json_object", "json_schema"):  # Chat has taken its own out
+                problem = f"is {kind!r} as in Chat; Responses has it in text.format"
             raise FaultError(unsupported(problem, "response_format.type"))
 
 
@@ -439,8 +442,7 @@ def problem(asked: Demand, items: Sequence[Item], matches: Matches) -> Problem |
         called = tools.get((call.namespace, call.name))
         if called is None:
             return Problem(f"it calls {call.name}, which may not be called")
-        text = call.arguments if isinstance(call, FunctionCall) else call.input
-        if not _fits(called.body, text, matches):
+        if not _fits(called.body, call.text, matches):
             return Problem(f"what it gives to {call.name} does not fit", called.strict)
     return None
 

@@ -57,7 +57,7 @@ class Writer:
     def until(self, text: str, without: Iterable[str] = (), lead: str = "") -> str:
         """Any text up to and with a marker, without it or any of the others inside. It ends with
         `lead`."""
-        before = self.free((text, *without), _ANY + _slashed(re.escape(lead)) if lead else _ANY)
+        before = self.free((text, *without), _ANY + slashed(re.escape(lead)) if lead else _ANY)
         return self._mark("until", text, before)
 
     def end(self, texts: Iterable[str]) -> str:
@@ -92,7 +92,7 @@ class Writer:
                 dumped = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
                 made = self.rule("json", f"%json {dumped}")
             case Regex():
-                made = self.rule("REGEX", f"/{_slashed(body.pattern)}/{_barred(without)}")
+                made = self.rule("REGEX", f"/{slashed(body.pattern)}/{_barred(without)}")
             case Choice():
                 # A terminal: alternatives of rules are tried one by one at every token.
                 made = self.rule("CHOICE", self.any_of(map(self.text, body.texts)))
@@ -123,7 +123,7 @@ def _barred(texts: Iterable[str]) -> str:
     return f" & ~/{_ANY}(?:{barred}){_ANY}/" if barred else ""
 
 
-def _slashed(pattern: str) -> str:
+def slashed(pattern: str) -> str:
     """A regular expression between slashes, on one line.
 
     The whole text is matched anyway, so outer anchors are dropped. `\\d` is 0-9: which other digits

@@ -1,0 +1,644 @@
+"""Runs nodes: appends what is said, asks the engine for what is generated, and captures it.
+
+Each kind of node has a method, and every other one is a grammar. What binds an answer to a grammar
+is the strongest means that the engine has; its text is checked here in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, cast
+
+from msgspec.structs import asdict, replace
+
+from dragoman.client.answer import Answer, AnswerError
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Delta as EventDelta
+from dragoman.core.event import Failed, ItemAdded
+from dragoman.core.interfaces import ANYONE
+from dragoman.core.item import (
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    Message,
+    Reasoning,
+    Refusal,
+    Text,
+    Token,
+)
+from dragoman.core.item import (
+    Call as ToolCall,
+)
+from dragoman.core.request import (
+    AudioOutput,
+    CustomTool,
+    NamedTool,
+    ReasoningOptions,
+    Request,
+    Sampling,
+    ToolChoice,
+)
+from dragoman.core.response import Guarantee
+from dragoman.engines.token.engine import StopScanner
+from dragoman.tools.run import Context, Runner
+
+from .grammar import bare, find, fitting
+from .grammar import captures as captured
+from .history import Capture, State, open_role
+from .means import Ask, ProgramError, Target, by_probability, natives, unbound
+from .nodes import (
+    Bound,
+    Call,
+    Gen,
+    GenAudio,
+    Join,
+    Media,
+    Node,
+    Options,
+    Rule,
+    label,
+    loose,
+    merged,
+)
+from .nodes import (
+    Literal as LiteralNode,
+)
+
+Kind = Literal["literal", "text", "reasoning", "call", "result", "transcript", "audio", "done"]
+Emit = Callable[[Kind, str, str | None, State], None]
+"""Is told of each piece as it comes: its kind, text, the name it is captured under, and the state
+with it."""
+
+ATTEMPTS = 4
+"""How often an answer that nothing binds is asked for, until one matches."""
+TOP = 5
+"""How many alternatives of each token are asked for."""
+RATE = 24_000
+"""Samples a second of the sound that models speak (`pcm16`)."""
+
+
+_NONE = Options()
+
+
+class Run:
+    """Runs nodes on a state. `call` runs programs; `emit` is None where nobody watches."""
+
+    def __init__(
+        self,
+        target: Target,
+        settings: Mapping[str, Any],
+        state: State,
+        call: Callable[[Call, State], Awaitable[State]],
+        emit: Emit | None,
+    ) -> None:
+        self.target, self.settings, self.state = target, settings, state
+        self._call, self._emit = call, emit
+
+    async def visit(self, value: Node, options: Options = _NONE) -> None:
+        """Run a node. `options` are those of the nodes around it."""
+        match value:
+            case LiteralNode(text=text):
+                if text:
+                    self.state = self.state.placed().added(text)
+                    if self._emit:
+                        self._emit("literal", text, None, self.state)
+            case Join(parts=parts):
+                for part in parts:
+                    await self.visit(part, options)
+            case Media(part=part):
+                self.state = self._place_media(part).added(part)
+                if self._emit:
+                    self._emit("literal", "", None, self.state)
+            case Gen():
+                await self._gen(value, merged(options, value.options))
+            case GenAudio(options=own, voice=voice):
+                await self._speak(value, merged(options, own), voice)
+            case Call():
+                self.state = await self._call(value, self.state)
+            case Rule(build=build) if loose(value, frozenset()):
+                await self.visit(build(), options)
+            case Bound(body=body, options=own) if loose(body, frozenset()) or _is_text(body):
+                await self._around(body, merged(options, own))
+            case Bound(body=body, options=own):
+                await self._grammar(value, body, merged(options, own))
+            case _:
+                await self._grammar(value, value, options)
+
+    async def _around(self, body: Node, options: Options) -> None:
+        """Run a node that is no single grammar, and capture its text."""
+        self.state = self.state.placed()
+        start = len(self.state.said())
+        name, append = options.name, options.list_append
+        await self.visit(body, replace(options, name=None, list_append=False))
+        if name is not None:
+            said = self.state.said()[start:]
+            self.state = self.state.captured(name, Capture(said), append=append)
+
+    # ---- what is asked ---------------------------------------------------------------------
+
+    def _begin(self, value: Node) -> State:
+        """The state in which something is generated."""
+        role = open_role.get()
+        if role is None or role.name != "assistant":
+            where = "outside a role" if role is None else f"in the role {role.name}"
+            problem = f"{label(value)} is {where}, and only the assistant generates"
+            raise ValueError(f"{problem}; write `with assistant():` around it")
+        return self.state.placed()
+
+    def _place_media(self, part: object) -> State:
+        role = open_role.get()
+        if role is not None and role.name == "assistant":
+            kind = type(part).__name__.lower()
+            raise ValueError(f"{kind} is for the model to see; write `with user():` around it")
+        return self.state.placed()
+
+    def _request(
+        self, state: State, options: Options, ask: Ask | None = None, **about: Any
+    ) -> Request:
+        """The request for what comes next in a state."""
+        items = state.items()
+        said, ask = state.said(), ask or Ask()
+        extra = dict(ask.extra)
+        if said and (ask.begun or ask.hidden):
+            items = items[:-1]
+        elif said and isinstance(last := items[-1], Message):
+            items[-1] = replace(last, status="in_progress")
+            if not ask.hint and self.target.continues is not None:
+                extra |= self.target.continues
+                if _spaced(said):  # models write a space with the word after it
+                    items[-1] = _without_space(last)
+        if ask.hint:
+            items.append(Message("user", ask.hint))
+        given = {**self.settings}
+        for name, setting in asdict(options).items():
+            if setting is not None and name not in _OWN:
+                given[name] = setting
+        effort = given.pop("effort", None)
+        if effort is None and "lark" in self.target.constraints and ask.plain and ask.extra:
+            effort = "none"  # it would think before each word that is chosen
+        limit = given.pop("max_tokens", None)
+        wanted: dict[str, Any] = {}
+        if self.target.logprobs:
+            wanted = {"logprobs": True, "top_logprobs": TOP}
+        sampling = Sampling(**{**wanted, **given, **about.pop("sampling", {})})
+        return Request(
+            model=self.target.model or "",
+            items=tuple(items),
+            sampling=sampling,
+            max_output_tokens=limit,
+            reasoning=None if effort is None else ReasoningOptions(effort),
+            format=ask.format,
+            stream=about.pop("stream", False) or self._emit is not None,
+            extra={self.target.wire: extra} if extra else None,
+            **{"tools": ask.tools, "tool_choice": ask.tool_choice, **about},
+        )
+
+    async def _answer(self, request: Request, watch: Callable[[Any], bool] | None) -> Answer:
+        """The answer to a request. `watch` sees the events of its first choice as they come, and
+        says when it has enough. Raises AnswerError."""
+        first: list[bool] = []
+        async with self.target.client.stream(request) as stream:
+            async for event in stream:
+                match event:
+                    case ItemAdded(choice=choice):
+                        first.append(choice == 0)
+                    case EventDelta(index=index) if watch is not None and first[index]:
+                        if watch(event):
+                            break
+                    case Failed(fault=fault):
+                        left = None if first else self._without(request, fault)
+                        if left is None:
+                            raise AnswerError(fault, stream.answer)
+                        return await self._answer(left, watch)
+            answer = stream.answer
+        self.state = self.state.spending(answer.usage)
+        return answer
+
+    def _without(self, request: Request, fault: Fault) -> Request | None:
+        """The request without what the engine cannot take and we can do without: probabilities,
+        and stops, which are found here, too."""
+        sampling, about = request.sampling, f"{fault.param}: {fault.message}".lower()
+        if sampling.logprobs and "logprob" in about:
+            self.target.logprobs = False
+            sampling = replace(sampling, logprobs=None, top_logprobs=None)
+        elif sampling.stop and "stop" in about:
+            self.target.stops = False
+            sampling = replace(sampling, stop=None)
+        else:
+            return None
+        return replace(request, sampling=sampling, stream=True)
+
+    # ---- free text -------------------------------------------------------------------------
+
+    async def _gen(self, value: Gen, options: Options) -> None:
+        state = self._begin(value)
+        await self.target.learn()
+        runner = Runner(value.tools)
+        offered: dict[str, Any] = {"tools": runner.offered()} if value.tools else {}
+        choice = _choice(value)
+        sampling: dict[str, Any] = {}
+        # Not every server says at which stop it ended, or whether at one.
+        if value.stop and self.target.stops and value.save_stop_text is None:
+            sampling["stop"] = value.stop
+        if value.n is not None and value.n > 1:
+            sampling["n"] = value.n
+        self.state = state
+        for _ in range(value.max_rounds):
+            said = self.state.said()
+            cut = bool(value.stop_regex or (value.stop and "stop" not in sampling))
+            about = {**offered, "sampling": sampling, "stream": cut}
+            if offered and choice is not None:
+                about["tool_choice"] = choice
+                choice = None  # else it would never come to an answer
+            known = self.target.continues is not None
+            watch = _Watch(self, options, value, "" if known else said, known and _spaced(said))
+            request = self._request(self.state, options, **about)
+            answer = await self._answer(request, watch)
+            watch.close(answer.text)
+            calls = await self._add(answer, watch, value, options, request)
+            if not calls:
+                return
+            await self._run_tools(runner, calls)
+        problem = f"{label(value)}: the model still calls tools after {value.max_rounds} rounds"
+        raise ProgramError(
+            Fault("upstream_error", f"{problem}. Raise max_rounds, or change the prompt.")
+        )
+
+    async def _add(
+        self, answer: Answer, watch: _Watch, value: Gen, options: Options, request: Request
+    ) -> list[ToolCall]:
+        """Make an answer part of the state: text, thoughts and calls in their order, and the
+        capture, unless tools are to be called. Gives the calls."""
+        calls: list[ToolCall] = []
+        text, refusal, stop_text = "", "", answer.stop_sequence
+        tokens: list[Token] = []
+        seconds = answer.usage.latency
+        for item in answer.choice(0):
+            match item:
+                case Reasoning():
+                    self.state = self.state.added(item)
+                case FunctionCall() | CustomToolCall():
+                    if not value.tools:
+                        continue  # nobody offered one
+                    self.state = self.state.added(item)
+                    calls.append(item)
+                case Message(parts=parts):
+                    for part in parts:
+                        if isinstance(part, Refusal):
+                            refusal += part.text
+                            self.state = self.state.added(part)
+                        if not isinstance(part, Text):
+                            continue
+                        said, found = watch.cut(part.text)
+                        stop_text = found if found is not None else stop_text
+                        text += said
+                        at = len(part.text) - len(watch.lead(part.text))
+                        own = tuple(_tokens(part.tokens, at, said))
+                        tokens += own
+                        if said:
+                            about: dict[str, Any] = {"tokens": own, "seconds": seconds}
+                            self.state = self.state.added(said, generated=True, **about)
+        if calls:
+            return calls
+        end = "stop" if stop_text is not None else "refused" if refusal else answer.end
+        if value.suffix:
+            self.state = self.state.added(value.suffix)
+        if options.name is not None:
+            given: str | list[str] = text
+            if value.n is not None:
+                given = [text, *await self._others(answer, value.n, watch, request)]
+            capture = Capture(given, tuple(tokens), None, end, refusal)
+            self.state = self.state.captured(options.name, capture, append=options.list_append)
+        if value.save_stop_text is not None:
+            saved = Capture(stop_text or "")
+            self.state = self.state.captured(value.save_stop_text, saved)
+        if self._emit:
+            self._emit("done", "", options.name, self.state)
+        return calls
+
+    async def _others(
+        self, answer: Answer, count: int, watch: _Watch, request: Request
+    ) -> list[str]:
+        """The texts of the other choices, of which an engine that gives one is asked again."""
+        have = max(len(answer.reasons), 1)
+        one = replace(request, sampling=replace(request.sampling, n=None))
+        lacking = (self._answer(one, None) for _ in range(count - have))
+        choices = [answer.choice(number) for number in range(1, min(have, count))]
+        choices += [each.choice(0) for each in await asyncio.gather(*lacking)]
+        texts = ("".join(i.text for i in items if isinstance(i, Message)) for items in choices)
+        return [watch.cut(text)[0] for text in texts]
+
+    async def _run_tools(self, runner: Runner, calls: Sequence[ToolCall]) -> None:
+        """Run calls, and add their results. What goes wrong is a result, too."""
+        for call in calls:
+            if self._emit:
+                text = call.input if isinstance(call, CustomToolCall) else call.arguments
+                self._emit("call", text, call.name, self.state)
+        for call in calls:
+            result = await runner.run(call, Context(call, ANYONE))
+            self.state = self.state.added(result.output)
+            if self._emit:
+                output = result.output.output
+                said = output if isinstance(output, str) else Message("user", output).text
+                self._emit("result", said, call.name, self.state)
+
+    # ---- text of a grammar -----------------------------------------------------------------
+
+    async def _grammar(self, value: Node, body: Node, options: Options) -> None:
+        """Let the model write what matches a node, by the strongest means there is."""
+        if _is_text(body):
+            await self.visit(bare(body) if isinstance(body, Bound) else body)
+            return
+        state = self._begin(value)
+        await self.target.learn()
+        prefix = state.said()
+        means = natives(self.target, body, prefix)
+        own = next(means, None)
+        asked = options.guarantee
+        if own is None and asked == "enforced":
+            known = ", ".join(self.target.constraints) or "no constraint"
+            problem = (
+                f"{label(value)} cannot be enforced by {self.target.name}, which takes {known}"
+            )
+            fix = "ask another engine, or for guarantee='verified'"
+            raise ProgramError(Fault("unsupported", f"{problem}; {fix}.", "client", "guarantee"))
+        attempts = options.attempts or (1 if asked == "best-effort" else ATTEMPTS)
+        latest: Answer | None = None
+        for number in range(attempts):
+            ask = own or unbound(body, number)
+            watch = None
+            if self._emit and own is not None and own.plain:
+                watch = _Watch(self, options, None, prefix if own.begun else "")
+            self.state = state = replace_usage(state, self.state)
+            try:
+                answer = await self._answer(self._request(state, options, ask), watch)
+            except AnswerError as error:
+                if own is None or error.fault.code not in _REFUSED or error.answer.output:
+                    raise
+                own = next(means, None)  # it cannot do it after all
+                if own is None and asked == "enforced":
+                    raise
+                continue
+            latest = answer
+            said = ask.read(answer)
+            if own is not None and own.begun and said is not None:
+                # One that was cut off may not have come that far.
+                said = "" if prefix.startswith(said) else said.removeprefix(prefix)
+            matching = None
+            if said is not None:
+                if own is not None and fitting(body, said):
+                    matching = said
+                elif own is None or not own.plain:
+                    said = said.removeprefix(prefix) if prefix else said
+                    matching = find(body, said)
+                if matching is None and own is None:
+                    matching = by_probability(body, answer)
+            sure: Guarantee = "enforced" if own is not None else "verified"
+            if matching is not None:
+                self._keep(value, options, answer, matching, sure, watch)
+                return
+            if answer.refusal or answer.end in ("length", "content_filter", "refused"):
+                self._keep(value, options, answer, said or "", "best-effort", watch)
+                return
+            if own is not None and number + 1 >= 2:
+                own = None if asked != "enforced" else own
+        if asked == "best-effort" and latest is not None:
+            self._keep(value, options, latest, latest.text, "best-effort")
+            return
+        shown = latest.text[:200] if latest is not None else ""
+        problem = (
+            f"{label(value)}: in {attempts} attempts {self.target.name} said nothing that matches; "
+            f"the last was {shown!r}. Ask for it in the prompt, use an engine that enforces "
+            "grammars, or allow guarantee='best-effort'."
+        )
+        raise ProgramError(Fault("upstream_error", problem, "upstream"))
+
+    def _keep(
+        self,
+        value: Node,
+        options: Options,
+        answer: Answer,
+        text: str,
+        guarantee: Guarantee,
+        watch: _Watch | None = None,
+    ) -> None:
+        """Make a text that was generated part of the state, with its captures."""
+        state = self.state
+        for item in answer.choice(0):
+            if isinstance(item, Reasoning):
+                state = state.added(item)
+        parts = [p for i in answer.choice(0) if isinstance(i, Message) for p in i.parts]
+        given = next((part for part in parts if isinstance(part, Text) and text in part.text), None)
+        tokens: list[Token] = []
+        if given is not None:
+            tokens = _tokens(given.tokens, given.text.rfind(text), text)
+        end = "refused" if answer.refusal else answer.end
+        end = "stop" if end == "tool_calls" else end
+        if answer.refusal:
+            state = state.added(Refusal(answer.refusal))
+            text = ""
+        if text:
+            about = {"seconds": answer.usage.latency, "guarantee": guarantee}
+            state = state.added(text, generated=True, tokens=tuple(tokens), **about)
+        body = value.body if isinstance(value, Bound) else value
+        if end == "stop" or fitting(body, text):
+            with suppress(FaultError):
+                for name, inner in captured(body, text).items():
+                    each = inner if isinstance(inner, list) else [inner]
+                    for one in each:
+                        found = Capture(one, (), guarantee)
+                        state = state.captured(name, found, append=isinstance(inner, list))
+        if options.name is not None:
+            capture = Capture(text, tuple(tokens), guarantee, end, answer.refusal)
+            state = state.captured(options.name, capture, append=options.list_append)
+        self.state = state
+        if self._emit:
+            if rest := text[watch.shown if watch else 0 :]:
+                self._emit("text", rest, options.name, state)
+            self._emit("done", "", options.name, state)
+
+    # ---- sound -----------------------------------------------------------------------------
+
+    async def _speak(self, value: GenAudio, options: Options, voice: str) -> None:
+        self.state = self._begin(value)
+        await self.target.learn()
+        about: dict[str, Any] = {
+            "modalities": ("text", "audio"),
+            "audio": AudioOutput(voice, "pcm16"),
+            "sampling": {"logprobs": None, "top_logprobs": None},
+        }
+        watch = _Watch(self, options, None, "")
+        answer = await self._answer(self._request(self.state, options, **about), watch)
+        sound, refusal = b"", answer.refusal
+        for item in answer.choice(0):
+            for part in item.parts if isinstance(item, Message) else ():
+                if isinstance(part, Audio):
+                    sound += base64.b64decode(part.data or "")
+                    kept = replace(part, data=None, format=None) if part.id else part
+                    self.state = self.state.added(kept)
+                elif isinstance(part, Text) and part.text:
+                    self.state = self.state.added(part.text, generated=True)
+                elif isinstance(part, Refusal):
+                    self.state = self.state.added(part)
+        if options.name is not None:
+            end = "refused" if refusal else answer.end
+            capture = Capture(wav(sound), (), None, end, refusal)
+            self.state = self.state.captured(options.name, capture, append=options.list_append)
+        if self._emit:
+            self._emit("done", "", options.name, self.state)
+
+
+_OWN = frozenset({"name", "list_append", "guarantee", "attempts"})
+_REFUSED = frozenset({"unsupported", "invalid_request", "upstream_refused", "upstream_error"})
+
+
+class _Watch:
+    """Sees a text as it comes: leaves out what stood there before, finds stops, shows the rest."""
+
+    def __init__(
+        self, run: Run, options: Options, gen: Gen | None, repeated: str, spaced: bool = False
+    ) -> None:
+        self._emit, self._name = run._emit, options.name
+        self._repeated = self._left = repeated
+        self._spaced, self._begun = spaced, False
+        self.shown = 0  # characters
+        self._stops = gen.stop if gen else ()
+        self._patterns = [re.compile(each) for each in gen.stop_regex] if gen else []
+        self._scanner = StopScanner(self._stops)
+        self._text = ""
+        self._state = run.state
+        self._append, turn = options.list_append, run.state.turn
+        self._start = turn.last if turn else None
+
+    def __call__(self, event: EventDelta) -> bool:
+        """Take a delta; whether nothing after it is needed."""
+        kind, data = event.kind, event.data
+        if kind == "text":
+            return self._take(data)
+        if self._emit and kind in ("reasoning", "summary"):
+            self._emit("reasoning", data, None, self._state)
+        elif self._emit and kind == "transcript":
+            self._show(data, "transcript")
+        elif self._emit and kind == "audio":
+            self._emit("audio", data, self._name, self._state)
+        return False
+
+    def close(self, text: str) -> None:
+        """The answer is over: what was held back is shown."""
+        if self._emit and (rest := self.cut(text)[0][self.shown :]):
+            self._show(rest, "text")
+
+    def _take(self, data: str) -> bool:
+        if self._spaced and data:
+            data, self._begun = data if self._begun else data.removeprefix(" "), True
+            if not data:
+                return False
+        if self._left:  # perhaps it repeats what the turn began with
+            self._text += data
+            if self._repeated.startswith(self._text):
+                return False
+            data, self._left = self._text, ""
+            data = data.removeprefix(self._repeated)
+            self._text = ""
+        if not (self._stops or self._patterns):
+            if self._emit:
+                self._show(data, "text")
+            return False
+        if self._patterns:
+            self._text += data
+            return any(each.search(self._text) for each in self._patterns)
+        shown = self._scanner.feed(data)
+        if shown and self._emit:
+            self._show(shown, "text")
+        return self._scanner.found is not None
+
+    def _show(self, text: str, kind: Kind) -> None:
+        self.shown += len(text)
+        self._state = self._state.added(text, generated=True)
+        if self._emit:
+            snapshot = self._state.streaming(self._name, self._append, self._start)
+            self._emit(kind, text, self._name, snapshot)
+
+    def lead(self, text: str) -> str:
+        """A whole text without what it repeats."""
+        text = text.removeprefix(self._repeated)
+        return text.removeprefix(" ") if self._spaced else text
+
+    def cut(self, text: str) -> tuple[str, str | None]:
+        """A whole text up to the first stop, and the stop."""
+        text = self.lead(text)
+        hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        hits += [(hit.start(), hit[0]) for each in self._patterns if (hit := each.search(text))]
+        if not hits:
+            return text, None
+        at, stop = min(hits)
+        return text[:at], stop
+
+
+def replace_usage(state: State, latest: State) -> State:
+    """A state with the usage of a later one: attempts that failed cost something, too."""
+    return State(state.turn, state.captures, latest.usage, state.blocks)
+
+
+def _spaced(said: str) -> bool:
+    """Whether a text ends with one space."""
+    return len(said) > 1 and said[-1] == " " and not said[-2].isspace()
+
+
+def _without_space(message: Message) -> Message:
+    """An unfinished message without the space at its end."""
+    content = message.content
+    if isinstance(content, str):
+        content = content[:-1]
+    elif isinstance(last := content[-1], Text):
+        content = (*content[:-1], replace(last, text=last.text[:-1]))
+    return replace(message, content=content, status="in_progress")
+
+
+def _is_text(body: Node) -> bool:
+    """Whether there is nothing to generate."""
+    match bare(body):
+        case LiteralNode():
+            return True
+        case Join(parts=parts):
+            return all(map(_is_text, parts))
+    return False
+
+
+def _choice(value: Gen) -> ToolChoice | None:
+    choice = value.tool_choice
+    if choice is None or choice in ("auto", "required", "none"):
+        return cast("ToolChoice | None", choice)
+    spec = next(tool.spec for tool in value.tools if tool.spec.name == choice)
+    return NamedTool(choice, "custom" if isinstance(spec, CustomTool) else "function")
+
+
+def _tokens(tokens: Sequence[Token], start: int, text: str) -> list[Token]:
+    """The tokens of a text that begins at `start` of what they make up."""
+    found: list[Token] = []
+    at, end = 0, start + len(text)
+    for token in tokens:
+        after = at + len(token.text)
+        if after > start and at < end:
+            found.append(token)
+        at = after
+    return found
+
+
+def wav(sound: bytes, rate: int = RATE) -> bytes:
+    """Sound of 16 bits and one channel as a WAV file.
+
+    >>> wav(b"\\0\\0")[:4], len(wav(b"\\0\\0"))
+    (b'RIFF', 46)
+    """
+    if sound.startswith(b"RIFF"):
+        return sound
+    form = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)
+    size = struct.pack("<I", 36 + len(sound))
+    length = struct.pack("<I", len(sound))
+    return b"RIFF" + size + b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + length + sound

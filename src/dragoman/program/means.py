@@ -1,0 +1,195 @@
+"""The means to bind an answer to a grammar, as an engine has them, and how one is asked without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import cast
+
+from msgspec import Struct
+
+from dragoman.client.answer import Answer
+from dragoman.client.client import Client
+from dragoman.core.error import FaultError
+from dragoman.core.item import JSON, CustomToolCall, Message, Text
+from dragoman.core.request import (
+    CustomTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    OutputFormat,
+    ToolChoice,
+)
+
+from .grammar import bare, choices, json_value, regular, to_gbnf, to_lark
+from .nodes import Json, Literal, Node
+
+_LONGEST_CHOICE = 200_000
+"""Characters of a list of texts; a longer one is a grammar."""
+
+
+class ProgramError(FaultError):
+    """What a program asked for could not be had."""
+
+
+class Target:
+    """The engine that programs ask, and what is known of it."""
+
+    def __init__(self, client: Client, model: str | None, logprobs: bool | None) -> None:
+        self.client, self.model = client, model
+        self.logprobs, self.stops = logprobs is not False, True
+        self._known = False
+        self.wire = "chat"
+        self.constraints: Mapping[str, str] = {}
+        self.continues: Mapping[str, JSON] | None = None
+
+    async def learn(self) -> None:
+        """Find out once what the engine can do."""
+        if self._known:
+            return
+        models = []
+        with suppress(FaultError):
+            models = list(await self.client.models())
+        if self.model is None:
+            self.model = self.client.model or (models[0].id if models else None)
+        known = await self.client.capabilities(self.model or "")
+        entry = next((each for each in models if each.id == self.model), None)
+        guarantees = ((entry and entry.extra) or {}).get("models", {}).get("guarantees")
+        self.wire = known.wire or "chat"
+        if guarantees is None or "enforced" in guarantees:
+            self.constraints = known.constraints or {}
+        if guarantees != ["best-effort"]:
+            self.continues = known.continues
+        self._known = True
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        engine = type(self.client.engine).__name__
+        return f"{self.model} ({engine})" if self.model else engine
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """One way to ask for an answer that matches: what is added to the request, and how the text is
+    read from the answer. Where `begun` the answer begins with what stands in the turn already;
+    where `hidden` the model is not shown that."""
+
+    extra: dict[str, JSON] = {}
+    format: OutputFormat | None = None
+    tools: tuple[CustomTool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    begun: bool = False
+    hidden: bool = False
+    plain: bool = True
+    hint: str = ""
+    read: Callable[[Answer], str | None] = lambda answer: answer.text
+
+
+def natives(target: Target, body: Node, prefix: str) -> Iterator[Ask]:
+    """The ways in which the engine itself can be bound, strongest first. A text that stands in
+    the turn already is part of the grammar: so no other turn begins."""
+    fields = target.constraints
+    texts, alone = choices(body), bare(body)
+    schema = alone if isinstance(alone, Json) else None
+    usual = schema is not None and schema.schema != {} and schema.separators == (", ", ": ")
+    if schema is not None and "schema" in fields and not prefix and (usual or "lark" not in fields):
+        yield Ask(format=_format(schema))
+    if "lark" in fields:
+        if texts and not prefix and sum(map(len, texts)) < _LONGEST_CHOICE:
+            yield Ask(extra=_nested(fields["choice"], list(texts)))
+        yield Ask(extra=_nested(fields["lark"], to_lark(body, prefix)), begun=True)
+    if "choice" in fields and texts:
+        begun = [prefix + text for text in texts]
+        yield Ask(extra=_nested(fields["choice"], begun), begun=True)
+    if "regex" in fields and (pattern := regular(body)) is not None:
+        whole = (regular(Literal(prefix)) or "") + pattern
+        yield Ask(extra=_nested(fields["regex"], whole), begun=True)
+    if "gbnf" in fields and (rules := to_gbnf(body, prefix)) is not None:
+        yield Ask(extra=_nested(fields["gbnf"], rules), begun=True)
+    if schema is not None and "schema" in fields:
+        yield Ask(format=_format(schema))
+        if prefix:  # some servers bind no answer that has begun
+            yield Ask(format=_format(schema), hidden=True)
+    if "custom" in fields and schema is None:
+        syntax, rules = "lark", to_lark(body)
+        if (pattern := regular(body)) is not None:
+            syntax, rules = "regex", pattern
+        about = "Takes the next words of your answer, and nothing else."
+        tool = CustomTool("answer", about, syntax, rules)
+        named = NamedTool("answer", "custom")
+        yield Ask(tools=(tool,), tool_choice=named, plain=False, read=_input)
+    if "schema" in fields and schema is None:
+        value: dict[str, JSON] | None = None
+        if texts:
+            value = {"type": "string", "enum": list(dict.fromkeys(texts))}
+        elif (pattern := regular(body)) is not None:
+            value = {"type": "string", "pattern": f"^{pattern}$"}
+        if value is not None:
+            yield Ask(
+                format=JSONSchema("answer", _object(value), strict=True),
+                plain=False,
+                read=lambda answer: json_value(body, answer.text),
+            )
+
+
+def unbound(body: Node, number: int) -> Ask:
+    """How an engine is asked that cannot be bound, the first time and the others."""
+    alone, hint = bare(body), ""
+    if isinstance(alone, Json):
+        return Ask(format=_format(alone))
+    if number:
+        if (texts := choices(body)) is not None:
+            hint = f"Answer with exactly one of these, and nothing else: {', '.join(texts)}"
+        elif (pattern := regular(body)) is not None:
+            hint = "Answer with text that matches this regular expression, and nothing else: "
+            hint += pattern
+        else:
+            hint = "Answer with text of this grammar, and nothing else:\n" + to_lark(body)
+    return Ask(hint=hint)
+
+
+def _format(value: Json) -> OutputFormat:
+    if not value.schema:
+        return JSONObject()
+    return JSONSchema("answer", value.schema, strict=True)
+
+
+def _nested(path: str, value: JSON) -> dict[str, JSON]:
+    """A field by its path.
+
+    >>> _nested("structured_outputs.regex", "a+")
+    {'structured_outputs': {'regex': 'a+'}}
+    """
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return cast("dict[str, JSON]", value)
+
+
+def _object(value: dict[str, JSON]) -> dict[str, JSON]:
+    about = {"required": ["value"], "additionalProperties": False}
+    return {"type": "object", "properties": {"value": value}, **about}
+
+
+def _input(answer: Answer) -> str | None:
+    calls = [call for call in answer.calls if isinstance(call, CustomToolCall)]
+    return calls[0].input if calls else None
+
+
+def by_probability(body: Node, answer: Answer) -> str | None:
+    """The option whose first token the model held for most likely, where that is known."""
+    texts = choices(body)
+    messages = (item for item in answer.choice(0) if isinstance(item, Message))
+    parts = [part for item in messages for part in item.parts if isinstance(part, Text)]
+    first = next((token for part in parts for token in part.tokens if token.text.strip()), None)
+    if texts is None or first is None:
+        return None
+    found: list[tuple[float, str]] = []
+    for token in first.top:
+        said = token.text.strip().lower()
+        for text in texts:
+            if said and token.logprob is not None and text.lower().startswith(said):
+                found.append((token.logprob, text))
+    best = max(found, default=None)
+    if best is None or sum(score == best[0] for score, _ in found) > 1:
+        return None  # two begin alike
+    return best[1]

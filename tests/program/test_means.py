@@ -1,0 +1,257 @@
+"""How an answer is bound to a grammar: the strongest means of the engine, and what follows where it
+has none.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import unsupported
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities
+from dragoman.core.interfaces import Model as Listed
+from dragoman.core.item import CustomToolCall, Message, Text, Token
+from dragoman.core.request import JSONObject, JSONSchema, NamedTool
+from dragoman.core.response import TEXT_CONSTRAINTS, Response
+from dragoman.engines.profiles import BY_NAME
+from dragoman.program import (
+    Model,
+    ProgramError,
+    assistant,
+    gen,
+    json,
+    lark,
+    regex,
+    select,
+    substring,
+    user,
+)
+from tests.agent.stage import Model as Stage
+
+MOOD = select(["friendly", "rude"], name="mood")
+YEAR = regex("[0-9]{4}", name="year")
+DATA = json("data", schema={"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+class Server(Stage):
+    """A scripted engine with the means of some kind of server."""
+
+    def __init__(self, kind: str, *answers: Any, guarantees: Sequence[str] | None = None) -> None:
+        super().__init__(*answers)
+        profile = BY_NAME[kind]
+        self.known = Capabilities(
+            wire="chat", constraints=profile.constraints, continues=profile.continues
+        )
+        self.guarantees = guarantees
+
+    async def capabilities(self, model: str) -> Capabilities:
+        return self.known
+
+    async def models(self, caller: Caller = ANYONE) -> tuple[Listed, ...]:
+        extra = None if self.guarantees is None else {"models": {"guarantees": self.guarantees}}
+        return (Listed("m", extra=extra),)
+
+
+async def run(engine: Stage, *nodes: object, begin: str = "") -> Model:
+    async with user():
+        lm = await Model(engine).run("Hello!")
+    async with assistant():
+        return await lm.run(begin, *nodes)
+
+
+def fields(engine: Stage) -> dict[str, Any]:
+    """What the last request has beside the protocol."""
+    return (engine.asked[-1].extra or {}).get("chat", {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "answer", "expected"),
+    [
+        ("dragoman", MOOD, "rude", {"guided_choice": ["friendly", "rude"]}),
+        ("dragoman", YEAR, "1815", {"guided_grammar": "start: T1\nT1: /(?:[0-9]{4})/"}),
+        ("vllm", MOOD, "rude", {"structured_outputs": {"choice": ["friendly", "rude"]}}),
+        ("vllm", YEAR, "1815", {"structured_outputs": {"regex": "(?:[0-9]{4})"}}),
+        ("sglang", YEAR, "1815", {"regex": "(?:[0-9]{4})"}),
+        ("llama.cpp", MOOD, "rude", {"grammar": 'root ::= ("friendly" | "rude")'}),
+        ("llama.cpp", YEAR, "1815", {"grammar": "root ::= ([0-9] {4})"}),
+    ],
+)
+async def test_a_field_of_the_server_enforces_a_grammar(kind, node, answer, expected) -> None:
+    engine = Server(kind, answer)
+    lm = await run(engine, node)
+    (name,) = lm.captures
+    assert (lm[name], lm.guarantee(name)) == (answer, "enforced")
+    assert fields(engine) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("dragoman", {"guided_grammar": 'start: "It is " C1\nC1: "friendly" | "rude"'}),
+        ("vllm", {"structured_outputs": {"choice": ["It is friendly", "It is rude"]}}),
+        ("llama.cpp", {"grammar": 'root ::= "It is " ("friendly" | "rude")'}),
+    ],
+)
+async def test_text_that_stands_there_already_is_part_of_the_grammar(kind, expected) -> None:
+    engine = Server(kind, "It is rude")
+    lm = await run(engine, MOOD, ".", begin="It is ")
+    assert fields(engine) == expected
+    assert len(engine.asked[-1].items) == 1  # no other turn begins
+    assert lm.items[-1] == Message("assistant", "It is rude.")
+    assert lm["mood"] == "rude"
+
+
+async def test_json_is_asked_for_by_the_format_of_the_protocol() -> None:
+    for kind in ("openai", "ollama", "vllm", "llama.cpp", "dragoman"):
+        engine = Server(kind, '{"a": 1}')
+        assert (await run(engine, DATA)).guarantee("data") in ("enforced", "verified")
+        assert isinstance(engine.asked[-1].format, JSONSchema)
+    engine = Server("openai", "[1]")
+    assert (await run(engine, json("any")))["any"] == "[1]"
+    assert isinstance(engine.asked[-1].format, JSONObject)
+
+
+async def test_on_a_server_with_schemas_alone_a_choice_is_an_object_with_one_value() -> None:
+    engine = Server("openai", '{"value": "rude"}')
+    engine.known = Capabilities(constraints={"schema": "format"})
+    lm = await run(engine, MOOD)
+    assert (lm["mood"], lm.guarantee("mood"), lm.items[-1].text) == ("rude", "enforced", "rude")
+    asked = engine.asked[-1].format
+    assert isinstance(asked, JSONSchema)
+    assert asked.schema["properties"]["value"]["enum"] == ["friendly", "rude"]
+    engine = Server("openai", '{"value": "1815"}')
+    engine.known = Capabilities(constraints={"schema": "format"})
+    assert (await run(engine, YEAR))["year"] == "1815"
+
+
+async def test_a_custom_tool_takes_a_grammar_where_the_server_has_those() -> None:
+    engine = Server("openai", CustomToolCall("c1", "answer", "1815"))
+    lm = await run(engine, YEAR, begin="In ")
+    assert (lm["year"], lm.guarantee("year")) == ("1815", "enforced")
+    assert [tool.grammar for tool in engine.asked[-1].tools] == ["(?:[0-9]{4})"]
+    assert engine.asked[-1].tool_choice == NamedTool("answer", "custom")
+    assert lm.items[-1] == Message("assistant", "In 1815")
+    engine = Server("openai", CustomToolCall("c1", "answer", "aab"))
+    assert (await run(engine, lark('start: "a"* "b"', "x")))["x"] == "aab"
+
+
+async def test_a_listing_that_promises_nothing_is_believed() -> None:
+    engine = Server("dragoman", "rude", guarantees=["best-effort"])
+    assert (await run(engine, MOOD)).guarantee("mood") == "verified"
+    assert fields(engine) == {}
+    engine = Server("dragoman", "rude", guarantees=["enforced"])
+    assert (await run(engine, MOOD)).guarantee("mood") == "enforced"
+
+
+@pytest.mark.parametrize(
+    ("node", "answer", "value"),
+    [
+        (MOOD, "Rude, I would say.", "rude"),
+        (MOOD, ' "friendly" ', "friendly"),
+        (YEAR, "It was in 1815, or 1816.", "1815"),
+        (DATA, 'Here it is:\n```json\n{"a": 2}\n```', '{"a": 2}'),
+        (DATA, 'So {"a": 3} it is.', '{"a": 3}'),
+        (json("data", schema={"properties": {"a": {}, "b": {}}}), '{"b":1,"a":2}', '{"b":1,"a":2}'),
+        (substring("one two three", name="s"), "two three", "two three"),
+    ],
+)
+async def test_without_means_the_answer_is_searched_for_what_matches(node, answer, value) -> None:
+    lm = await run(Stage(answer), node)
+    (name,) = lm.captures
+    assert (lm[name], lm.guarantee(name)) == (value, "verified")
+    assert lm.items[-1].text == value
+
+
+async def test_an_answer_that_does_not_match_is_asked_for_again_with_a_hint() -> None:
+    engine = Stage("Who knows?", "Perhaps.", "friendly")
+    lm = await run(engine, MOOD, begin="It is ")
+    assert (lm["mood"], lm.usage.round_trips, lm.usage.input_tokens) == ("friendly", 3, 30)
+    assert [len(request.items) for request in engine.asked] == [2, 3, 3]
+    assert engine.asked[2].items[-1].text.endswith("friendly, rude")
+    assert str(lm).count("Answer with") == 0
+
+
+@pytest.mark.parametrize(("node", "of"), [(YEAR, "regex('[0-9]{4}', name='year')"), (MOOD, "mood")])
+async def test_attempts_are_bounded_and_the_error_names_node_engine_and_answer(node, of) -> None:
+    engine = Stage("Who knows?")
+    with pytest.raises(ProgramError) as raised:
+        await run(engine, node)
+    assert len(engine.asked) == 4
+    words = raised.value.fault.message
+    assert of in words
+    assert "script (Model)" in words  # the engine's class, above
+    assert "Who knows?" in words
+    engine = Stage("Who knows?")
+    with pytest.raises(ProgramError):
+        await run(engine, regex("[0-9]", attempts=2))
+    assert len(engine.asked) == 2
+
+
+async def test_best_effort_takes_any_answer_and_says_so() -> None:
+    engine = Stage("Who knows?")
+    lm = await run(engine, select(["a", "b"], name="x", guarantee="best-effort"))
+    assert (lm["x"], lm.guarantee("x"), len(engine.asked)) == ("Who knows?", "best-effort", 1)
+
+
+async def test_enforced_that_cannot_be_had_is_an_error_before_anything_is_asked() -> None:
+    engine = Stage("friendly")
+    with pytest.raises(ProgramError, match=r"select\(\['a'\], name='x'\) cannot be enforced by"):
+        await run(engine, select(["a"], name="x", guarantee="enforced"))
+    assert engine.asked == []
+
+
+async def test_a_means_that_the_server_refuses_is_given_up_for_the_next() -> None:
+    refusal = unsupported("no such field", "structured_outputs")
+    engine = Server("vllm", refusal, refusal, refusal, "rude")
+    assert (await run(engine, MOOD)).guarantee("mood") == "verified"
+    engine = Server("vllm", refusal)
+    with pytest.raises(Exception, match="no such field"):
+        await run(engine, select(["a"], name="x", guarantee="enforced"))
+
+
+async def test_a_server_that_ignores_its_field_is_found_out() -> None:
+    engine = Server("sglang", "Well, ", "1815 it was")
+    lm = await run(engine, YEAR)
+    assert lm["year"] == "1815"
+    assert lm.guarantee("year") == "verified"
+
+
+async def test_the_option_that_the_model_held_for_likeliest_is_chosen_where_it_says_none() -> None:
+    tops = (Token("X", -0.1), Token(" fri", -2.0), Token("ru", -1.0))
+    said = Message("assistant", (Text("X.", tokens=(Token("X", -0.1, top=tops),)),))
+    lm = await run(Stage(said), MOOD)
+    assert (lm["mood"], lm.guarantee("mood")) == ("rude", "verified")
+
+
+async def test_an_answer_that_is_cut_off_is_kept_and_not_asked_for_again() -> None:
+    cut = Response(
+        id="1",
+        created_at=0,
+        model="m",
+        status="incomplete",
+        output=(Message("assistant", "18"),),
+        reasons=("length",),
+    )
+    engine = Server("vllm", cut)
+    lm = await run(engine, YEAR)
+    found = lm.capture("year")
+    assert (found.value, found.end, found.guarantee) == ("18", "length", "best-effort")
+    assert len(engine.asked) == 1
+
+
+async def test_what_repeats_the_beginning_of_the_turn_is_not_said_twice() -> None:
+    lm = await run(Stage("It is so, yes."), gen("rest", stop=","), begin="It is ")
+    assert lm["rest"] == "so"
+    lm = await run(Stage("It is rude"), MOOD, begin="It is ")
+    assert lm.items[-1].text == "It is rude"
+    with user():
+        lm += "?"
+    async with assistant():
+        stream = lm.stream("It is ", gen("more"))
+        assert "".join([str(delta) async for delta in stream]) == "It is rude"
+
+
+def test_every_constraint_of_a_profile_is_known() -> None:
+    known = {*TEXT_CONSTRAINTS, "gbnf", "custom"}
+    for profile in BY_NAME.values():
+        assert set(profile.constraints or ()) <= known

@@ -1,0 +1,446 @@
+"""The model of a program: what it says, captures and remembers, and how it is run."""
+
+import asyncio
+import threading
+
+import pytest
+
+from dragoman import connect
+from dragoman.core.event import Delta, ItemAdded, PartAdded, Started
+from dragoman.core.item import Message, Text
+from dragoman.engines.script import Script
+from dragoman.program import (
+    Model,
+    assistant,
+    block,
+    capture,
+    gen,
+    program,
+    regex,
+    role,
+    select,
+    system,
+    token_limit,
+    user,
+    with_temperature,
+)
+from tests.agent.stage import Model as Stage
+from tests.agent.stage import call
+
+
+def question(lm: Model, text: str = "Hello!") -> Model:
+    with user():
+        return lm + text
+
+
+# ---- roles, blocks, text ---------------------------------------------------------------------
+
+
+def test_texts_of_a_block_are_one_message_and_another_block_is_another() -> None:
+    lm = Model(Stage("x"))
+    with system():
+        lm += "Be"
+        lm += " brief."
+    with user():
+        lm += "One."
+    with user():
+        lm += "Two."
+    with role("assistant"):
+        pass  # says nothing, and is no message
+    assert lm.items == (
+        Message("system", "Be brief."),
+        Message("user", "One."),
+        Message("user", "Two."),
+    )
+    assert str(lm) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nOne.<|im_end|>\n<|im_start|>user\nTwo.<|im_end|>\n"
+    )
+    assert len(lm) == len(str(lm))
+    assert f"{lm}" == str(lm)
+
+
+def test_an_open_turn_has_no_end_in_the_text_of_the_model() -> None:
+    with user():
+        lm = Model(Stage("x")) + "Well"
+        assert str(lm) == "<|im_start|>user\nWell"
+
+
+def test_appending_changes_no_model() -> None:
+    first = question(Model(Stage("x")))
+    with assistant():
+        second = first + gen("x")
+    assert "x" not in first
+    assert len(first.items) == 1
+    assert second["x"] == "x"
+
+
+def test_a_block_is_captured_between_its_opener_and_closer() -> None:
+    lm = Model(Stage("x"))
+    with assistant():
+        lm += "A "
+        with block("inner", opener="<b>", closer="</b>"):
+            lm += "one "
+            lm += gen("x")
+        assert lm["inner"] == "one x"
+        lm += "!"
+    assert lm["inner"] == "one x"
+    assert lm.items[0].text == "A <b>one x</b>!"
+
+
+def test_a_block_that_ends_with_its_role_ends_in_that_turn() -> None:
+    lm = Model(Stage("x"))
+    with user(), block("all", closer="."):
+        lm += "Hello"
+    with assistant():
+        lm += "Hi"
+    assert lm["all"] == "Hello"
+    assert [item.text for item in lm.items] == ["Hello.", "Hi"]
+
+
+async def test_roles_of_tasks_and_threads_are_their_own() -> None:
+    lm = Model(Stage("x"))
+    inside = asyncio.Event()
+
+    async def one() -> Model:
+        async with user():
+            inside.set()
+            await asyncio.sleep(0)
+            return lm + "from one"
+
+    async def other() -> Model:
+        await inside.wait()
+        async with system():
+            return lm + "from other"
+
+    found = await asyncio.gather(one(), other())
+    assert [model.items[0].role for model in found] == ["user", "system"]
+    errors = []
+
+    def work() -> None:
+        try:
+            lm + "outside"
+        except ValueError as error:
+            errors.append(str(error))
+
+    with user():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert "outside a role" in errors[0]
+
+
+# ---- captures --------------------------------------------------------------------------------
+
+
+def test_captures_are_read_set_and_removed_on_a_copy() -> None:
+    lm = Model(Stage("x")).set("k", 1)
+    assert lm["k"] == 1
+    assert lm.get("k") == 1
+    assert lm.get("no", 2) == 2
+    assert "k" in lm
+    assert "k" not in lm.remove("k")
+    assert lm.captures == {"k": 1}
+    with pytest.raises(KeyError, match="there is 'k'"):
+        lm["no"]
+    with pytest.raises(TypeError, match=r"lm = lm.set\('k', …\)"):
+        lm["k"] = 2
+    assert bool(Model(Stage("x")))
+
+
+def test_appended_captures_are_a_list() -> None:
+    lm = question(Model(Script("a", "b")))
+    for _ in range(3):
+        with assistant():
+            lm += gen("said", list_append=True)
+    assert lm["said"] == ["a", "b", "a"]
+    assert lm.capture("said").value == "a"
+    assert lm.log_prob("said") == [None, None, None]
+
+
+def test_captures_nest_and_inner_names_are_captured_too() -> None:
+    lm = question(Model(Script("so", "1815")))
+    with assistant():
+        lm += capture("It was " + gen("how") + " in " + regex("[0-9]+", "year"), "all")
+        lm += capture(" End", "end")
+    assert lm.captures == {"how": "so", "year": "1815", "all": "It was so in 1815", "end": " End"}
+
+
+def test_a_capture_knows_its_tokens_and_usage_adds_up(pocket) -> None:
+    lm = question(Model(pocket, temperature=0))
+    with assistant():
+        lm += "It is " + select(["yes", "no"], "x") + gen("y", max_tokens=3)
+    tokens = lm.capture("y").tokens
+    assert "".join(token.text for token in tokens) == lm["y"]
+    assert lm.log_prob("y") == sum(token.logprob for token in tokens)
+    assert lm.log_prob("x") < 0
+    assert lm.usage.round_trips == 2
+    assert lm.usage.output_tokens >= 3
+    assert len(lm.tokens) >= 4
+
+
+def test_save_and_load_give_the_same_model(tmp_path) -> None:
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    stage = Stage(call("add", a=1, b=2), "3", "4")
+    lm = question(Model(stage))
+    with assistant():
+        lm += "So: " + gen("sum", tools=[add]) + gen("l", list_append=True)
+    lm.save(tmp_path / "program.json")
+    again = Model(stage).load((tmp_path / "program.json").read_bytes())
+    assert str(again) == str(lm)
+    assert (again.captures, again.items, again.usage) == (lm.captures, lm.items, lm.usage)
+    with pytest.raises(ValueError, match="version 2"):
+        lm.load(b'{"version": 2}')
+
+
+# ---- settings --------------------------------------------------------------------------------
+
+
+def test_settings_of_the_model_apply_where_the_node_has_none() -> None:
+    stage = Stage("x")
+    lm = question(Model(stage, temperature=0.5, max_tokens=9))
+    with assistant():
+        lm += gen(temperature=0)
+        lm += with_temperature(gen(), 0.7)
+        lm = lm.with_sampling_params(top_p=0.3, temperature=None) + token_limit(gen(), 5)
+        lm += gen(effort="low", min_p=0.1, top_k=4)
+    asked = [(r.sampling.temperature, r.max_output_tokens, r.sampling.top_p) for r in stage.asked]
+    assert asked == [(0, 9, None), (0.7, 9, None), (None, 5, 0.3), (None, 9, 0.3)]
+    assert stage.asked[3].reasoning.effort == "low"
+    assert (stage.asked[3].sampling.min_p, stage.asked[3].sampling.top_k) == (0.1, 4)
+    with pytest.raises(TypeError, match="no setting 'heat'"):
+        lm.with_sampling_params(heat=1)
+
+
+def test_a_model_is_made_of_whatever_connect_takes_and_of_clients() -> None:
+    for target in ("script", Script("Hi"), connect(Script("Hi")), connect(Script("Hi")).sync):
+        lm = question(Model(target))
+        with assistant():
+            assert (lm + gen("x"))["x"]
+    assert "captures" in repr(Model(Stage("x")))
+
+
+def test_probabilities_are_not_asked_for_where_they_are_not_wanted() -> None:
+    stage = Stage("x")
+    with assistant():
+        Model(stage, logprobs=False) + gen()
+    assert stage.asked[0].sampling.logprobs is None
+
+
+# ---- tools -----------------------------------------------------------------------------------
+
+
+def test_a_tool_that_is_forced_by_name_is_asked_for_once() -> None:
+    def now() -> str:
+        """The time."""
+        return "noon"
+
+    stage = Stage(call("now"), "It is noon.")
+    lm = question(Model(stage))
+    with assistant():
+        deltas = list(lm.stream(gen("x", tools=[now], tool_choice="now")))
+    assert [(each.kind, each.text) for each in deltas if each.kind in ("call", "result")] == [
+        ("call", "{}"),
+        ("result", "noon"),
+    ]
+    assert stage.asked[0].tool_choice.name == "now"
+    assert stage.asked[1].tool_choice is None
+    assert "<tool=now>{}</tool>" in str(deltas[-1].model)
+
+
+def test_calls_without_an_end_are_stopped_and_the_error_names_the_limit() -> None:
+    def now() -> str:
+        """The time."""
+        return "noon"
+
+    with assistant(), pytest.raises(Exception, match="after 3 rounds"):
+        Model(Stage(call("now"))) + gen("x", tools=[now], max_rounds=3)
+
+
+# ---- streams and batches ---------------------------------------------------------------------
+
+
+async def test_a_stream_that_is_closed_stops_the_answer() -> None:
+    never = asyncio.Event()
+    lm = Model(Script([*_opening("one"), never.wait]))
+    async with assistant(), lm.stream(gen("x")) as stream:
+        first = await anext(stream)
+        assert str(first) == "one"
+    assert stream.model["x"] == "one"
+
+
+def _opening(text: str) -> list:
+    message = Message("assistant", (), "msg_1")
+    return [
+        Started("1", 0, "m"),
+        ItemAdded(0, message),
+        PartAdded(0, 0, Text("")),
+        Delta(0, 0, "text", text),
+    ]
+
+
+async def test_a_stream_has_the_roles_of_where_it_was_made() -> None:
+    lm = Model(Stage("yes"))
+    async with assistant():
+        stream, waiting = lm.stream(gen("x")), lm.run(gen("y"))
+    assert [str(delta) async for delta in stream] == ["yes", ""]
+    assert (await waiting)["y"] == "yes"
+
+
+def test_errors_of_a_stream_reach_its_reader() -> None:
+    with user(), pytest.raises(ValueError, match="only the assistant generates"):
+        list(Model(Stage("x")).stream("Well: ", gen()))
+
+
+def test_a_batch_waits_for_all_and_shows_a_bar(capsys) -> None:
+    lm = question(Model(Stage("x")))
+    with assistant():
+        found = lm.batch([gen(f"n{n}") for n in range(4)], at_once=2, progress=True).wait()
+    assert [list(each.captures) for each in found] == [["n0"], ["n1"], ["n2"], ["n3"]]
+    assert capsys.readouterr().err.rstrip().endswith("] 4/4")
+
+
+# ---- programs --------------------------------------------------------------------------------
+
+
+@program
+def turn(lm, text):
+    with user():
+        lm += f"""Question:
+        {text}
+          (indented)"""
+    with assistant():
+        lm += gen("answer")
+    return lm
+
+
+class Asker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @program
+    def ask(self, lm, text="Who?"):
+        return lm + turn(f"{text} I am {self.name}.")
+
+    @program
+    async def later(self, lm):
+        async with user():
+            lm = await lm.run(self.name)
+        async with assistant():
+            return await lm.run(gen("answer"))
+
+
+def test_a_program_is_a_node_and_its_texts_are_dedented() -> None:
+    lm = Model(Stage("x")) + turn("a\n b")
+    assert lm.items[0].text == "Question:\na\n b\n  (indented)"
+    assert turn(Model(Stage("y")), "b")["answer"] == "y"
+
+
+async def test_methods_and_asynchronous_programs_are_programs() -> None:
+    asker = Asker("Ada")
+    lm = await Model(Stage("x")).run(asker.ask(text="Hm?"))
+    assert lm.items[0].text.endswith("Hm? I am Ada.\n  (indented)")
+    lm = await lm.run(asker.later())
+    assert lm.items[-2].text == "Ada"
+    stream = lm.stream(asker.ask())
+    kinds = [delta.kind async for delta in stream]
+    assert kinds == ["literal", "text", "done"]
+    assert stream.model["answer"] == "x"
+
+
+def test_a_program_that_forgets_its_model_is_named() -> None:
+    @program
+    def forgetful(lm):
+        lm += "x"
+
+    with user(), pytest.raises(TypeError, match=r"forgetful gave nothing.*`return lm`"):
+        Model(Stage("x")) + forgetful()
+
+
+def test_dedent_keeps_closures_defaults_and_docstrings() -> None:
+    name = "Ada"
+
+    @program
+    def greet(lm, end="!", *, mark="?"):
+        """Greets.
+
+        Twice.
+        """
+        with user():
+            return (
+                lm
+                + f"""Hello
+            {name}{end}{mark}"""
+            )
+
+    @program(dedent=False)
+    def plain(lm):
+        with user():
+            return (
+                lm
+                + """a
+            b"""
+            )
+
+    assert (Model(Stage("x")) + greet()).items[0].text == "Hello\nAda!?"
+    assert (Model(Stage("x")) + plain()).items[0].text == "a\n            b"
+    assert "Twice." in greet.__doc__
+
+
+def test_a_space_before_a_gen_is_left_to_the_model_and_stays_in_the_text(pocket) -> None:
+    lm = question(Model(pocket, temperature=0), "What is 2 + 3?")
+    with assistant():
+        spaced = list(lm.stream("2 + 3 =", " ", gen("sum")))
+    assert spaced[-1].model.items[-1].text == "2 + 3 = " + spaced[-1].model["sum"]
+    assert not spaced[-1].model["sum"].startswith(" ")
+    assert "".join(map(str, spaced)) == spaced[-1].model.items[-1].text
+
+
+def test_what_is_held_back_for_a_stop_is_shown_at_the_end() -> None:
+    lm = Model(Script("one <st", "two"))
+    with assistant():
+        deltas = list(lm.stream(gen("x", stop="<stop>"), ". ", gen("y", stop_regex="o$")))
+    assert "".join(map(str, deltas)) == "one <st. tw"
+    assert deltas[-1].model.captures == {"x": "one <st", "y": "tw"}
+
+
+async def test_a_program_that_is_cancelled_ends_in_its_thread() -> None:
+    never, ended = asyncio.Event(), threading.Event()
+
+    @program
+    def hangs(lm):
+        try:
+            with assistant():
+                return lm + gen("x")
+        finally:
+            ended.set()
+
+    begun = asyncio.Event()
+
+    async def begin() -> None:
+        begun.set()
+
+    task = asyncio.ensure_future(Model(Script([begin, never.wait])).run(hangs()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait((task,))
+    assert task.cancelled()
+    assert await asyncio.to_thread(ended.wait, 30)
+
+
+def test_an_engine_that_gives_one_choice_is_asked_again_for_the_others() -> None:
+    stage = Stage("a", "b", "c")
+    with assistant():
+        lm = Model(stage) + gen("x", n=3)
+    assert sorted(lm["x"]) == ["a", "b", "c"]
+    assert [request.sampling.n for request in stage.asked] == [3, None, None]
+
+
+def test_deltas_have_all_of_the_text_whatever_the_means() -> None:
+    lm = Model(Stage("Rude, I say.", "Hm."))
+    with assistant():
+        stream = lm.stream("So ", select(["friendly", "rude"], "x"), ".")
+        assert "".join(map(str, stream)) == "So rude."
