@@ -243,14 +243,12 @@ def parser() -> argparse.ArgumentParser:
             about = f"{_TOOL}; or a FILE.py with functions marked `@tool`"
             add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=about)
         if name != "models":
-            add("--model", "-m", help="the model's name; the first listed by default")
-            add("--system", "-s", help="instructions for the model")
+            _add_model(add)
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
 
     add = command("talk", "hold a conversation by voice", _TALK)
     _add_server(add)
-    add("--model", "-m", help="the model's name; the first listed by default")
-    add("--system", "-s", help="instructions for the model")
+    _add_model(add)
     add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=_MARKED)
     add("--voice", metavar="NAME", help="the voice of the answers (alloy)")
     add("--input", type=Path, metavar="FILE.wav", help="say this, in place of the microphone")
@@ -304,6 +302,12 @@ def _add_server(add: Callable[..., object]) -> None:
     """Add the options that say who is asked."""
     add("--at", metavar="URL", help=_AT)
     add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+
+
+def _add_model(add: Callable[..., object]) -> None:
+    """Add the options that say which model is asked, and how."""
+    add("--model", "-m", help="the model's name; the first listed by default")
+    add("--system", "-s", help="instructions for the model")
 
 
 def _add_voice(add: Callable[..., object]) -> None:

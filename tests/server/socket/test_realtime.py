@@ -24,6 +24,7 @@ from dragoman.engines.router import Route, Router
 from dragoman.server import realtime
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
+from dragoman.voice.studio import Studio
 from tests.engines.voices import LOUD, QUIET, Voice
 from tests.oracle import DATA, realtime_problems
 from tests.server.stubs import FINISHED, OPENING, Stub, saying, served, word
@@ -281,13 +282,20 @@ async def test_the_beta_dialect_is_spoken_where_a_client_asks_for_it() -> None:
         assert "modalities" in (await talk.next())["session"]
 
 
+class Voiced(Studio, frozen=True):
+    """A studio of voices that need nothing."""
+
+    def open(self) -> Voice:
+        return Voice()
+
+
 async def test_a_spoken_turn_with_the_voice_of_the_server() -> None:
     """Sound in, turns found, text for the model, sound out; and an interruption."""
     engine = Stub(*saying("Fine, ", "thanks"))
     audio = {"input": {"transcription": {"model": "w"}}}
     update = {"type": "session.update", "session": {"type": "realtime", "audio": audio}}
     speech = b64encode(QUIET * 100 + LOUD * 200 + QUIET * 10).decode()
-    async with talking(engine, app={"voice": Voice}) as talk:
+    async with talking(engine, app={"studio": Voiced(None, None)}) as talk:
         await talk.say(update, {"type": "input_audio_buffer.append", "audio": speech})
         events = await talk.until("response.done")
         kinds = [event["type"] for event in events]
