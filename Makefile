@@ -5,12 +5,12 @@
 VENV   ?= .venv
 PYTHON ?= python3
 ARGS   ?=
-ORACLES := openai-harmony==0.0.8 schemathesis==4.32.5 msgspec
+JUDGES := openai-harmony==0.0.8 schemathesis==4.32.5 msgspec
 AGENTS := @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330 @anthropic-ai/sdk@1.12.0
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
-PYTEST := $(PY) -m pytest -n auto --dist worksteal
+PYTEST := $(PY) -m pytest -n auto --dist worksteal --durations=20
 ROOMS  := src/dragoman/core/*,src/dragoman/wire/*,src/dragoman/formats/*
 LOCK    = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
           --no-header --no-annotate
@@ -19,6 +19,8 @@ PURE    = $(PY) -m coverage report --include='$(ROOMS)' --precision=2 --fail-und
 # that is taken there is then counted as another.
 GATE    = $(shell $(PY) -c 'import sys; print(100 if sys.version_info >= (3, 11, 4) else 99.9)')
 
+# What is fetched from npm comes while pip installs.
+MAKEFLAGS += --jobs=2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-full lint fmt bench floors release lock docs clean
@@ -95,7 +97,7 @@ $(VENV)/oracles.stamp: Makefile | $(VENV)/pip.stamp
 	$(PYTHON) -m venv $(VENV)/oracles/venv 2>/dev/null || { \
 	  $(PYTHON) -m venv --clear --without-pip $(VENV)/oracles/venv && \
 	  $(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet pip; }
-	$(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet $(ORACLES)
+	$(PY) -m pip --python $(VENV)/oracles/venv/bin/python install --quiet $(JUDGES)
 	$(PIP) download --no-deps --no-binary jsonschema --dest $(VENV)/oracles jsonschema==4.26.0
 	tar xzf $(VENV)/oracles/jsonschema-4.26.0.tar.gz -C $(VENV)/oracles/suite --strip-components 2 \
 	  jsonschema-4.26.0/json/tests

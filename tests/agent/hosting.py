@@ -1,5 +1,6 @@
 """Hosted tools that do what a test tells them."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Annotation, Call, FunctionCall, Unknown
 from dragoman.core.request import FunctionTool
-from dragoman.tools.run import Context, Display, Output, Rewriter, Shown
+from dragoman.tools.run import Context, Display, Output, Shown
 
 
 class Fake:
@@ -25,34 +26,12 @@ class Fake:
         return await self._does(text) if callable(self._does) else self._does
 
 
-class Marks:
-    """Takes `[n]` for a citation."""
-
-    def __init__(self) -> None:
-        self._held, self._at = "", 0
-
-    def feed(self, text: str) -> list[str | Annotation]:
-        found: list[str | Annotation] = []
-        self._held += text
-        while (place := self._held.find("[")) >= 0 and len(self._held) > place + 2:
-            found += self._give(self._held[:place])
-            number = self._held[place + 1]
-            url = f"https://example.com/{number}"
-            start = self._at
-            found += self._give(f"({url})")
-            found.append(Annotation("url_citation", start, self._at, url, f"Page {number}"))
-            self._held = self._held[place + 3 :]
-        if "[" not in self._held:
-            found += self.end()
-        return found
-
-    def end(self) -> list[str | Annotation]:
-        held, self._held = self._held, ""
-        return list(self._give(held))
-
-    def _give(self, text: str) -> list[str]:
-        self._at += len(text)
-        return [text] if text else []
+def cited(number: int, rest: str) -> Annotation | None:
+    """Every number is a page, except behind `【n†file】`."""
+    if rest == "file":
+        return Annotation("file_citation", file_id=f"file-{number}", filename=f"{number}.md")
+    url = f"https://example.com/{number}"
+    return Annotation("url_citation", url=url, title=f"Page {number}")
 
 
 class Session:
@@ -60,10 +39,8 @@ class Session:
 
     def __init__(self, of: "Tool") -> None:
         self.namespace, self.tools, self.items = of.namespace, of.tools, of.items
-        self._of = of
-
-    def rewriter(self) -> Rewriter | None:
-        return Marks() if self._of.cites else None
+        self._of, self.description = of, "What it is for."
+        self.cited = cited if of.cites else None
 
     async def close(self) -> None:
         self._of.closed += 1
@@ -81,11 +58,15 @@ class Tool:
         self.cites, self.refuses = fields.get("cites", False), fields.get("refuses")
         self.asked: list[Mapping[str, Any]] = []
         self.known: list[Sequence[Unknown]] = []
+        self.opening, self.waits = asyncio.Event(), fields.get("waits", False)
         self.closed = 0
 
     async def open(
         self, asked: Mapping[str, Any], items: Sequence[Unknown], caller: Caller
     ) -> Session:
+        self.opening.set()
+        if self.waits:
+            await asyncio.Future()
         if self.refuses:
             raise FaultError(bad_request("is not to be", "server_label"))
         self.asked.append(asked)
@@ -112,14 +93,15 @@ def search(does: Any = None, **fields: Any) -> Tool:
     return Tool("web_search", tool, namespace="browser", **fields)
 
 
-def python(does: Any = None) -> Tool:
+def python(does: Any = None, **fields: Any) -> Tool:
     def opened(call: Call) -> dict[str, Any]:
         code = json.loads(call.arguments)["code"] if isinstance(call, FunctionCall) else ""
         return {"code": code, "container_id": "cntr_1", "outputs": None}
 
     display = Display("code_interpreter_call", opened, delta="code", working="interpreting")
     logs = {"outputs": [{"type": "logs", "logs": "4"}]}
-    return Tool("code_interpreter", Fake("python", display, does or Shown("4", logs)))
+    tool = Fake("python", display, does or Shown("4", logs))
+    return Tool("code_interpreter", tool, **fields)
 
 
 def mcp(does: Any = None, approval: Any = "always", **fields: Any) -> Tool:

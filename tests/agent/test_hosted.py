@@ -1,11 +1,17 @@
 """Hosted tools: what the model sees, what clients see, and that both fit together."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.agent.hosted import HostedTools
+from dragoman.agent.loop import INTERRUPTED
+from dragoman.core.event import Event, Started
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
@@ -13,8 +19,17 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
-from dragoman.core.request import AllowedTools, NamedTool, Namespace
-from dragoman.engines.base import Wrapper
+from dragoman.core.loss import Loss
+from dragoman.core.request import (
+    AllowedTools,
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    Request,
+    UnknownTool,
+)
+from dragoman.engines.base import Wrapper, start, wait_closed
+from dragoman.engines.script import Script
 from dragoman.tools.run import Shown, ToolError, recorded
 from tests.agent.hosting import Tool, mcp, python, search, wants
 from tests.agent.stage import Model, call
@@ -43,7 +58,7 @@ ASKED = {"input": "Hi", "model": "stub"}
 
 
 async def test_call_is_shown_as_an_item_of_its_own_and_the_model_sees_a_function() -> None:
-    model = Model(wants("search", "browser", query="cats"), "Cats [1].")
+    model = Model(wants("search", "browser", query="cats"), "Cats【1†L0】.")
     tool = search(cites=True)
     async with storing(HostedTools(model, [tool])) as server:
         asked = await server.ask(
@@ -66,13 +81,14 @@ async def test_call_is_shown_as_an_item_of_its_own_and_the_model_sees_a_function
     assert found["id"].startswith("ws_")
     assert found["status"] == "completed"
     assert found["action"]["sources"] == [{"type": "url", "url": "https://e.com"}]
-    text = "Cats (https://example.com/1)."
+    text = "Cats ([example.com](https://example.com/1)) ."
     assert said["content"][0]["text"] == text
     (note,) = said["content"][0]["annotations"]
-    assert text[note["start_index"] : note["end_index"]] == "(https://example.com/1)"
+    assert text[note["start_index"] : note["end_index"]] == text[4:-1]
     (space,) = model.asked[0].tools
     assert isinstance(space, Namespace)
     assert [each.name for each in space.tools] == ["search"]
+    assert space.description == "What it is for."
     assert [type(item) for item in model.asked[1].items] == [
         *(Message, FunctionCall, FunctionCallOutput)
     ]
@@ -206,13 +222,14 @@ async def test_what_fails_is_shown_as_failed_and_told_to_the_model() -> None:
 
 
 async def test_items_at_the_beginning_come_first() -> None:
-    listed = Unknown("responses", "mcp_list_tools", {"server_label": "shop", "tools": []}, "mcpl_1")
+    listed = Unknown("responses", "mcp_list_tools", {"server_label": "shop", "tools": []})
     model = Model(wants("buy", "shop"), "Bought.")
     engine = HostedTools(model, [mcp(None, "never", items=[listed])])
     async with storing(engine) as server:
         told = checked(parse((await server.ask(stream=True, tools=[MCP])).body)[0])
         output = told[-1]["response"]["output"]
         assert [item["type"] for item in output] == ["mcp_list_tools", "mcp_call", "message"]
+        assert [item["id"].partition("_")[0] for item in output] == ["mcpl", "mcp", "msg"]
         after = await server.ask(previous_response_id=told[-1]["response"]["id"])
     assert after.status == 200
     assert not [item for item in model.asked[2].items if isinstance(item, Unknown)]
@@ -248,6 +265,58 @@ async def test_choice_of_a_hosted_tool_is_one_of_its_functions(choice, expected)
     async with storing(HostedTools(model, [search(), mcp()])) as server:
         assert (await server.ask(tools=[SEARCH, MCP], tool_choice=choice)).status == 200
     assert model.asked[0].tool_choice == expected
+
+
+async def test_losses_are_those_of_what_the_client_sent() -> None:
+    """Its tools have the numbers of its request, and the calls of earlier rounds are not its."""
+    rounds = iter(
+        (("tools[0].strict", "tools[1]", "input[0].id"), ("input[*].id", "input[1].status", "text"))
+    )
+
+    class Losing(Wrapper):
+        async def stream(
+            self, request: Request, caller: Caller = ANYONE
+        ) -> AsyncGenerator[Event, None]:
+            async for event in self.engine.stream(request, caller):
+                if isinstance(event, Started):
+                    losses = tuple(Loss(name, "dropped", "no") for name in next(rounds))
+                    event = replace(event, losses=losses)
+                yield event
+
+    theirs = {"type": "function", "name": "mine", "parameters": {"type": "object"}}
+    model = Losing(Model(wants("search", "browser"), "Done."))
+    async with storing(HostedTools(model, [search()])) as server:
+        answer = await server.ask(tools=[SEARCH, theirs])
+    assert answer.headers["x-dragoman-loss"] == "dropped: tools[1].strict, input[0].id, text"
+
+
+async def test_function_of_the_client_has_the_name_of_a_namespace() -> None:
+    theirs = {"type": "function", "name": "browser", "parameters": {"type": "object"}}
+    model = Model("Hello.")
+    async with storing(HostedTools(model, [search()])) as server:
+        assert (await server.ask(tools=[theirs, SEARCH])).status == 200
+    assert [type(tool) for tool in model.asked[0].tools] == [FunctionTool, Namespace]
+
+
+async def test_model_is_told_of_a_call_that_was_cancelled() -> None:
+    async def hangs(text: str) -> Shown:
+        begun.set()
+        return await asyncio.Future()
+
+    begun = asyncio.Event()
+    model = Model(wants("python", code="1"), "I do not know.")
+    async with storing(HostedTools(model, [python(hangs)])) as server:
+        asked = (await server.ask(tools=[PYTHON], background=True)).json
+        await begun.wait()
+        path = f"/v1/responses/{asked['id']}/cancel"
+        cancelled = (await Ask(server.app, path, {})()).json
+        assert [item["status"] for item in cancelled["output"]] == ["in_progress"]
+        await server.ask(previous_response_id=asked["id"])
+        await server.ask(input=[*cancelled["output"], {"role": "user", "content": "And now?"}])
+    for request in model.asked[1:]:
+        made = next(item for item in request.items if isinstance(item, FunctionCall))
+        given = next(item for item in request.items if isinstance(item, FunctionCallOutput))
+        assert (json.loads(made.arguments), given.output) == ({"code": "1"}, INTERRUPTED)
 
 
 async def test_client_keeps_its_own_functions() -> None:
@@ -296,10 +365,55 @@ async def test_tool_that_cannot_be_opened_is_the_clients_fault_and_the_others_ar
         refused = await server.ask(tools=[SEARCH, MCP])
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools[1].server_label")
         assert one.closed == 1
+    asked = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}]}
+    async with storing(HostedTools(Model("Hello."), [search(refuses=True)])) as server:
+        chat = {**asked, "web_search_options": {}}
+        refused = await Ask(server.app, "/v1/chat/completions", chat)()
+        assert refused.json["error"]["param"] == "web_search_options.server_label"
+
+
+@pytest.mark.parametrize("moment", ["at once", "opening", "opened", "answering"])
+async def test_what_was_opened_is_closed_when_the_answer_is_cancelled(moment) -> None:
+    one, other, asked = search(), Tool("mcp", waits=moment == "opening"), asyncio.Event()
+
+    async def play() -> None:
+        asked.set()
+        await asyncio.Future()
+
+    class Unheard:
+        def receive(self, events: list[Event]) -> None:
+            raise AssertionError(events)
+
+    engine = HostedTools(Script(lambda _: [play]), [one, other])
+    tools = tuple(UnknownTool("responses", kind, {}) for kind in ("web_search", "mcp"))
+    handle = start(engine, Request(model="stub", items=(), tools=tools), ANYONE, Unheard())
+    if moment != "at once":
+        await other.opening.wait()
+    if moment == "answering":
+        await asked.wait()
+    handle.cancel()
+    await wait_closed(handle)
+    assert (one.closed, other.closed) == (len(one.asked), len(other.asked))
+    assert len(one.asked) == (moment != "at once")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_citations_of_several_tools_in_one_text(stream) -> None:
+    model = Model("Cats【1†L0】 purr【2†file】, says【3†L0】.")
+    async with storing(HostedTools(model, [search(cites=True), python(cites=True)])) as server:
+        answer = await server.ask(tools=[SEARCH, PYTHON], stream=stream)
+    told = checked(parse(answer.body)[0])[-1]["response"] if stream else answer.json
+    (part,) = told["output"][-1]["content"]
+    text, (one, two, three) = part["text"], part["annotations"]
+    link = " ([example.com](https://example.com/{})) "
+    assert text == f"Cats{link.format(1)} purr, says{link.format(3)}."
+    assert text[one["start_index"] : one["end_index"]] == link.format(1)
+    assert text[: two["index"]].endswith(" purr")
+    assert text[three["start_index"] : three["end_index"]] == link.format(3)
 
 
 async def test_chat_client_searches_by_options() -> None:
-    model = Model(wants("search", "browser", query="cats"), "Cats [1].")
+    model = Model(wants("search", "browser", query="cats"), "Cats【1†L0】.")
     async with storing(HostedTools(model, [search(cites=True)])) as server:
         answer = await server.sdk.chat.completions.create(
             model="stub",
@@ -307,7 +421,7 @@ async def test_chat_client_searches_by_options() -> None:
             web_search_options={"search_context_size": "low"},
         )
     (choice,) = answer.choices
-    assert choice.message.content == "Cats (https://example.com/1)."
+    assert choice.message.content == "Cats ([example.com](https://example.com/1)) ."
     assert choice.message.annotations is not None
     assert choice.message.annotations[0].url_citation.url == "https://example.com/1"
 
@@ -338,6 +452,8 @@ async def test_messages_client_gets_blocks_and_brings_them_back() -> None:
             assert body["content"][0]["input"] == {"query": "cats"}
             assert body["content"][3]["content"]["stdout"] == "4"
             assert body["stop_reason"] == "end_turn"
+            searches = {"web_search_requests": 1, "web_fetch_requests": 0}
+            assert body["usage"]["server_tool_use"] == searches
             again = {"role": "assistant", "content": body["content"]}
             bye = {"role": "user", "content": "Bye"}
             assert (await messages(server, hi, again, bye)).status == 200

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.agent.budget import Budget, Meter, Price
 from dragoman.agent.loop import (
     CONTINUE,
     NOT_ALLOWED,
     SWITCHED_OFF,
-    Budget,
     Loop,
-    Meter,
-    Price,
     too_long,
     unanswered,
 )

@@ -30,6 +30,8 @@ ROWS = 20
 """How many rows a round plays."""
 GROWTH = 2 * 1024 * 1024
 """Bytes the process may have grown by between the two."""
+WINDOWS = 3
+"""A leak grows in each; what is freed later, and caches of the interpreter, do not."""
 CALM = "a stream with a length"
 """A row that leaves exactly one idle connection, played before each measurement."""
 
@@ -72,13 +74,18 @@ async def test_many_rounds_leak_nothing(through) -> None:
         await rounds(FIRST, play, rows)
         await play(calm)
         before = await measured()
-        await rounds(LAST - FIRST, play, rows)
-        await play(calm)
-        after = await measured()
+        for _ in range(WINDOWS):
+            await rounds(LAST - FIRST, play, rows)
+            await play(calm)
+            after = await measured()
+            grown = after[2] - before[2]
+            if after[:2] != before[:2] or grown <= GROWTH:
+                break
+            before = after
         for each in made:
             await each.close()
     assert after[:2] == before[:2]
-    assert after[2] - before[2] <= GROWTH
+    assert grown <= GROWTH
 
 
 async def rounds(count: int, play: Play, rows: Iterator[Case]) -> None:

@@ -1,14 +1,18 @@
 """Processes that may be given up: what breaks in one message breaks nothing else."""
 
+import errno
 import gc
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import reduction
 from pathlib import Path
 
 import pytest
 
+from dragoman.core.error import FaultError
+from dragoman.engines import child as children
 from dragoman.engines.child import Child, ChildError, GivenUpError, Limits, end
 
 LIMITS = Limits(seconds=1, memory=100 * 2**20)
@@ -109,13 +113,33 @@ def test_a_preparation_that_fails_is_told() -> None:
         Child(f"{__name__}:answering", b"dead").start(LIMITS)
 
 
+def test_a_process_without_files_is_busy_and_keeps_its_child(monkeypatch) -> None:
+    """The grammar was blamed for it, and the child was ended with all that it knew."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    child = Child(f"{__name__}:answering", b"")
+    ask(child, b"hi")
+    known = child._pid
+    for place, name in ((children, "Pipe"), (reduction, "send_handle")):
+        monkeypatch.setattr(place, name, full)
+        with pytest.raises(FaultError, match="nothing more") as error:
+            ask(child, b"hi")
+        assert error.value.fault.code == "overloaded"
+        monkeypatch.undo()
+    assert ask(child, b"hi") == b"hi"
+    assert child._pid == known
+    child.close()
+
+
 def test_a_system_without_room_for_a_process_gives_up(monkeypatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(os, "posix_spawn", full)
     child = Child(f"{__name__}:answering", b"")
-    with pytest.raises(GivenUpError):
+    with pytest.raises(FaultError, match="can start nothing more"):
         ask(child, b"hi")
     monkeypatch.undo()
     assert ask(child, b"hi") == b"hi"

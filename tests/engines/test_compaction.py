@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response, Usage
 from dragoman.engines.compaction import (
+    LONGEST,
     OPENING,
     ORDER,
     Compacting,
@@ -189,7 +191,11 @@ FAULT = Fault("upstream_error", "It is broken.", "upstream")
 @pytest.mark.parametrize("items", [TALK, (*TALK, TRIGGER)], ids=["threshold", "trigger"])
 @pytest.mark.parametrize(
     ("summary", "words"),
-    [("  ", "no summary"), ((Started("1", 0, "m"), Failed(FAULT)), "broken")],
+    [
+        ("  ", "no summary"),
+        ("é" * (LONGEST // 2 + 1), "more than 1000000 bytes"),
+        ((Started("1", 0, "m"), Failed(FAULT)), "broken"),
+    ],
 )
 async def test_without_a_summary_the_answer_fails(summary, words, items) -> None:
     model = Model(summary)
@@ -199,6 +205,25 @@ async def test_without_a_summary_the_answer_fails(summary, words, items) -> None
     assert words in end.fault.message
     with pytest.raises(FaultError, match=words):
         await summarise(Model(summary), request)
+
+
+def test_the_latest_summary_alone_is_decoded_and_none_that_is_too_long(monkeypatch) -> None:
+    """What a client sent is decoded on the event loop."""
+    tried: list[int] = []
+    decode = base64.b64decode
+
+    def counted(content: str, *rest: Any, **options: Any) -> bytes:
+        tried.append(len(content))
+        return decode(content, *rest, **options)
+
+    monkeypatch.setattr(base64, "b64decode", counted)
+    good, broken = (Compaction(encode_summary("Ada.") + end) for end in ("", "!"))
+    request = Request(model="m", items=(good, *[broken] * 10, Message("user", "hi")))
+    assert expanded(request) is request
+    assert len(tried) == 1
+    request = replace(request, items=(Compaction(encode_summary("a" * 2 * LONGEST)),))
+    assert expanded(request) is request
+    assert len(tried) == 1
 
 
 class Picky(Model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -202,6 +203,28 @@ def test_p13_encrypted_content_of_a_client_is_known_by_its_model(opaque) -> None
     assert losses
     # Of one whose maker nobody knows nothing is said.
     assert kept.restore("bob", "other", asked) == (asked, ())
+
+
+def test_long_encrypted_content_is_known_by_its_ends(monkeypatch) -> None:
+    """It is looked at on the event loop."""
+    hashed: list[int] = []
+    digest = hashlib.sha256
+    monkeypatch.setattr(
+        hashlib, "sha256", lambda data=b"": hashed.append(len(data)) or digest(data)
+    )
+    long = "a" * 1_000_000
+    wholes = [
+        Reasoning(encrypted=long),
+        replace(OPEN, extra={"messages": {"signature": long}}),
+        replace(OPEN, extra={"chat": {"reasoning_details": [{"data": long}] * 1_000}}),
+    ]
+    for whole in wholes:
+        kept = cache(whole)
+        _, losses = kept.restore("ada", "other", (ASK, whole, SAID, ASK))
+        assert losses
+    assert max(hashed) < 2_000 * reasoning.KNOWN_BY
+    _, losses = cache(wholes[0]).restore("ada", "other", (ASK, Reasoning(encrypted=long + "b")))
+    assert not losses  # it is another
 
 
 # ---- laws ------------------------------------------------------------------------------------

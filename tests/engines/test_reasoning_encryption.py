@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import hmac
 import subprocess
 import sys
+import threading
 from base64 import urlsafe_b64decode
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from msgspec.structs import replace
 
 from dragoman.core.event import ItemDone
 from dragoman.core.fold import fold
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Item, Message, Reasoning, Summary, Thought
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
@@ -26,6 +30,7 @@ from dragoman.engines.reasoning import (
     ENCRYPTED,
     MARK,
     NOT_DECRYPTED,
+    PIECE,
     AESCipher,
     Cipher,
     EncryptingReasoning,
@@ -196,6 +201,31 @@ async def test_plain_reasoning_is_encrypted_and_decrypted_again() -> None:
     answer = fold(await heard(engine, Request(model="m", items=(ASK, bare, CALL))))
     assert model.asked[-1].items == (ASK, replace(OPEN, id="rs_own"), CALL)
     assert [loss.field for loss in answer.losses] == [ASKING, "seed"]
+
+
+async def test_a_large_request_is_decrypted_in_a_thread_and_in_pieces(monkeypatch) -> None:
+    pieces: list[tuple[bool, int]] = []
+    decode = base64.b64decode
+
+    def decoded(content: str, *rest: Any, **options: Any) -> bytes:
+        here = threading.current_thread() is threading.main_thread()
+        pieces.append((here, len(content)))
+        return decode(content, *rest, **options)
+
+    long, cipher = Reasoning((Thought("Hm. " * 50_000),)), ciphered()
+    blob = Reasoning(encrypted=cipher.encrypt(long, ANYONE.tenant, "m"))
+    monkeypatch.setattr(base64, "b64decode", decoded)
+    model = Model(OPEN)
+    engine = EncryptingReasoning(model, cipher)
+    for size in (0, 1_000_000):
+        pieces.clear()
+        request = Request(model="m", items=(ASK, blob, CALL))
+        async with aclosing(engine.stream(request, Caller(size=size))) as events:
+            assert [event async for event in events]
+        assert model.asked[-1].items == (ASK, long, CALL)
+        assert len(pieces) == 5
+        assert {here for here, _ in pieces} == {not size}
+        assert max(length for _, length in pieces) == PIECE
 
 
 async def test_p13_foreign_encrypted_content_passes_unchanged() -> None:

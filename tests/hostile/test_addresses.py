@@ -62,6 +62,7 @@ async def test_1_28_and_1_56_clients_are_not_told_where_an_upstream_is(name, rep
                 assert "a.example" not in said
                 if name == "gpus" and call.status == 502 and "401" in said:
                     assert "The upstream gpus asks for a key" in said
+                    assert "key_env in the file" in said
         await app.close()
 
 

@@ -13,16 +13,19 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError
 from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.request import Request
+from dragoman.core.response import Response
 from dragoman.engines import compaction, reasoning
 from dragoman.engines.reasoning import ReasoningCache
+from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.server.state import handlers
 from dragoman.server.state.resolve import room_of, understand
-from dragoman.stores import base
+from dragoman.server.state.service import Memory
+from dragoman.stores import base, sql
 from dragoman.stores.base import DIGESTED, SPELLED, call_digest
 from dragoman.stores.memory import MemoryStore
-from dragoman.wire.protocol import LONGEST_STOP
-from tests.hostile.test_stored import record
+from dragoman.wire.protocol import LONGEST_STOP, MOST_STOP
+from tests.hostile.test_stored import SIZE, Noting, called, record
 from tests.server.state.storing import storing
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, word
 
@@ -108,6 +111,49 @@ async def test_past_calls_are_looked_up_in_a_thread_as_many_as_there_is_time_for
         answer = await Call(server.app, PATHS[wire], body)()
         assert loads.sizes == loads.here == [len(EACH)]
         assert "x-dragoman-loss" not in answer.headers
+
+
+async def test_answers_that_made_past_calls_are_counted_and_unpacked_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, apart = threading.get_ident(), list[bool]()
+    unpack = sql.unpack
+
+    def noted(data: bytes, type: Any) -> Any:
+        apart.append(threading.get_ident() != here)
+        return unpack(data, type)
+
+    monkeypatch.setattr(sql, "unpack", noted)
+    store, thought = Noting(), Reasoning(encrypted="t" * SIZE)
+    calls = [FunctionCall(f"c{n}", "f", "{}") for n in range(3)]
+    for n, call in enumerate(calls):
+        small = Reasoning(encrypted="t") if n == 0 else thought
+        made = Response(
+            id=f"r{n}", created_at=1, model="m", status="completed", output=(small, call)
+        )
+        await store.put(replace(record(f"r{n}"), response=made))
+    settings = Settings(body_limit=SIZE + 100_000, memory=4 * SIZE)
+    app = App(Stub(*OPENING, *closing("")), settings, Memory(store, settings, upkeep=False))
+
+    async def ask(count: int) -> Call:
+        given = [
+            {"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"}
+            for n in range(count)
+        ]
+        return await called(app, "POST", PATHS["responses"], {"model": "m", "input": given})
+
+    assert "x-dragoman-loss" not in (await ask(1)).headers
+    assert apart == [False]
+    assert "x-dragoman-loss" not in (await ask(2)).headers
+    assert apart[1:] == [True, True]
+    store.largest = 0
+    assert (await ask(3)).headers["x-dragoman-loss"] == "dropped: reasoning"
+    held = app.budget.hold("other")
+    held.resize(4 * SIZE - SIZE // 2)
+    assert (await ask(2)).status == 503
+    assert store.largest < 100_000
+    assert app.budget.held == held.size
+    await app.close()
 
 
 def test_cached_reasoning_is_found_by_values_of_short_arguments_and_not_too_many(
@@ -246,3 +292,12 @@ async def test_a_stop_string_is_no_longer_than_it_may_be(wire: str, field: str) 
             answer = await Call(server.app, PATHS[wire], body)()
             assert answer.status == status
             assert (f"{field}: " in answer.json["error"]["message"]) if status == 400 else True
+
+
+async def test_stop_strings_are_no_longer_together_than_they_may_be() -> None:
+    async with storing(Stub()) as server:
+        several = ["a" * LONGEST_STOP] * (MOST_STOP // LONGEST_STOP)
+        for stop, status in ((several, 200), ([*several, "b"], 400)):
+            answer = await Call(server.app, PATHS["chat"], asking("chat", stop=stop))()
+            assert answer.status == status
+        assert f"more than {MOST_STOP} characters together" in answer.json["error"]["message"]

@@ -39,6 +39,7 @@ SOCKET = (
     "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
     "sec-websocket-version: 13",
 )
+H2C = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
 CHUNKED = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
 MESSAGES: list[tuple[str, bytes, int]] = [
     ("1.41 two hosts", chat(HERE, HERE), 400),
@@ -65,6 +66,11 @@ MESSAGES: list[tuple[str, bytes, int]] = [
     ),
     ("a content type twice", chat(HERE, JSON), 400),
     ("26 a socket by POST", request("POST /v1/responses HTTP/1.1", HERE, *SOCKET), 400),
+    ("an upgrade to what is not spoken", chat(HERE, *H2C), 200),
+    ("one of a connection that closes", chat(HERE, *H2C, "connection: close"), 200),
+    ("one with a large head", chat(HERE, *H2C, f"x: {'y' * 70_000}"), 431),
+    ("a tunnel", request("CONNECT localhost:80 HTTP/1.1", HERE), 400),
+    ("a tunnel to a path", request("CONNECT /v1/models HTTP/1.1", HERE, *H2C), 405),
     ("26 a socket of no version", request("GET /v1/responses HTTP/1.1", HERE, *SOCKET[:-1]), 400),
 ]
 HOSTS = ["x, y", "localhost,localhost", "localhost localhost", "a/b", "me@localhost", "x" * 301]
@@ -79,6 +85,18 @@ async def test_what_http_forbids_is_refused(message, status) -> None:
         assert answers.split(b" ", 2)[1] == str(status).encode(), answers
         if status == 400:
             assert b'"type":"invalid_request_error"' in answers
+
+
+async def test_bodies_behind_an_upgrade_that_is_not_spoken_are_read() -> None:
+    """RFC 9110, 7.8: the JDK's client asks for one with each request over plain HTTP."""
+    chunked = (JSON, HERE, "transfer-encoding: chunked", *H2C)
+    messages = [chat(HERE, *H2C), request(f"POST {CHAT} HTTP/1.1", *chunked, body=CHUNKED)]
+    messages += [chat(HERE, *H2C), chat(HERE, "connection: close")]
+    sent = b"".join(messages)
+    async with served(App(Stub(), Settings())) as port:
+        for cut in (len(sent), 30, len(messages[0]) - len(BODY), len(messages[0]) - 5):
+            answers = await exchange(port, sent[:cut], sent[cut:])
+            assert answers.count(b"HTTP/1.1 200 OK") == len(messages), cut
 
 
 @pytest.mark.parametrize("host", HOSTS)

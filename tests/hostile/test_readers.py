@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -65,8 +65,11 @@ def clients_of(server: Product) -> int:
     """How many connections of clients the server has open."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ours = {f[9] for f in lines if f[1].endswith(f":{server.port:04X}") and f[3] != "0A"}
-    files = Path(f"/proc/{server.process.pid}/fd").iterdir()
-    return len(ours & {str(file.readlink())[8:-1] for file in files if file.is_symlink()})
+    found: set[str] = set()
+    for file in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            found.add(str(file.readlink())[8:-1])
+    return len(ours & found)
 
 
 CHAT = "/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

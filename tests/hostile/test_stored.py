@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,12 +21,13 @@ from dragoman.core.response import Response
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.limits import Budget
+from dragoman.server.responder import Responder, Unary
 from dragoman.server.settings import Settings
 from dragoman.server.state import handlers, resolve
-from dragoman.server.state.run import Runs
+from dragoman.server.state.run import Run, Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.server.websocket import Connection
-from dragoman.stores import serialize
+from dragoman.stores import serialize, sql, statements
 from dragoman.stores.base import Conversation, LogSegment, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
@@ -218,6 +221,9 @@ async def test_an_answer_counts_while_it_is_collected(streamed: bool) -> None:
         refused = await called(app, "POST", PATHS["chat"], asking("chat", stream=streamed))
         assert b"(memory)" in refused.body
         assert refused.status == (200 if streamed else 503)
+        asked = {"model": "m", "input": "Hi"}
+        compacted = await called(app, "POST", f"{RESPOND}/compact", asked)
+        assert (compacted.status, b"(memory)" in compacted.body) == (503, True)
         assert app.budget.held == held.size
         held.close()
         answered = await called(app, "POST", PATHS["chat"], asking("chat", stream=streamed))
@@ -225,6 +231,38 @@ async def test_an_answer_counts_while_it_is_collected(streamed: bool) -> None:
         assert len(answered.body) > SIZE
         assert app.budget.held == 0
         await app.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/conversations/c/items", "/v1/chat/completions", f"{RESPOND}/resp_asked/input_items"],
+)
+async def test_an_empty_cursor_is_none(path: str) -> None:
+    app = App(Stub(), Settings(), Memory(await filled(), upkeep=False))
+    whole = await called(app, "GET", path, None)
+    assert whole.json["data"]
+    assert (await called(app, "GET", f"{path}?after=", None)).body == whole.body
+    await app.close()
+
+
+async def test_readers_of_one_run_take_turns() -> None:
+    turn, received = 0, Counter[int]()
+
+    class Reader:
+        def receive(self, events: list[Any]) -> None:
+            received[turn] += 1
+
+    runs = Runs(MemoryStore(), upkeep=False)
+    run = Run(replace(record("r"), status="in_progress", response=None), runs)
+    run.events, run.visible = [*OPENING, word("Hi")], len(OPENING) + 1
+    runs.live["r"] = run
+    readers = [runs.send(run.record, Reader()) for _ in range(20)]
+    while received.total() < len(readers):
+        turn += 1
+        await asyncio.sleep(0)
+    assert max(received.values()) == 1
+    for reader in readers:
+        reader.cancel()
 
 
 async def test_2e_03_what_a_connection_remembers_counts_with_its_answers() -> None:
@@ -465,6 +503,53 @@ async def test_2f_long_texts_at_the_end_of_a_stream_are_encoded_in_a_thread(
     assert apart
     assert all(apart)
     await app.close()
+
+
+@pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}])
+async def test_2f_large_answers_are_packed_and_encoded_in_threads_one_at_a_time(
+    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, apart, packing = threading.get_ident(), list[bool](), set[int]()
+    pack, write = serialize.pack, MemoryStore._transact
+    made: list[type] = []
+
+    def noted(value: Any) -> bytes:
+        data = pack(value)
+        if len(data) > SIZE // 2:
+            apart.append(threading.get_ident() != here)
+            packing.add(threading.get_ident())
+        return data
+
+    async def written(self: MemoryStore, inserts: Any, steps: Any = None) -> Any:
+        assert len(packing) <= 1  # that which is written
+        done = await write(self, inserts, steps)
+        packing.clear()
+        return done
+
+    def encoded(self: Responder, make: Any, events: Any) -> None:
+        made.append(type(self))
+        start(self, make, events)
+
+    start = Responder.apart
+    monkeypatch.setattr(Responder, "apart", encoded)
+    monkeypatch.setattr(MemoryStore, "_transact", written)
+    monkeypatch.setattr("dragoman.server.responder.HEAVY", SIZE // 2)
+    for module in (serialize, sql, statements):
+        monkeypatch.setattr(module, "pack", noted)
+    async with mock(lambda _: plain(200, completion({"content": TEXT}))) as model:
+        engine = Remote(model.base_url, wire="chat", profile="generic")
+        store = MemoryStore()
+        app = App(engine, Settings(), Memory(store, upkeep=False))
+        asked = {"model": "m", "input": "Hi", **way}
+        ask = partial(called, app, "POST", RESPOND)
+        for answer in await asyncio.gather(ask(asked), ask(asked)):
+            assert answer.status == 200
+        while app.background or app.budget.held:
+            await asyncio.sleep(0)
+        assert len(apart) >= 2
+        assert all(apart)
+        assert (Unary in made) is (not way)
+        await app.close()
 
 
 def test_2f_wide_numbers_are_packed_like_others(monkeypatch: pytest.MonkeyPatch) -> None:

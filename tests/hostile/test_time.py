@@ -30,6 +30,7 @@ from dragoman.server.limits import Budget, Gate
 from dragoman.server.responder import Service, Stream
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Plan
+from dragoman.server.websocket import Connection
 from dragoman.wire.registry import WIRES
 from tests.mock import Reply, chunk, head, mock, stream
 from tests.server.stubs import (
@@ -271,6 +272,7 @@ def frame(data: bytes, *, final: bool = True, kind: int = 1) -> bytes:
     return head + bytes(4) + data
 
 
+LENGTHY = 200_000
 TURN = b'{"type":"response.create","model":"stub","input":"Hi"}'
 FRAMES = {
     "5.t3 a frame in a drip": (b"", frame(b" " * 60_000)),
@@ -311,6 +313,24 @@ async def test_who_never_reads_frames_is_let_go() -> None:
         client.sendall(frame(TURN))
         await torn(server)
         client.close()
+
+
+async def test_what_comes_behind_the_end_of_a_connection_is_held_as_long_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may go on sending when we have closed, and leave then."""
+    monkeypatch.setattr(Connection.serve, "__defaults__", (0.05,))
+    app = App(Stub(), Settings())
+    async with served(app) as port, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(UPGRADE + b"\r\n")
+        await reader.readuntil(b"websocket_connection_limit_reached")
+        while app.budget.held < LENGTHY:
+            writer.write(frame(b" " * LENGTHY, final=False))
+            await asyncio.sleep(PACE)
+        writer.close()
+        while app.budget.held:
+            await asyncio.sleep(PACE)
 
 
 # ---- the model's server ----------------------------------------------------------------------

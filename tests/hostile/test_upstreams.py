@@ -23,6 +23,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines import remote, upstream
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
+from dragoman.server.limits import tokens_of
 from dragoman.server.settings import Settings
 from dragoman.wire import embeddings, error
 from dragoman.wire import json as wire_json
@@ -31,6 +32,7 @@ from dragoman.wire.protocol import Dialect
 from dragoman.wire.registry import WIRES
 from dragoman.wire.responses.items import decode_tokens
 from tests.cost import is_square
+from tests.engines.receiving import Receiver
 from tests.hostile.stage import gateway, watched
 from tests.mock import Asked, Reply, chunk, completion, head, message, mock, plain, response
 from tests.mock import said as saying
@@ -373,6 +375,18 @@ async def test_u3_listing_has_so_many_values_at_the_most() -> None:
         await engine.close()
 
 
+async def test_names_and_times_that_are_none_are_not_listed() -> None:
+    names = ["", "a" * (LONGEST_NAME + 1), None, "m", "n"]
+    large = {"created": 10**30, "context_length": 10**30}
+    listed = [{"id": name, **large, "created": -5} for name in names[:4]] + [{"id": "n", **large}]
+    async with mock(plain(500, b""), probed=plain(200, {"data": listed})) as up:
+        engine = Remote(up.base_url, wire="chat")
+        models = await engine.models()
+        assert [(each.id, each.created) for each in models] == [("m", 0), ("n", 0)]
+        assert not [each for each in models if "context_window" in each.extra["models"]]
+        await engine.close()
+
+
 async def test_u3_c1_listing_is_asked_for_once_however_many_want_it(monkeypatch) -> None:
     async with mock(plain(500, b""), probed=LISTED) as up:
         engine = Remote(up.base_url, wire="chat", pass_client_key=True)
@@ -575,3 +589,93 @@ async def test_u5_no_piece_of_a_large_answer_is_decoded_before_its_turn(monkeypa
         assert taken >= len(told) // remote.PIECE
         await events.aclose()
         await engine.close()
+
+
+async def test_u5_an_answer_queues_once_however_often_its_client_stops_and_goes_on(
+    monkeypatch,
+) -> None:
+    """Each time that it went on, it had one place more, for as long as there was more to read."""
+    waiting: list[Callable[[], None]] = []
+    told = json.dumps(completion({"content": "a" * 500_000})).encode()
+    async with mock(Reply([head(200, f"content-length: {len(told)}") + told])) as up:
+        engine = Remote(up.base_url, wire="chat")
+        monkeypatch.setattr(engine.upstream, "take_turns", waiting.append)
+        receiver = Receiver()
+        receiver.start(engine, Request(model="m", items=(Message("user", "hi"),)))
+        while not waiting:
+            await asyncio.sleep(0.001)
+        for _ in range(5):
+            receiver.handle.pause()
+            receiver.handle.resume()
+        assert len(waiting) == 1
+        receiver.cancel()
+        await engine.close()
+
+
+PARTS = [{"type": "text", "text": f"{number} "} for number in range(10_000)]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_events_of_one_large_piece_take_turns(whole) -> None:
+    """All that one event of a server stood for was encoded and stored in one turn."""
+    told = json.dumps(completion({"content": PARTS})).encode()
+    reply = Reply([head(200, f"content-length: {len(told)}") + told])
+    async with mock(reply if whole else Reply([events(), block({"content": PARTS}) + END])) as up:
+        engine, paused = Remote(up.base_url, wire="chat"), []
+
+        def stop(batch: list[object]) -> None:
+            if not paused and any(type(event) is Delta for event in batch):
+                paused.append(len(receiver.batches))
+                receiver.handle.pause()
+
+        receiver = Receiver(stop)
+        receiver.start(engine, Request(model="m", items=(Message("user", "hi"),)))
+        while not paused:
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(receiver.batches) == paused[0]
+        receiver.handle.resume()
+        while not receiver.ended:
+            await asyncio.sleep(0.001)
+        said = [event.data for event in receiver.events if type(event) is Delta]
+        assert "".join(said) == "".join(part["text"] for part in PARTS)
+        assert max(map(len, receiver.batches)) <= remote.EVENTS
+        assert receiver.events[-1].status == "completed"
+        await engine.close()
+
+
+async def test_an_answer_may_be_cancelled_between_such_turns() -> None:
+    async with mock(Reply([events(), block({"content": PARTS}) + END])) as up:
+        engine = Remote(up.base_url, wire="chat")
+        receiver = Receiver(lambda _: receiver.cancel())
+        receiver.start(engine, Request(model="m", items=(Message("user", "hi"),)))
+        while not receiver.batches:
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(receiver.batches) == 1
+        await engine.close()
+
+
+def test_annotations_count_as_tokens_where_a_batch_is_judged() -> None:
+    """60,000 of them in one event were encoded on the event loop, several times."""
+    notes = [{"type": "url_citation", "url_citation": {"url": "u"}}] * 50
+    decoder, fold = WIRES["chat"].decoder(Turn("1", 0, "m")), Fold()
+    read = [*decoder.feed(block({"content": "a"}) + block({"annotations": notes}) + END)]
+    fold.feed_all(read)
+    assert fold.tokens == 50
+    assert sum(map(tokens_of, read)) == 100  # at the end of the part, and of its item
+
+
+async def test_chunk_extensions_are_bounded() -> None:
+    """They are no part of the body, whose bytes are counted."""
+    chunk = b"1;" + b"x" * 60_000 + b"\r\n:\r\n"
+    pieces = [head(200, "transfer-encoding: chunked"), *[chunk] * 100]
+    async with mock(Reply(pieces)) as up:
+        engine = Remote(up.base_url, wire="chat", answer_limit=1_000_000)
+        app = App(engine, Settings())
+        call = await Call(app, body=asking())()
+        assert call.status == 502
+        assert b"or 1000000 around its chunks" in call.body
+        await app.close()

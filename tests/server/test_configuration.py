@@ -175,6 +175,10 @@ MISTAKES = {
     "[server]\nprot = 1": "2: server.prot: is not a setting; did you mean port?",
     "[server]\nzzz = 1": "2: server.zzz: is not a setting",
     "[server]\nkeys = ['k']": "2: server.keys: is not a setting",
+    "[[upstreams]]\nname = 'a'\nurl = 'http://x'\napi_key = 'k'": (
+        "4: upstreams[0].api_key: is not a setting: keys are in environment variables, which "
+        "key_env names"
+    ),
     "[server]\nhost = 'a'\ncors_origins = [\n'a',\n1]": (
         "3: server.cors_origins[1]: is a number, and must be a string"
     ),
@@ -263,6 +267,9 @@ def test_a_file_is_named_as_it_was_given(tmp_path) -> None:
     assert load(path).server.port == 1
     path.write_text(f"x = {'[' * 5_000}")
     with pytest.raises(ConfigurationError, match=r"mine\.toml is nested too deeply to be read\.$"):
+        load(path)
+    path.write_text(f"[server]\nport = {'1' * 5_000}")
+    with pytest.raises(ConfigurationError, match=r"mine\.toml has a number that is too long"):
         load(path)
     path.write_text("#" * (LONGEST + 1))
     with pytest.raises(ConfigurationError, match="more than 1000000 characters"):

@@ -492,7 +492,9 @@ async def test_vector_store_of_a_request_that_fails_is_not_left() -> None:
         assert (await server.ada.vector_stores.list()).data == []
 
 
-async def test_file_whose_client_is_gone_is_not_indexed() -> None:
+@pytest.mark.parametrize("again", [False, True])
+async def test_file_whose_client_is_gone_is_not_indexed(again) -> None:
+    """But what another request has indexed of it meanwhile stays."""
     async with filing() as server:
         id, files = await library(server.ada, zoo=ZOO)
         await server.ada.vector_stores.files.delete(files["zoo"], vector_store_id=id)
@@ -513,10 +515,14 @@ async def test_file_whose_client_is_gone_is_not_indexed() -> None:
         )
         task = asyncio.create_task(call())
         await begun.wait()
+        server.store.add_pieces = add
+        if again:
+            await server.ada.vector_stores.files.create(id, file_id=files["zoo"])
         call.hang_up()
         await task
-        assert [each async for each in server.ada.vector_stores.files.list(id)] == []
-        assert await server.store._read("SELECT count(*) FROM chunks") == [(0,)]
+        left = [each.status async for each in server.ada.vector_stores.files.list(id)]
+        assert left == ["completed"] * again
+        assert await server.store._read("SELECT count(*) FROM chunks") == [(int(again),)]
 
 
 # ---- a whole answer --------------------------------------------------------------------------

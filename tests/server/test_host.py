@@ -1,6 +1,7 @@
 """The host: where it listens, how it speaks HTTP to those who cannot, and how it ends."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -9,11 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dragoman.core.interfaces import Secret
+from dragoman.server import host as host_module
 from dragoman.server.app import App
 from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind, check
 from dragoman.server.settings import Settings
@@ -23,6 +27,18 @@ from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, exchange, post, served, word
 
 # ---- where ---------------------------------------------------------------------------------
+
+
+def test_memory_is_looked_at_again_where_no_file_was_free_to_look_with(monkeypatch) -> None:
+    def full() -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    looks: list[object] = []
+    monkeypatch.setattr(host_module, "_resident", full)
+    server = SimpleNamespace(_loop=SimpleNamespace(call_later=lambda *call: looks.append(call)))
+    server._give_back = partial(Server._give_back, server)
+    server._give_back(lambda _: 0, 0)
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my.box", ""])
@@ -35,6 +51,13 @@ def test_other_addresses_than_loopback_need_a_key(host) -> None:
 def test_loopback_needs_none(host) -> None:
     with bind(Settings(host=host, port=0), exact=True) as listener:
         assert listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("name", ["box:8000", "http://box", "*.example", "[::1]", "a,b", ""])
+def test_what_is_no_host_is_refused(name) -> None:
+    with pytest.raises(HostError, match=r"allowed_hosts has .* without scheme, port"):
+        check(Settings(allowed_hosts=("box.example", name)))
+    check(Settings(allowed_hosts=("*", "Box.example", "10.0.0.7", "fe80::1")))
 
 
 @pytest.mark.parametrize("origin", ["app.example", "*.example", "https://app.example/x", ""])

@@ -52,6 +52,17 @@ async def test_m15_an_unknown_form_of_an_answer_lists_the_known_ones() -> None:
     await app.close()
 
 
+async def test_the_form_of_chat_in_responses_is_told_its_place() -> None:
+    app = App(pocket(), Settings())
+    asked = {"model": "pocket", "input": "?", "response_format": {"type": "json_object"}}
+    call = await Call(app, PATHS["responses"], asked)()
+    assert call.status == 400
+    assert call.json["error"]["message"].endswith(
+        "is 'json_object' as in Chat; Responses has it in text.format"
+    )
+    await app.close()
+
+
 @pytest.mark.parametrize(
     ("thinking", "losses"),
     [

@@ -12,6 +12,7 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.files import Found
 from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Annotation, CustomToolCall, FunctionCall, Unknown
+from dragoman.formats.citations import Citations
 from dragoman.tools.chunks import (
     LONGEST_WORD,
     UnreadableError,
@@ -21,7 +22,7 @@ from dragoman.tools.chunks import (
     read_text,
     score_texts,
 )
-from dragoman.tools.files import NOTHING, FileCitations, FileSearch
+from dragoman.tools.files import NOTHING, FileSearch
 from dragoman.tools.run import Context, Runner, ToolError
 
 TEXT = "Tea is hot. Ice is cold.\n\nNeither is warm, 东京 said – and left.\n"
@@ -216,7 +217,7 @@ async def test_model_is_shown_numbered_pieces_and_the_client_results() -> None:
     assert [each["file_id"] for each in result.fields["results"]] == ["file-1", "file-2"]
     assert shelf.asked[0] == ("1",)
     assert (shelf.asked[1].queries, shelf.asked[1].most) == (("tea?",), 3)
-    text, note = reading.rewriter().feed("Hot【102†b.md】")
+    text, note = Citations([reading.cited]).feed("Hot【102†b.md】")
     assert (text, note) == (
         "Hot",
         Annotation("file_citation", file_id="file-2", filename="b.md", index=3),
@@ -236,7 +237,7 @@ async def test_later_answer_goes_on_counting_and_cites_what_was_shown_before() -
     )
     later = await opened(Shelf(Found("2", "b.md", "y", 0.5)), *items)
     assert (await run(later, '{"queries": ["y"]}')).output.output.startswith("【102†b.md】")
-    notes = [each.file_id for each in later.rewriter().feed("【101†a.md】【102】") if each]
+    notes = [each.file_id for each in Citations([later.cited]).feed("【101†a.md】【102】") if each]
     assert notes == ["file-1", "file-2"]
 
 
@@ -274,76 +275,3 @@ async def test_what_cannot_be_searched_is_told_to_the_model_or_the_client() -> N
         await reading.find(["a"])
     with pytest.raises(FaultError, match="dragoman serve --tool files"):
         await opened(None)
-
-
-# ---- citations -------------------------------------------------------------------------------
-
-SHOWN = {1: ("file-1", "a.md"), 22: ("file-2", "b.md")}
-_pieces = st.lists(
-    st.sampled_from(
-        [
-            "Tea",
-            "【",
-            "】",
-            "†",
-            "【1†a.md】",
-            "【22】",
-            "【3†c】",
-            "【1†",
-            "1",
-            "😀",
-            " ",
-            "【1†x†y】",
-            "【" + "9" * 12 + "】",
-            "【1†" + "z" * 300 + "】",
-        ]
-    ),
-    max_size=12,
-)
-
-
-def gathered(pieces: list[str]) -> tuple[str, list[Annotation]]:
-    """What comes of a text in pieces, each annotation where the text ended then."""
-    citations, text, notes = FileCitations(SHOWN), "", []
-    for piece in (*(citations.feed(piece) for piece in pieces), citations.end()):
-        for each in piece:
-            if isinstance(each, str):
-                text += each
-            else:
-                assert each.index == len(text)
-                notes.append(each)
-    return text, notes
-
-
-@given(_pieces, st.data())
-def test_citations_are_the_same_for_every_split(pieces, data) -> None:
-    whole = "".join(pieces)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
-    split = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    assert gathered(split) == gathered([whole]) == gathered(list(whole))
-
-
-@pytest.mark.parametrize(
-    ("text", "rest", "cited"),
-    [
-        ("Hot【1†a.md】.", "Hot.", [("file-1", 3)]),
-        ("😀【1†a.md】【22†b.md】!", "😀!", [("file-1", 1), ("file-2", 1)]),
-        ("【22】", "", [("file-2", 0)]),
-        ("【1†L1-L2】x【1】", "x", [("file-1", 0), ("file-1", 1)]),
-        ("【3†c.md】", "【3†c.md】", []),
-        ("【1†a【1†a.md】", "【1†a", [("file-1", 4)]),
-        ("【no】【1", "【no】【1", []),
-    ],
-)
-def test_marks_are_taken_out_where_they_cite(text, rest, cited) -> None:
-    found, notes = gathered([text])
-    assert found == rest
-    assert [(note.file_id, note.index) for note in notes] == cited
-
-
-def test_text_without_marks_is_passed_on_at_once() -> None:
-    citations = FileCitations(SHOWN)
-    for piece in ("Tea ", "is 【hot】", "."):
-        assert citations.feed(piece) == [piece]
-    assert citations.feed("【1†" + "z" * 300) == ["【1†" + "z" * 300]
-    assert citations.end() == []

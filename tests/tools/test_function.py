@@ -19,6 +19,7 @@ import pytest
 
 from dragoman.core.item import CustomToolCall, FunctionCall, Image, Message, Text
 from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.tools import function
 from dragoman.tools.function import OutputType, PythonTool, as_tool, plain_schema, tool
 from dragoman.tools.run import Context, Result, Runner, ToolError
 
@@ -173,7 +174,26 @@ SPHINX = """Find trains.
     """
 
 
-@pytest.mark.parametrize("docstring", [GOOGLE, SPHINX])
+NUMPY = """Find trains.
+
+    Only direct ones.
+
+    Parameters
+    ----------
+    origin : str
+        where it
+        leaves from
+    target : str, optional
+        where it goes
+
+    Returns
+    -------
+    list : of trains
+        none of them late
+    """
+
+
+@pytest.mark.parametrize("docstring", [GOOGLE, SPHINX, NUMPY])
 def test_docstrings_describe_the_tool_and_its_parameters(docstring) -> None:
     def trains(origin: str, target: str, day: Annotated[str, "the day"] = "today") -> None: ...
 
@@ -563,3 +583,23 @@ def test_a_misspelled_approval_is_refused() -> None:
 @pytest.mark.parametrize("text", ["7", "Well:\n```json\n7\n```\nThere.", '{"value": "7"}'])
 def test_a_bare_answer_and_one_in_a_fence_are_read(text) -> None:
     assert OutputType(int).value(text) == 7
+
+
+async def test_functions_that_hang_have_a_limit(monkeypatch) -> None:
+    go = threading.Event()
+
+    def hangs() -> str:
+        go.wait()
+        return "Done."
+
+    asked = Context(FunctionCall("1", "hangs", "{}"))
+    while function._threads:  # of tests before
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr(function, "MOST_THREADS", 1)
+    waiting = asyncio.ensure_future(as_tool(hangs).call("{}", asked))
+    await asyncio.sleep(0)
+    with pytest.raises(ToolError, match="1 calls are at work, or hang"):
+        await as_tool(hangs).call("{}", asked)
+    go.set()
+    assert await waiting == "Done."
+    assert await as_tool(hangs).call("{}", asked) == "Done."

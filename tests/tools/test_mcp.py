@@ -129,7 +129,7 @@ def test_servers_are_configured_in_the_file() -> None:
         (asked(tunnel_id="tunnel_1"), "tunnel_id", "is not supported"),
         (asked("web1", defer_loading=True), "defer_loading", "is not supported"),
         (asked("web1", allowed_callers=["programmatic"]), "allowed_callers", "only be called"),
-        (asked("web1", require_approval="maybe"), "require_approval", "not one of its values"),
+        (asked("web1", require_approval="maybe"), "require_approval", "none it may be"),
         (
             asked("web1", allowed_tools={"names": []}),
             "allowed_tools",
@@ -251,7 +251,7 @@ async def test_a_list_in_the_conversation_is_used_and_nothing_is_called() -> Non
         assert [tool.spec.name for tool in session.tools] == ["new"]
         assert session.items == ()
         assert (session.namespace, session.description) == ("s", "D")
-        assert session.rewriter() is None
+        assert session.cited is None
         await session.close()
         await session.close()
 
@@ -475,6 +475,33 @@ async def test_sessions_are_bounded_and_idle_ones_end(monkeypatch) -> None:
             await asyncio.sleep(0.01)
         assert not mcp_tasks()
         await hosted.close()
+
+
+async def test_one_tenant_leaves_sessions_to_others(monkeypatch) -> None:
+    monkeypatch.setattr(mcp, "PER_TENANT", 2)
+    fake = Fake()
+    async with served(fake) as (server, _):
+        hosted = MCP([server])
+        await (await hosted.open(asked(authorization="z"), (), Caller("a"))).close()
+        mine = [await hosted.open(asked(authorization=key), (), Caller("a")) for key in "xy"]
+        with pytest.raises(FaultError, match="All 2 sessions") as raised:
+            await hosted.open(asked(authorization="z"), (), Caller("a"))
+        assert raised.value.fault.code == "overloaded"
+        mine += [await hosted.open(asked(authorization="x"), (), Caller(name)) for name in "ab"]
+        for session in mine:
+            await session.close()
+        await hosted.close()
+
+
+async def test_a_session_that_is_closed_after_its_tool_starts_no_timer() -> None:
+    fake = Fake()
+    async with served(fake) as (server, _):
+        hosted = MCP([server])
+        session = await hosted.open(asked(), (), Caller("a"))
+        (link,) = hosted._links.values()
+        await hosted.close()
+        await session.close()
+        assert (link.users, link.timer) == (0, None)
 
 
 async def test_who_waits_for_a_server_that_hangs_shares_its_failure(monkeypatch) -> None:

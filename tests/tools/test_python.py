@@ -14,6 +14,8 @@ from dragoman.core.error import FaultError
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Message, Unknown
 from dragoman.core.request import Request, UnknownTool
+from dragoman.server.build import hosted as build_hosted
+from dragoman.server.config import ConfigurationError, HostedTool
 from dragoman.tools.python import BUSY, KIND, LONGEST, NO_OUTPUT, Python, code_of
 from dragoman.tools.run import Context, Hosted, Runner, ToolError
 from dragoman.tools.sandbox import MB, NODES, NOT_STARTED, Limits, LostError, _Process
@@ -76,7 +78,7 @@ def python(**settings: Any) -> tuple[Python, Made]:
 
 async def opened(tool: Python, caller: Caller = ADA, asked: Any = AUTO, items: Any = ()) -> Any:
     session = await tool.open(asked, items, caller)
-    assert (session.namespace, session.items, session.rewriter()) == (None, (), None)
+    assert (session.namespace, session.items, session.cited) == (None, (), None)
     (session.tool,) = session.tools
     return session
 
@@ -187,7 +189,35 @@ async def test_one_more_than_there_may_be_closes_what_was_idle_for_longest() -> 
     await tool.close()
 
 
-async def test_what_is_at_work_is_not_closed() -> None:
+async def test_containers_that_lost_their_interpreter_count_too() -> None:
+    tool, _ = python(containers=3, per_tenant=2)
+    sessions = [await opened(tool) for _ in range(9)]
+    for session in sessions:
+        await ran(session, "die")
+    assert [*tool._containers] == [("ada", each.container.id) for each in sessions[-2:]]
+    assert await ran(sessions[-1], "1") == "9: 1"
+    assert len(tool._containers) == 2
+    await tool.close()
+
+
+async def test_where_all_are_at_work_calls_wait() -> None:
+    tool, sandbox = python(containers=2, per_tenant=2)
+    first, second, late = [
+        asyncio.ensure_future(ran(await opened(tool), code)) for code in ("wait", "wait", "3")
+    ]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not late.done()
+    sandbox.made[1].go.set()
+    assert (await second, await late) == ("1: wait", "2: 3")
+    assert [each.closed for each in sandbox.made] == [False, True, False]
+    sandbox.made[0].go.set()
+    assert await first == "0: wait"
+    await tool.close()
+
+
+async def test_what_is_at_work_is_not_closed(monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.tools.python.PATIENCE", 0.01)
     tool, sandbox = python(containers=2, per_tenant=1)
     busy = await opened(tool)
     run = asyncio.ensure_future(ran(busy, "wait"))
@@ -505,3 +535,11 @@ async def test_an_answer_that_is_cancelled_ends_its_run() -> None:
     assert sandbox.made[0].closed
     await engine.close()
     assert sandbox.closed
+
+
+def test_limits_are_configured_in_the_file() -> None:
+    (made,) = build_hosted((HostedTool(use="python", seconds=5, memory=64 * MB),), {})
+    assert isinstance(made, Python)
+    assert made._limits == Limits(seconds=5, memory=64 * MB)
+    with pytest.raises(ConfigurationError, match="memory is not for this tool"):
+        build_hosted((HostedTool(use="files", memory=64 * MB),), {})

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Annotation, FunctionCall, Unknown
+from dragoman.formats.citations import Citations
 from dragoman.tools import search as search_module
 from dragoman.tools import web as web_module
 from dragoman.tools.run import Context, Runner
@@ -276,9 +277,9 @@ async def test_r4_49_r4_w26_cursors_hold_in_later_answers_and_after_a_restart(mo
     assert "L0: <p>Second page" in await model.shown("open", cursor=3)
     assert "[10] " in await model.shown("open", id=0, cursor=1)
     assert site.queries == [{"q": ["x"], "format": ["json"]}]
-    rewriter = model.browser.rewriter()
+    citations = Citations([model.browser.cited])
     link = f" ([{site.base[7:]}]({site.base}/)) "
-    assert rewriter.feed("【1†L4】【2†L0】【0†L0】") == [
+    assert citations.feed("【1†L4】【2†L0】【0†L0】") == [
         link,
         Annotation("url_citation", 0, len(link), f"{site.base}/", "A long story"),
         link,
@@ -616,7 +617,7 @@ async def test_redirects_are_followed_and_cited_as_what_they_lead_to(model, site
     site.pages["/f%C3%BCnf"] = "<p>Five"
     assert "L0: Five" in await model.shown("open", id=f"{site.base}/go")
     assert model.action["url"] == f"{site.base}/f%C3%BCnf"
-    assert model.browser.rewriter().feed("【0†L0】")[1].url == f"{site.base}/f%C3%BCnf"
+    assert Citations([model.browser.cited]).feed("【0†L0】")[1].url == f"{site.base}/f%C3%BCnf"
 
 
 async def test_what_is_too_long_is_cut(model, site) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,13 @@ def vocabulary(folder: Path, config: dict[str, Any]) -> dict[str, object]:
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokens = sorted(described["model"]["vocab"].items(), key=lambda entry: entry[1])
     controls = {added["id"] for added in described["added_tokens"]}
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    # llama.cpp gives what opens an answer to the grammar, if there is one, and ends its process at
+    # an end token in it: so there is no request to think.
+    template, found = re.subn(
+        r"\n *\{%- if enable_thinking %\}.*?\{%- endif %\}", "", template, flags=re.S
+    )
+    assert found == 1
     merges = [m if isinstance(m, str) else " ".join(m) for m in described["model"]["merges"]]
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -83,7 +91,7 @@ def vocabulary(folder: Path, config: dict[str, Any]) -> dict[str, object]:
         "tokenizer.ggml.bos_token_id": config["bos_token_id"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
         "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(encoding="utf-8"),
+        "tokenizer.chat_template": template,
     }
 
 

@@ -1,6 +1,7 @@
 """Agents: models with tools, in a loop with limits."""
 
 from .agent import Agent, Run, RunStream
-from .loop import Budget, Loop, Meter, Price
+from .budget import Budget, Meter, Price
+from .loop import Loop
 
 __all__ = ["Agent", "Budget", "Loop", "Meter", "Price", "Run", "RunStream"]

@@ -34,12 +34,12 @@ from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
 
-from .loop import Approve, Budget, Decision, Loop, Meter, Price, unanswered
+from .budget import Budget, Meter, Price
+from .loop import INTERRUPTED, Approve, Decision, Loop, unanswered
 
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
 MOVED_ON = "It was not run: the user said something else first."
 CUT_OFF = "It was cut off, and not run."
-INTERRUPTED = "It was interrupted; whether it took effect is not known."
 NO_ANSWER = "It was not answered."
 
 _inside: ContextVar[frozenset[int]] = ContextVar("inside", default=frozenset())
@@ -163,6 +163,7 @@ class Agent:
         Without anything `said`, the model goes on from the conversation as it is, and calls that
         wait are run: so a run that waits for consent is resumed. `allow` is what was decided: for
         all that wait, or for each by its `call_id`; words are a refusal that the model is given.
+        The run raises ValueError for a decision on a call that does not wait.
         `caller` says who asks. `settings` are those of a request, for this run.
         """
         return RunStream(self, said, allow, caller, settings)
@@ -225,7 +226,8 @@ class Agent:
         return msgspec.json.encode(saved)
 
     def load(self, data: bytes) -> None:
-        """Go on from a conversation that `dump` gave. Raises ValueError for anything else."""
+        """Go on from a conversation that `dump` gave. The meter, which others may share, is set to
+        what had been spent then. Raises ValueError for anything else."""
         saved = msgspec.json.decode(data, type=Saved)
         if saved.version != 1:
             raise ValueError(f"version {saved.version} of a saved agent is not known here")
@@ -325,6 +327,10 @@ class RunStream(Stream):
             pending = {call.call_id for call in left if agent.tools.find(call)}
             if said and pending and self._allow is not None:
                 raise TypeError("`allow` is for going on, without anything new being said")
+            if isinstance(self._allow, Mapping) and (other := self._allow.keys() - pending):
+                waiting = ", ".join(sorted(pending)) or "none"
+                problem = f"`allow` has {', '.join(sorted(other))}; calls that wait: {waiting}"
+                raise ValueError(problem)
             if not said and not agent.history:
                 raise TypeError("nothing was said yet that could be answered")
             for call in left:  # what will not be run has a result now

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from base64 import b64decode
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -20,10 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.event import Delta, Event, ItemDone, PartDone
+from dragoman.core.event import Delta, Event, Finished, ItemDone, PartDone, Started
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
     JSON,
+    RECORD,
     Annotation,
     FunctionCall,
     FunctionCallOutput,
@@ -32,6 +32,7 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
+from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -42,11 +43,10 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.engines.base import Driver, Prepared, Wrapper
+from dragoman.formats.citations import Citations, Cited
 from dragoman.tools.run import (
-    RECORD,
     Hosted,
     Recorded,
-    Rewriter,
     Runner,
     Session,
     Tool,
@@ -54,10 +54,10 @@ from dragoman.tools.run import (
 )
 from dragoman.wire.responses.items import RESULTS
 
-from .loop import APPROVAL, NOT_ALLOWED, Budget, Decision, Loop, Meter
+from .budget import Budget, Meter
+from .loop import APPROVAL, INTERRUPTED, NOT_ALLOWED, Decision, Loop
 
 ANSWER = "mcp_approval_response"
-MESSAGES = "messages"
 MOST_ROUNDS = 64
 """Rounds of calls in one answer of the server, after which the model is to answer."""
 GONE = "This tool is not there any more."
@@ -83,9 +83,7 @@ class HostedTools(Wrapper):
                 if self._by_kind.setdefault(kind, tool) is not tool:
                     raise ValueError(f"there are two tools of type {kind!r}")
 
-    def prepare(
-        self, request: Request, caller: Caller
-    ) -> Prepared | Awaitable[Prepared | None] | None:
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Run the tools that the request names, and tell the model of earlier calls."""
         wanted: dict[int, tuple[Hosted, dict[str, JSON]]] = {}
         for number, tool in enumerate(request.tools):
@@ -102,7 +100,8 @@ class HostedTools(Wrapper):
         if wanted:
             if (request.sampling.n or 1) > 1:
                 raise FaultError(unsupported("an answer with tools is one choice", "n"))
-            return self._open(request, caller, wanted)
+            events = self._answer(request, caller, wanted)
+            return Prepared(request, start=partial(Driver, events))
         items, _ = told(request.items)
         return None if items is None else Prepared(replace(request, items=items))
 
@@ -113,77 +112,87 @@ class HostedTools(Wrapper):
         finally:
             await super().close()
 
-    async def _open(
+    async def _answer(
         self,
         request: Request,
         caller: Caller,
         wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]],
-    ) -> Prepared:
-        known = [item for item in _from_blocks(request.items) if isinstance(item, Unknown)]
-        opened = await asyncio.gather(
-            *(tool.open(asked, known, caller) for tool, asked in wanted.values()),
-            return_exceptions=True,
-        )
-        sessions = dict(zip(wanted, opened, strict=True))
-        taken: dict[str, int] = {}
+    ) -> AsyncGenerator[Event, None]:
+        """The answer, with the tools open as long as it lasts."""
+        known = [item for item in request.items if isinstance(item, Unknown)]
+        opened: dict[int, Session] = {}
+
+        async def open(number: int) -> None:
+            tool, asked = wanted[number]
+            opened[number] = await tool.open(asked, known, caller)
+
         try:
-            for number, session in sessions.items():
-                if isinstance(session, FaultError):
-                    fault = session.fault
-                    at = ".".join(filter(None, (f"tools[{number}]", fault.param)))
-                    raise FaultError(replace(fault, param=at)) from session
-                if isinstance(session, BaseException):
-                    raise session
-                _check_names(request, number, session, taken)
-            own = {n: s for n, s in sessions.items() if not isinstance(s, BaseException)}
-            choice = _chosen(request, own)
-            runner = Runner(
-                (tool for each in own.values() if each.namespace is None for tool in each.tools),
-                {each.namespace: each.tools for each in own.values() if each.namespace is not None},
-            )
-        except BaseException:
-            await _close(opened)
-            raise
+            # It returns when all have ended, also where this answer is cancelled meanwhile.
+            problems = await asyncio.gather(*map(open, wanted), return_exceptions=True)
+            for number, problem in zip(wanted, problems, strict=True):
+                if isinstance(problem, FaultError):
+                    at = f"tools[{number}]" if number < len(request.tools) else "web_search_options"
+                    at = ".".join(filter(None, (at, problem.fault.param)))
+                    raise FaultError(replace(problem.fault, param=at)) from problem
+                if problem is not None:
+                    raise problem
+            loop, asked = self._loop(request, {number: opened[number] for number in wanted})
+            kept = [number for number, _ in enumerate(request.tools) if number not in wanted]
+            async with aclosing(loop.stream(asked, caller)) as events:
+                async for event in events:
+                    if isinstance(event, Started | Finished) and event.losses:
+                        event = replace(event, losses=_renumbered(event.losses, kept))
+                    yield event
+        finally:
+            await asyncio.gather(*(session.close() for session in opened.values()))
+
+    def _loop(self, request: Request, sessions: Mapping[int, Session]) -> tuple[Loop, Request]:
+        """What runs the tools of these sessions, and the request without them."""
+        taken: dict[str, int] = {}
+        for number, session in sessions.items():
+            _check_names(request, number, session, taken)
+        own = sessions.values()
+        runner = Runner(
+            (tool for each in own if each.namespace is None for tool in each.tools),
+            {each.namespace: each.tools for each in own if each.namespace is not None},
+            {str(each.namespace): each.description for each in own},
+        )
         items, decisions = told(request.items, runner)
-        kept = tuple(tool for n, tool in enumerate(request.tools) if n not in own)
         asked = replace(
             request,
             items=items or request.items,
-            tools=kept,
-            tool_choice=choice,
+            tools=tuple(tool for n, tool in enumerate(request.tools) if n not in sessions),
+            tool_choice=_chosen(request, sessions),
             max_tool_calls=None,
             include=tuple(n for n in request.include if n.partition(".")[0] not in RESULTS),
         )
+        cited = [each.cited for each in own if each.cited is not None]
         loop = Loop(
-            Citing(self.engine, [each.rewriter for each in own.values()]),
+            Citing(self.engine, cited) if cited else self.engine,
             runner,
             max_rounds=MOST_ROUNDS,
             retries=MOST_ROUNDS,  # pages that do not exist are no reason to stop
             meter=Meter(Budget(calls=request.max_tool_calls)),
             approve=lambda call: decisions.get(call.call_id),
-            opening=[item for each in own.values() for item in each.items],
+            opening=[item for each in own for item in each.items],
             quiet=True,
         )
-        events = _answered(loop, asked, caller, tuple(own.values()))
-        return Prepared(asked, start=partial(Driver, events))
+        return loop, asked
 
 
-async def _answered(
-    loop: Loop, request: Request, caller: Caller, sessions: Sequence[Session]
-) -> AsyncGenerator[Event, None]:
-    try:
-        async with aclosing(loop.stream(request, caller)) as events:
-            async for event in events:
-                yield event
-    finally:
-        await _close(sessions)
+_TOOL = re.compile(r"tools\[(\d+)\]")
 
 
-async def _close(sessions: Sequence[Session | BaseException]) -> None:
-    ending = [each.close() for each in sessions if not isinstance(each, BaseException)]
-    for result in await asyncio.gather(*ending, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result
+def _renumbered(losses: Iterable[Loss], numbers: Sequence[int]) -> tuple[Loss, ...]:
+    """The losses of the client's own tools, by the numbers that these have in its request."""
+    found: list[Loss] = []
+    for loss in losses:
+        if (tool := _TOOL.match(loss.field)) is not None:
+            if (number := int(tool[1])) >= len(numbers):
+                continue
+            loss = replace(loss, field=f"tools[{numbers[number]}]{loss.field[tool.end() :]}")
+        found.append(loss)
+    return tuple(found)
 
 
 def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
@@ -255,31 +264,33 @@ def told(
 ) -> tuple[tuple[Item, ...] | None, dict[str, Decision]]:
     """The conversation with calls and outputs in place of the items of hosted tools, and what the
     user has decided about calls that wait, by their ids. None where it has no such items."""
-    items = _from_blocks(items)
     answers: dict[str, Unknown] = {}
     done: set[str] = set()  # calls that were run after they were allowed
     found = False
     for item in items:
         if isinstance(item, Unknown):
-            found = found or item.kind in _OURS or recorded(item) is not None
+            found = found or item.kind in _OURS or RECORD in (item.extra or ())
             if item.kind == ANSWER:
                 answers[str(item.value.get("approval_request_id"))] = item
             elif item.kind != APPROVAL:
                 done.add(str(item.value.get("approval_request_id")))
     if not found:
         return None, {}
+    items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
     decisions: dict[str, Decision] = {}
     told: list[Item] = []
     for _, group in groupby(items, _round):
         outputs: list[Item] = []
         for item in group:
             call = _record(item) if isinstance(item, Unknown) else None
-            if not isinstance(item, Unknown) or (call is None and item.kind not in _SILENT):
+            if not isinstance(item, Unknown) or call is None:
                 told.append(item)
-            elif call is not None and item.kind != APPROVAL:
+            elif item.kind != APPROVAL:
                 told.append(_call(call))
-                outputs.append(FunctionCallOutput(call.call_id, call.output or ""))
-            elif call is not None and (item.id or "") not in done:
+                cut = item.value.get("status") in ("in_progress", "incomplete")
+                given = INTERRUPTED if cut else call.output or ""
+                outputs.append(FunctionCallOutput(call.call_id, given))
+            elif (item.id or "") not in done:
                 made = replace(
                     _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}
                 )
@@ -297,8 +308,14 @@ def told(
     return tuple(told), decisions
 
 
-_SILENT = frozenset((ANSWER, "mcp_list_tools"))
-"""Items that are no news to the model."""
+def _is_silent(item: Unknown) -> bool:
+    """Whether an item is no news to the model: in Messages a call has two blocks, and the second
+    says it all."""
+    if item.kind in (ANSWER, "mcp_list_tools"):
+        return True
+    return RECORD in (item.extra or ()) and recorded(item) is None
+
+
 _OURS = frozenset((APPROVAL, ANSWER, "mcp_list_tools", "mcp_call", "code_interpreter_call"))
 _OURS |= frozenset(("web_search_call", "file_search_call"))
 
@@ -330,6 +347,11 @@ def _record(item: Unknown) -> Recorded | None:
         ):
             output = rest.get("output") or rest.get("error") or ""
             return Recorded(call_id, name, arguments, str(output), label)
+        case "file_search_call", {"queries": [*queries], **rest}:
+            results = [each for each in rest.get("results") or () if isinstance(each, dict)]
+            texts = [f"{each.get('filename')}: {each.get('text')}" for each in results]
+            given = msgspec.json.encode({"queries": queries}).decode()
+            return Recorded(call_id, "file_search", given, "\n\n".join(texts))
         case _:
             return None
 
@@ -338,55 +360,15 @@ def _python(call_id: str, code: str, output: str) -> Recorded:
     return Recorded(call_id, "python", msgspec.json.encode({"code": code}).decode(), output)
 
 
-_USED = re.compile(r"srvtoolu_((?:ws|ci|mcp)_\w+)")
-"""The ids of our own calls in blocks of the Messages protocol."""
-
-
-def _from_blocks(items: Sequence[Item]) -> Sequence[Item]:
-    """The items with those that the blocks of our calls stand for, each in place of the block of
-    its result."""
-    if not any(isinstance(item, Unknown) and item.wire == MESSAGES for item in items):
-        return items
-    found: list[Item] = []
-    uses: dict[str, dict[str, JSON]] = {}
-    for item in items:
-        if isinstance(item, Unknown) and item.wire == MESSAGES:
-            use_id = str(item.value.get("id") or item.value.get("tool_use_id"))
-            if (ours := _USED.fullmatch(use_id)) is not None:
-                if item.kind.endswith("_use"):
-                    uses[use_id] = item.value
-                elif (use := uses.get(use_id)) is not None:
-                    call = _from_result(ours[1], use, item.value)
-                    kept = {RECORD: msgspec.to_builtins(call)}
-                    found.append(Unknown(MESSAGES, item.kind, {}, ours[1], kept))
-                continue
-        found.append(item)
-    return found
-
-
-def _from_result(id: str, use: dict[str, JSON], result: dict[str, JSON]) -> Recorded:
-    given = msgspec.json.encode(use.get("input") or {}).decode()
-    match use, result.get("content"):
-        case {"name": "web_search"}, [{"encrypted_content": str(kept)}, *_]:
-            with suppress(ValueError):
-                return msgspec.convert(msgspec.json.decode(b64decode(kept)), Recorded)
-        case {"name": "code_execution", "input": {"code": str(code)}}, {"stdout": str(logs)}:
-            return _python(id, code, logs)
-        case {"name": str(name), "server_name": str(label)}, [{"text": str(text)}, *_]:
-            return Recorded(id, name, given, text, label)
-    return Recorded(id, str(use.get("name")), given, "It failed.")
-
-
 # ---- citations -------------------------------------------------------------------------------
 
 
 class Citing(Wrapper):
-    """Middleware that finds citations in the text of answers. `finders` make what finds them in one
-    part of a text; the first that does is used."""
+    """Middleware that finds citations in the text of answers: of what these know."""
 
-    def __init__(self, engine: Engine, finders: Sequence[Any]) -> None:
+    def __init__(self, engine: Engine, cited: Sequence[Cited]) -> None:
         super().__init__(engine)
-        self._finders = finders
+        self._cited = cited
 
     async def stream(
         self, request: Request, caller: Caller = ANYONE
@@ -397,10 +379,8 @@ class Citing(Wrapper):
             async for event in events:
                 match event:
                     case Delta(kind="text", index=index, part_index=number):
-                        part = self._part(parts, index, number)
-                        if part is None:
-                            yield event
-                            continue
+                        if (part := parts.get((index, number))) is None:
+                            part = parts[index, number] = _Part(Citations(self._cited))
                         for each in part.feed(event):
                             yield each
                     case PartDone(part=Text() as text, index=index, part_index=number):
@@ -421,27 +401,19 @@ class Citing(Wrapper):
                     case _:
                         yield event
 
-    def _part(self, parts: dict[tuple[int, int], _Part], index: int, number: int) -> _Part | None:
-        if (part := parts.get((index, number))) is None:
-            for finder in self._finders:
-                if (found := finder()) is not None:
-                    part = parts[index, number] = _Part(found)
-                    break
-        return part
-
 
 class _Part:
     """One part of a text, as it is rewritten."""
 
-    def __init__(self, finder: Rewriter) -> None:
-        self._finder = finder
+    def __init__(self, citations: Citations) -> None:
+        self._citations = citations
         self._text: list[str] = []
         self._notes: list[Annotation] = []
         self._changed = False
 
     def feed(self, delta: Delta) -> Iterator[Delta]:
         """What is known with another piece."""
-        pieces = self._finder.feed(delta.data)
+        pieces = self._citations.feed(delta.data)
         if pieces == [delta.data]:
             self._text.append(delta.data)
             yield delta
@@ -451,7 +423,7 @@ class _Part:
 
     def end(self, index: int, number: int) -> Iterator[Delta]:
         """The rest."""
-        yield from self._give(self._finder.end(), index, number)
+        yield from self._give(self._citations.end(), index, number)
 
     def _give(self, pieces: Sequence[str | Annotation], index: int, number: int) -> Iterator[Delta]:
         for piece in pieces:

@@ -16,14 +16,13 @@ from collections.abc import (
     Callable,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Fault, FaultError, unsupported
@@ -41,6 +40,7 @@ from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import (
     JSON,
+    RECORD,
     Call,
     Compaction,
     CustomToolCall,
@@ -68,7 +68,6 @@ from dragoman.engines.compaction import (
 from dragoman.engines.fan_out import add_usage
 from dragoman.tools.run import (
     PATIENCE,
-    RECORD,
     Context,
     Display,
     Output,
@@ -78,6 +77,8 @@ from dragoman.tools.run import (
     not_run,
 )
 from dragoman.wire.responses.items import WIRE
+
+from .budget import Meter
 
 AT_ONCE = 32
 """Calls of one round that run at the same time; the others wait for one to end."""
@@ -98,101 +99,12 @@ APPROVAL = "mcp_approval_request"
 _ASKED = ("name", "arguments", "server_label")
 """The fields of a call that a person is asked about."""
 NOT_ALLOWED = "The user did not allow this call."
+INTERRUPTED = "It was interrupted; whether it took effect is not known."
 SWITCHED_OFF = "It was not run: no more tools may be called. Answer with what you know."
 CONTINUE = "Continue exactly where you were cut off, without repeating anything."
 
-
-class Price(Struct, frozen=True):
-    """What a million tokens of a model cost, in any currency. Without a price of their own, tokens
-    from a cache cost what others do."""
-
-    input: float = 0.0
-    output: float = 0.0
-    cached: float | None = None
-    cache_write: float | None = None
-
-    def of(self, usage: Usage) -> float:
-        """The cost of an answer.
-
-        >>> Price(input=2.0, output=10.0, cached=0.5).of(
-        ...     Usage(input_tokens=1_000_000, output_tokens=100_000, cached_tokens=400_000)
-        ... )
-        2.4
-        """
-        cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
-        plain = max((usage.input_tokens or 0) - cached - written, 0)
-        cost = plain * self.input + (usage.output_tokens or 0) * self.output
-        cost += cached * (self.input if self.cached is None else self.cached)
-        cost += written * (self.input if self.cache_write is None else self.cache_write)
-        return round(cost / 1_000_000, 12)
-
-
-class Budget(Struct, frozen=True):
-    """What an agent may spend, in all its runs together: tokens, cost, calls of tools and of the
-    model (`rounds`), and seconds of one run. None stands for no limit.
-
-    It is checked before each call of the model and of a tool; nothing is begun then that it leaves
-    no room for. What is under way is not cut off: agents that run side by side may exceed it by one
-    call each. Where a server reports no usage, tokens are estimated.
-    """
-
-    tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cost: float | None = None
-    calls: int | None = None
-    rounds: int | None = None
-    seconds: float | None = None
-
-
-class Meter:
-    """What has been spent, against a budget. Agents and their sub-agents may share one."""
-
-    def __init__(self, budget: Budget | None = None, prices: Mapping[str, Price] = {}) -> None:
-        self.budget = budget or Budget()
-        self.usage = Usage()
-        self.cost = 0.0
-        self.calls = self.rounds = 0
-        self._prices = prices
-
-    @property
-    def limited(self) -> bool:
-        """Whether anything is limited."""
-        return self.budget != Budget()
-
-    def add(self, usage: Usage, model: str) -> float:
-        """Count an answer of a model, and give its cost."""
-        self.usage = add_usage([self.usage, usage]) or self.usage
-        price = self.price(model)
-        cost = price.of(usage) if price else 0.0
-        self.cost += cost
-        return cost
-
-    def price(self, model: str) -> Price | None:
-        """The price of a model."""
-        return self._prices.get(model) or self._prices.get("*")
-
-    def spent(self, began: float, call: bool = False) -> str:
-        """Which part of the budget leaves no room for the next call of a tool (`call`) or of the
-        model, in a sentence; empty where there is room. `began` is when the run did."""
-        usage, budget = self.usage, self.budget
-        tokens = (usage.input_tokens or 0) + (usage.output_tokens or 0)
-        counts: list[tuple[str, float | None, float]] = [
-            ("tokens", budget.tokens, tokens),
-            ("input tokens", budget.input_tokens, usage.input_tokens or 0),
-            ("output tokens", budget.output_tokens, usage.output_tokens or 0),
-            ("cost", budget.cost, self.cost),
-            ("seconds", budget.seconds, time.monotonic() - began),
-        ]
-        if call:
-            counts.append(("calls of tools", budget.calls, self.calls))
-        else:
-            counts.append(("calls of the model", budget.rounds, self.rounds))
-        for what, most, used in counts:
-            if most is not None and used >= most:
-                return f"The budget is used up: {what}, {used:g} of {most:g}."
-        return ""
-
+_ITEMS = re.compile(r"(?:input|messages)\[")
+"""What losses of items are called, in all protocols."""
 
 Decision = bool | str
 """Whether a call is allowed; words are a refusal that the model is given."""
@@ -301,7 +213,11 @@ class _Answer:
         self.loop, self.request, self.caller = loop, request, caller
         self.tools, self.meter, self.began = loop.tools, loop.meter, time.monotonic()
         self.theirs, self.hosted = _names(request)
-        offered = [spec for spec in loop.tools.offered() if (None, spec.name) not in self.theirs]
+        offered = [
+            spec
+            for spec in loop.tools.offered()
+            if isinstance(spec, Namespace) or (None, spec.name) not in self.theirs
+        ]
         self.offered: tuple[Any, ...] = (*request.tools, *offered)
         self.items = list(request.items)
         self.choice = "none" if loop.max_rounds == 0 else request.tool_choice
@@ -314,10 +230,10 @@ class _Answer:
         self.ids |= loop.taken
         self.begun: Started | None = None
         self.end: Finished | Failed | None = None
-        self.losses: list[Loss] = []  # of the rounds after the first
+        self.losses: list[Loss] = []  # that are not in `begun`
         self.used: list[Usage] = []
         self.cost, self.stopped = 0.0, ""
-        self.shown = self.rounds = self.errors = self.continued = 0
+        self.shown = self.asked = self.rounds = self.errors = self.continued = 0
         self.waits = self.summarised = False  # for results of the client's; for nothing more
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -325,6 +241,7 @@ class _Answer:
         if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
         for item in self.loop.opening:
+            item = replace(item, id=f"{PREFIXES[item.kind]}_{new_id()}")
             yield ItemAdded(self.shown, replace(item, value={**item.value, "tools": []}))
             yield Progress(self.shown, "in_progress")
             yield Progress(self.shown, "failed" if item.value.get("error") else "completed")
@@ -365,7 +282,7 @@ class _Answer:
         async with aclosing(self._run(decided, allowed)) as running:
             for call, _ in decided:
                 display = self._display(call)
-                item = None if display is None else _opened(call, display)
+                item = None if display is None else _opened(call, display, self.calls[0].call_id)
                 if display is not None and item is not None:
                     for event in _opening(self.shown, item, display):
                         yield event
@@ -437,6 +354,7 @@ class _Answer:
             self.stopped, self.end = stopped, Finished("incomplete", ("budget",))
             return
         self.meter.rounds += 1
+        self.asked += 1
         asked = replace(
             self.request,
             items=tuple(self.items),
@@ -468,7 +386,10 @@ class _Answer:
                         self.begun = event
                         yield event
                     else:
-                        self.losses += event.losses
+                        # What earlier rounds have added is not the client's.
+                        again = self.asked > 1
+                        found = event.losses
+                        self.losses += [x for x in found if not (again and _ITEMS.match(x.field))]
                 elif (index := event.index) is None:
                     yield event
                 else:
@@ -647,11 +568,12 @@ def _free(id: str, taken: set[str]) -> str:
     return free
 
 
-def _opened(call: Call, display: Display) -> Unknown:
+def _opened(call: Call, display: Display, round: str) -> Unknown:
     """The item that shows a call, as it begins; with the request that allowed it."""
     allowed = (call.extra or {}).get(RECORD, {})
     value = {**display.opened(call), **allowed, "status": "in_progress"}
-    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}")
+    kept = _kept(call, round, None)
+    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}", kept)
 
 
 def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
@@ -672,8 +594,7 @@ def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
 
 def _kept(call: Call, round: str, output: Output | None, own: JSON = None) -> Extra:
     """The call behind an item, for the next time the model is asked."""
-    text = call.input if isinstance(call, CustomToolCall) else call.arguments
-    record = Recorded(call.call_id, call.name, text, output, call.namespace, round, own)
+    record = Recorded(call.call_id, call.name, call.text, output, call.namespace, round, own)
     return {RECORD: to_builtins(record)}
 
 

@@ -29,7 +29,6 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, Progress
 from dragoman.core.interfaces import Engine, Secret
 from dragoman.core.item import (
-    Call,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -264,7 +263,7 @@ def _named(use: str) -> UnknownTool:
 def _decided(run: Run) -> tuple[dict[str, bool] | None, list[Item] | None] | None:
     """What the user says to the calls that wait for consent; None where none does."""
     if run.pending:
-        return {call.call_id: _allowed(call.name, _given(call)) for call in run.pending}, None
+        return {call.call_id: _allowed(call.name, call.text) for call in run.pending}, None
     said: list[Item] = []
     for item in run.output:
         if isinstance(item, Unknown) and item.kind == "mcp_approval_request":
@@ -281,10 +280,6 @@ def _allowed(name: str, given: str) -> bool:
     except KeyboardInterrupt:
         print()
         return False
-
-
-def _given(call: Call) -> str:
-    return call.input if isinstance(call, CustomToolCall) else call.arguments
 
 
 def _loaded(path: Path) -> Agent:

@@ -160,6 +160,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     commands = [name for action in top._actions for name in action.choices or ()]
     if words and not words[0].startswith("-") and words[0] not in commands:
         near = hint(words[0], commands) or f"; there is {', '.join(commands)}"
+        if words[0] in ("help", "version"):
+            near = f"; say dragoman --{words[0]}"
+        elif words[0].partition(":")[0] in ("pocket", "script", "hf", "gguf"):
+            near = f"; say dragoman serve {words[0]}"
         top.error(f"there is no command {words[0]!r}{near}")
     options, unknown = top.parse_known_args(words)
     if options.command == "run" and not any(word.startswith("-") for word in unknown):

@@ -42,7 +42,7 @@ _REASONS = {"incomplete": "length"}
 
 class Fold(Struct, eq=False):
     """Adds events up. `response` may be read at any time and holds all that came so far; `tokens`
-    is how many came with their log-probabilities.
+    is how many came with their log-probabilities, and how many annotations.
 
     >>> from dragoman.core.event import Finished, Started
     >>> fold = Fold()
@@ -82,6 +82,8 @@ class Fold(Struct, eq=False):
                 self._open[event.index].append(event)
                 if event.kind != "annotation":
                     self._last = event
+                else:
+                    self.tokens += 1
                 if event.tokens:
                     self.tokens += len(event.tokens)
             elif isinstance(event, _PARTS):

@@ -20,6 +20,8 @@ INTERNAL = frozenset(
     {"agent", "error", "inline", "legacy", "models", "responses_vendor", "tool", "turn", "upstream"}
 )
 """Keys of an `extra` that are no wire's."""
+RECORD = "tool"
+"""The key among them of the record of a call that this server ran (`tools.run.Recorded`)."""
 
 Role = Literal["system", "developer", "user", "assistant"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -190,6 +192,11 @@ class FunctionCall(Struct, frozen=True, omit_defaults=True, tag="function_call")
     status: ItemStatus | None = None
     extra: Extra | None = None
 
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return self.arguments
+
 
 class FunctionCallOutput(Struct, frozen=True, omit_defaults=True, tag="function_call_output"):
     """What a function returned, for the call with the same `call_id`."""
@@ -211,6 +218,11 @@ class CustomToolCall(Struct, frozen=True, omit_defaults=True, tag="custom_tool_c
     id: str | None = None
     status: ItemStatus | None = None
     extra: Extra | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return self.input
 
 
 class CustomToolCallOutput(Struct, frozen=True, omit_defaults=True, tag="custom_tool_call_output"):

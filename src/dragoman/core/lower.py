@@ -481,8 +481,7 @@ class CallRenamer:
 
 
 def _input(index: int, call: FunctionCall | CustomToolCall) -> list[Event]:
-    text = call.input if isinstance(call, CustomToolCall) else call.arguments
-    return [Delta(index, 0, "input", text)] if text else []
+    return [Delta(index, 0, "input", call.text)] if call.text else []
 
 
 class CallFilter:

@@ -7,6 +7,7 @@ Systems without fork run the function in this process, without limits.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.core.error import Fault, FaultError
+
 Answering = Callable[[bytes], bytes]
 
 FORKS = hasattr(os, "fork") and hasattr(os, "posix_spawn") and bool(sys.executable)
@@ -33,6 +36,10 @@ START_SECONDS = 60.0
 """How long a child may take for its preparation, on a machine that does much else."""
 PATIENCE = 10
 """Wall-clock seconds for each second of processor time, before a process is given up."""
+
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+"""The errors of a system, or a process, that has no more files to open."""
 
 
 class Limits(Struct, frozen=True):
@@ -106,11 +113,15 @@ class Child:
 
     def ask(self, message: bytes, limits: Limits) -> bytes:
         """The answer. Its process ends with the interest in this thread's work (`here.interest`).
-        Raises ChildError and GivenUpError."""
+        Raises ChildError and GivenUpError, and
+        FaultError where the system has no room for it."""
         if not FORKS:
             return self._here(message)
         interest = getattr(here, "interest", None) or Interest()
-        ours, theirs = Pipe()
+        try:
+            ours, theirs = Pipe()
+        except OSError as error:
+            raise _no_room(error) from None
         with ours:
             with theirs:
                 self._hand_over(theirs, limits)
@@ -146,7 +157,9 @@ class Child:
                     reduction.send_handle(control, connection.fileno(), self._pid)
                     control.send((limits.seconds, limits.memory))
                     return
-                except OSError:
+                except OSError as error:
+                    if error.errno in _EXHAUSTED:
+                        raise _no_room(error) from None
                     self._close()
                     if attempt == 2:
                         raise GivenUpError from None
@@ -155,8 +168,8 @@ class Child:
         self._close()
         try:
             self._pid, ours = spawn(__name__, {})
-        except OSError as error:  # no more processes here
-            raise GivenUpError from error
+        except OSError as error:
+            raise _no_room(error) from None
         self._control, self._owner = ours, os.getpid()
         self._end = weakref.finalize(self, _put_away, ours, self._pid, self._owner)
         try:
@@ -181,6 +194,12 @@ class Child:
         if self._inline is None:
             self._inline = _function(self._function)(self._setup)
         return b"" if message is None else self._inline(message)
+
+
+def _no_room(error: OSError) -> FaultError:
+    """What a request gets that needs a child where the system has no file or process for it."""
+    problem = f"The server is busy: it can start nothing more ({error.strerror})."
+    return FaultError(Fault("overloaded", problem, "server", retry_after="1"))
 
 
 def _put_away(control: Connection, pid: int, owner: int) -> None:

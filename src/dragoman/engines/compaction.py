@@ -220,6 +220,8 @@ def _is_rule(item: Item) -> bool:
 
 # ---- summaries -------------------------------------------------------------------------------
 
+LONGEST = 1_000_000
+"""Bytes of a summary; its content has a third more."""
 MARK = "dragoman.summary.1."
 """What the content of our compaction items begins with."""
 
@@ -303,6 +305,9 @@ async def summarise(
         raise FaultError(response.error)
     if not response.text.strip():
         raise FaultError(Fault("upstream_error", "The model wrote no summary.", "upstream"))
+    if len(response.text.encode("utf-8", "replace")) > LONGEST:
+        problem = f"The model wrote a summary of more than {LONGEST} bytes."
+        raise FaultError(Fault("upstream_error", problem, "upstream"))
     return response.text.strip(), response.usage
 
 
@@ -320,7 +325,10 @@ def expanded(request: Request) -> Request:
     items = request.items
     for place in range(len(items) - 1, -1, -1):
         match items[place]:
-            case Compaction(encrypted=content) if (summary := decode_summary(content)) is not None:
+            case Compaction(encrypted=content) if content.startswith(MARK):
+                summary = decode_summary(content)
+                if summary is None:
+                    break  # it stood for all before it, an earlier summary among that
                 before, after = filter(_is_rule, items[:place]), items[place + 1 :]
                 return replace(request, items=(*before, _as_message(summary), *after))
     return request
@@ -357,7 +365,7 @@ def encode_summary(summary: str) -> str:
 
 def decode_summary(content: str) -> str | None:
     """The summary in content of ours; None for that of another server."""
-    if not content.startswith(MARK):
+    if not content.startswith(MARK) or len(content) > 2 * LONGEST:
         return None
     try:
         summary = base64.b64decode(content[len(MARK) :], b"-_", validate=True)

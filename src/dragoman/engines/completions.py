@@ -28,8 +28,8 @@ from dragoman.wire.registry import spell_losses
 
 from .base import unsupported_fields
 from .find_format import dated, find_format
-from .remote import Remote, UpstreamRequest
-from .upstream import Upstream
+from .remote import Remote
+from .upstream import Upstream, UpstreamRequest
 
 RAW = UpstreamLimits(
     custom_tools=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import Message, Part, Text, Token
@@ -161,6 +163,8 @@ class ServerProcess:
     def __init__(self, options: Options) -> None:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self.pause: float | None = None
+        """Seconds before it is started again; None while it runs."""
         if not FORKS:  # on this system, in our own process
             self._server = start(options)
             self.address = str(self._server.listening_address)
@@ -183,7 +187,8 @@ class ServerProcess:
 
     def _start(self) -> str:
         """The address of a new server."""
-        self.pid, self._control = spawn(__name__, os.environ)
+        # Where it aborts it would attach a debugger to itself, for seconds, and fill our log.
+        self.pid, self._control = spawn(__name__, {**os.environ, "GGML_NO_BACKTRACE": "1"})
         try:
             self._control.send_bytes(msgspec.msgpack.encode(self._options))
             said = self._control.recv_bytes().decode()
@@ -209,12 +214,14 @@ class ServerProcess:
                 pause = PAUSES[0]
             why = f"with status {os.waitstatus_to_exitcode(status)}"
             while not self._closing.is_set():
+                self.pause = pause
                 _log.error("llama.cpp ended %s; it is started again in %g s", why, pause)
                 if self._closing.wait(pause):
                     break
                 pause = min(2 * pause, PAUSES[1])
                 try:
                     self._start()
+                    self.pause = None
                     break
                 except ValueError as error:
                     why = f"again: {error}"
@@ -222,9 +229,17 @@ class ServerProcess:
                 return
 
 
+ABORTED = Fault(
+    "upstream_unreachable",
+    "llama.cpp ended, as it does at some requests, and is started again. Ask again in some "
+    "seconds; the log has its status.",
+    "upstream",
+)
+
+
 class LlamaCpp(Wrapper):
     """A remote engine and the server behind it. `close` stops the server. While that is started
-    again, requests fail as with any server that cannot be reached.
+    again, requests are refused.
 
     llama.cpp removes what stands before the JSON of a required format (white space, a fence) from
     the text but not from its log-probabilities, so they are aligned here.
@@ -236,7 +251,10 @@ class LlamaCpp(Wrapper):
         self.server = server
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Aligns log-probabilities of a required format; there is nothing else to do."""
+        """Aligns log-probabilities of a required format; there is nothing else to do. Raises
+        FaultError while the server is started again."""
+        if (pause := self.server.pause) is not None:
+            raise FaultError(replace(ABORTED, retry_after=f"{math.ceil(pause)}"))
         formed = isinstance(request.format, JSONObject | JSONSchema)
         if not (formed and request.sampling.logprobs):
             return None

@@ -7,15 +7,18 @@ encrypted reasoning and asks again without where one refuses.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import json
 import re
 import secrets
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +27,16 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
 from dragoman.core.interfaces import Caller, Engine, Sink
-from dragoman.core.item import Call, CustomToolCall, FunctionCall, Item, Message, Reasoning, Thought
+from dragoman.core.item import (
+    JSON,
+    Call,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Thought,
+)
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.wire.registry import WIRES
@@ -76,6 +88,8 @@ def without_opaque(items: Iterable[Item]) -> list[Item]:
 
 MARK = "dragoman.reasoning.1."
 """What encrypted content of ours begins with."""
+PIECE = 64 * 1024
+"""Characters of encrypted content that are decoded at once."""
 _NAME = 8  # bytes of a key's name
 _NONCE = 12
 _ID = 16
@@ -116,11 +130,13 @@ class MemoryCipher:
     def __init__(self, key: bytes, size: int = SIZE) -> None:
         self._key = key
         self._held: LRU[bytes, bytes] = LRU(size)
+        self._lock = threading.Lock()
 
     def encrypt(self, data: bytes, bound: bytes) -> bytes:
         """A reference and its signature."""
         id = secrets.token_bytes(_ID)
-        self._held.put(id, data, len(data) + 2 * _ID, bound)
+        with self._lock:
+            self._held.put(id, data, len(data) + 2 * _ID, bound)
         return id + hmac.digest(self._key, id + bound, "sha256")
 
     def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
@@ -128,7 +144,8 @@ class MemoryCipher:
         id, signature = encrypted[:_ID], encrypted[_ID:]
         if not hmac.compare_digest(signature, hmac.digest(self._key, id + bound, "sha256")):
             return None
-        return self._held.get(id)
+        with self._lock:
+            return self._held.get(id)
 
 
 Cipher = AESCipher | MemoryCipher
@@ -180,7 +197,11 @@ class ReasoningCipher:
         """The item in content of ours; None where it is not for these, or lost."""
         cipher, prefix = self._ready
         try:
-            data = base64.b64decode(encrypted[len(prefix) :], b"-_", validate=True)
+            data = b"".join(
+                # In pieces: others run between them.
+                base64.b64decode(encrypted[at : at + PIECE], b"-_", validate=True)
+                for at in range(len(prefix), len(encrypted), PIECE)
+            )
         except ValueError:
             return None
         plain = cipher.decrypt(data, json.dumps([tenant, model]).encode())
@@ -215,10 +236,26 @@ class EncryptingReasoning(Wrapper):
         super().__init__(engine)
         self._cipher = cipher
 
-    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Nothing to do where no encrypted reasoning is requested or brought."""
+    def prepare(
+        self, request: Request, caller: Caller
+    ) -> Prepared | Awaitable[Prepared | None] | None:
+        """Nothing to do where no encrypted reasoning is requested or brought. A large request is
+        decrypted in a thread."""
+        if caller.size and any(
+            isinstance(item, Reasoning) and self._cipher.is_ours(item.encrypted or "")
+            for item in request.items
+        ):
+            return self._apart(request, caller)
+        return self._prepared(request, caller, *self._decrypted(request, caller))
+
+    async def _apart(self, request: Request, caller: Caller) -> Prepared | None:
+        decrypted = await asyncio.to_thread(self._decrypted, request, caller)
+        return self._prepared(request, caller, *decrypted)
+
+    def _prepared(
+        self, request: Request, caller: Caller, items: list[Item], losses: tuple[Loss, ...]
+    ) -> Prepared | None:
         encrypts = ENCRYPTED in request.include
-        items, losses = self._decrypted(request, caller)
         plain = request if items == list(request.items) else replace(request, items=tuple(items))
         if not (encrypts or losses):
             return None if plain is request else Prepared(plain)
@@ -442,8 +479,7 @@ def _marked(item: Item, mark: object) -> Item:
 
 
 def _key(tenant: str, call: Call) -> _Key:
-    arguments = call.arguments if isinstance(call, FunctionCall) else call.input
-    return tenant, call.call_id, call.name, arguments
+    return tenant, call.call_id, call.name, call.text
 
 
 def _value(arguments: str) -> object:
@@ -453,11 +489,31 @@ def _value(arguments: str) -> object:
         return arguments
 
 
+KNOWN_BY, MANY = 2048, 500
+"""Characters of each end of a long text, and texts, by which encrypted content is known."""
+
+
 def _digest(item: Reasoning) -> bytes:
     """What encrypted content or a signature is known by; either may be long."""
     signed = {name: value for name, value in (item.extra or {}).items() if name not in OURS}
-    opaque = item.encrypted or json.dumps(signed, sort_keys=True)
+    opaque = "\0".join(islice(_texts(item.encrypted or signed), MANY))
     return hashlib.sha256(opaque.encode("utf-8", "surrogatepass")).digest()
+
+
+def _texts(value: JSON) -> Iterator[str]:
+    """The names and values in a value, one after the other; of a long text its length and ends."""
+    match value:
+        case dict():
+            for name in sorted(value):
+                yield name
+                yield from _texts(value[name])
+        case list():
+            for each in value:
+                yield from _texts(each)
+        case str() if len(value) > 2 * KNOWN_BY:
+            yield f"{len(value)} {value[:KNOWN_BY]} {value[-KNOWN_BY:]}"
+        case _:
+            yield str(value)
 
 
 _RESTORING = frozenset((FunctionCall, CustomToolCall, Reasoning))

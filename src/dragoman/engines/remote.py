@@ -15,28 +15,26 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Event, Failed, Finished
+from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import (
     ANYONE,
     Caller,
     Capabilities,
-    Decoder,
     Handle,
     Model,
     Secret,
     Sink,
 )
 from dragoman.core.item import JSON, CustomToolCall, FunctionCall
-from dragoman.core.loss import Loss
-from dragoman.core.lower import Lowered, lower, with_summary
+from dragoman.core.lower import lower, with_summary
 from dragoman.core.request import Completion, Request, completion_request
-from dragoman.core.response import Guarantee, default_guarantee
+from dragoman.core.response import default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import TextToolCallTurn
 from dragoman.net.client import CODINGS, Client, Exchange, content_decoder
 from dragoman.net.client import Decoder as ContentDecoder
 from dragoman.net.connection import Connection, Limits, Timeouts
-from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError, TooLargeError
+from dragoman.net.errors import DisconnectedError, NetError, TooLargeError
 from dragoman.wire import embeddings, json
 from dragoman.wire.losses import read_header
 from dragoman.wire.protocol import Wire
@@ -45,59 +43,20 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from .base import ENDS, Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
-from .upstream import LISTING, Answer, Room, Upstream, broken, question, unreachable, wait
+from .upstream import (
+    BUSY,
+    LISTING,
+    Answer,
+    Room,
+    Upstream,
+    UpstreamRequest,
+    broken,
+    question,
+    unreachable,
+    wait,
+)
 
 _log = logging.getLogger("dragoman")
-
-
-class UpstreamRequest(Struct):
-    """A request made ready for one wire.
-
-    `raw_turn` holds what the server sent, where that is parsed once more; else it is `turn` itself.
-    """
-
-    upstream: Upstream
-    caller: Caller
-    exchange: Exchange
-    lowered: Lowered
-    turn: Turn
-    decoder: Decoder
-    stream: bool
-    raw_turn: Turn
-    guarantee: Guarantee | None
-
-    def restored(self, batch: list[Event]) -> list[Event]:
-        """A batch as the caller gets it: the rewriting of the request undone, and the end stamped
-        with the time, with a word on demands that the server alone knows of, and with one of
-        warning where the profile has one."""
-        end = batch[-1] if batch else None  # the end is the last of all
-        if type(end) is Failed:
-            fault = self.upstream.without_secrets(end.fault, self.caller)
-            batch[-1] = replace(end, completed_at=end.completed_at or int(time.time()), fault=fault)
-        elif type(end) is Finished:
-            batch[-1] = end = replace(
-                end,
-                completed_at=end.completed_at or int(time.time()),
-                guarantee=end.guarantee if self.guarantee is None else self.guarantee,
-            )
-            limit, usage = self.upstream.profile.silent_context, end.usage
-            used = usage and (usage.input_tokens or 0) + (usage.output_tokens or 0)
-            if limit is not None and used == limit:
-                why = (
-                    f"prompt and answer together are exactly {limit} tokens: this server cuts "
-                    "longer prompts without saying so; raise its context size"
-                )
-                _log.warning("%s: %s", self.upstream.place, why)
-                batch[-1] = replace(end, losses=(*end.losses, Loss("input", "dropped", why)))
-        restore = self.lowered.restore
-        return batch if restore is None else restore(batch)
-
-    def broken(self, error: NetError) -> list[Event]:
-        """The connection broke: the end if the answer had ended, else a fault that says how."""
-        turn = self.raw_turn
-        if not turn.all_finished and (not turn.has_output or isinstance(error, _EXPLAINED)):
-            turn.fail(broken(error))
-        return [*self.decoder.close(), *self.turn.take()]
 
 
 PIECE = 32 * 1024
@@ -108,17 +67,13 @@ FRAMING = 300
 """About how many bytes of an event are not kept: what names it, and the answer."""
 MAX_VALUES = 3_000_000
 """How many values one JSON value of an answer may have in it."""
-_EXPLAINED = (NetTimeoutError, TooLargeError)
-"""Errors that say more than that an answer was cut."""
-
+EVENTS = 250
+"""How many events of an answer are handed on in one turn of the event loop."""
 LATE_USAGE = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
 
 _CALLS = (FunctionCall, CustomToolCall)
 JSON_BODY = ("content-type", "application/json")
-
-BUSY = (429, 503, 529)
-"""The statuses of a refusal that may be tried again later."""
 
 
 class State(IntEnum):
@@ -145,10 +100,11 @@ class UpstreamAnswer(Struct, eq=False):
     _attempt: int = 0
     _content: ContentDecoder | None = None  # where the body has a content coding
     _divided: bool = False  # there is more of what was read
+    _queued: bool = False  # and it waits for its turn
     _silent: int = 0  # bytes since the last event, as far as was looked; a few may be before it
     _values: int = 0  # in them, at the most
     _kept: int = 0  # bytes that are kept of the answer, about, and that nobody was told of
-    _ready: tuple[list[Event], bool] | None = None  # decoded apart, and whether it is the end
+    _ready: tuple[list[Event], bool] | None = None  # decoded before, and whether it is the end
     _late: list[Event] = []  # what came in TAIL
     _paused: bool = False
     _task: asyncio.Task[None] | None = None  # in WAITING
@@ -186,8 +142,8 @@ class UpstreamAnswer(Struct, eq=False):
         self._paused = False
         if self._state == State.TAIL:
             self._wait_for_late_usage()
-        if self._divided:
-            self._remote.upstream.take_turns(self._read_on)
+        if self._divided or self._ready is not None:
+            self._wait_for_turn()
         elif self._state != State.WAITING:
             self._exchange.connection.resume()
 
@@ -232,7 +188,7 @@ class UpstreamAnswer(Struct, eq=False):
             if self._state == State.TAIL:
                 self._late += events
                 return
-            if request.decoder.ended:
+            if request.decoder.ended and self._ready is None:
                 self._state = State.TAIL
                 self._wait_for_late_usage()
             elif events and self._timer is not None:
@@ -254,7 +210,7 @@ class UpstreamAnswer(Struct, eq=False):
             if data:
                 connection.parts.append(data)
             ready, self._ready = self._ready, None
-            return ready
+            return self._share(*ready)
         if len(data) > PIECE and not self._divided:  # others may have as much
             connection.parts.append(data)
             self._divided, self._unseen = True, self._unseen + len(data)
@@ -291,7 +247,16 @@ class UpstreamAnswer(Struct, eq=False):
             self._silent += len(data)
         small = not (self._content or self._divided or self._silent > LARGE)
         self._unseen = most if small and room.left >= most and not room.shared else -1
-        return events, over
+        return self._share(events, over)
+
+    def _share(self, events: list[Event], over: bool) -> tuple[list[Event], bool]:
+        """As many of the events as there are to be in one turn; the others have theirs. One event
+        of the server may be many of ours, each of which is encoded and stored."""
+        if len(events) <= EVENTS:
+            return events, over
+        self._ready, self._unseen = (events[EVENTS:], over), -1
+        self._wait_for_turn()
+        return events[:EVENTS], False
 
     def _piece(self, data: bytes) -> tuple[bytes, bool]:
         """The next piece of the body, and whether it is the last. A read may bring much, or few
@@ -318,12 +283,25 @@ class UpstreamAnswer(Struct, eq=False):
     def _wait_for_turn(self) -> None:
         """Go on with what was read when it is its turn, and read no more before."""
         self._exchange.connection.pause()
-        if not self._paused:
+        if not (self._paused or self._queued):
+            self._queued = True
             self._remote.upstream.take_turns(self._read_on)
 
     def _read_on(self) -> None:
+        self._queued = False
         if not self._paused and self._state in (State.BODY, State.TAIL):
-            self._on_readable()
+            if self._ready is None:
+                self._on_readable()
+            else:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Hand on what was decoded, and read on after the last of it."""
+        self._on_readable()
+        if self._state != State.OVER and not self._paused and self._ready is None:
+            if not self._divided:
+                self._exchange.connection.resume()
+            asyncio.get_running_loop().call_soon(self._read_on)
 
     def _find_out_why(self, connection: Connection) -> None:
         """There is no answer: begin to do what can be done instead."""
@@ -419,10 +397,7 @@ class UpstreamAnswer(Struct, eq=False):
         events = await self._remote.upstream.apart(decoded)
         self._state, self._ready, self._unseen = State.BODY, (events, over), -1
         self._task = None
-        self._on_readable()
-        if self._state != State.OVER and not self._paused:
-            connection.resume()
-            asyncio.get_running_loop().call_soon(self._read_on)
+        self._go_on()
 
     async def _connect(self, *, fresh: bool) -> None:
         """Send the request once there is a connection, or a fresh one."""

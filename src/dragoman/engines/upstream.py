@@ -18,10 +18,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Code, Fault, FaultError, bad_request
-from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Model, Secret
-from dragoman.core.lower import UpstreamLimits
-from dragoman.net.client import Client, HeaderFields, Response
+from dragoman.core.error import CUT, LONGEST_NAME, Code, Fault, FaultError, bad_request
+from dragoman.core.event import Event, Failed, Finished
+from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Decoder, Model, Secret
+from dragoman.core.loss import Loss
+from dragoman.core.lower import Lowered, UpstreamLimits
+from dragoman.core.response import Guarantee
+from dragoman.core.turn import Turn
+from dragoman.net.client import Client, Exchange, HeaderFields, Response
 from dragoman.net.connection import Limits
 from dragoman.net.errors import (
     ConnectError,
@@ -54,6 +58,8 @@ LONGEST_RETRY_AFTER = 86_400
 _SECONDS = frozenset("0123456789.")
 _ABSENT = (404, 405)
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
+BUSY = (429, 503, 529)
+"""The statuses of a refusal that may be tried again later."""
 SHORTEST_SECRET = 8
 """Characters below which a key is a placeholder that may well be a word of the message."""
 
@@ -98,7 +104,8 @@ def key_refused(name: str, status: int, key: Secret | None) -> Fault:
     )
     return Fault(
         "upstream_authentication",
-        f"{message} (--upstream-key-env; for ask, chat, models and run --key-env).",
+        f"{message} (--upstream-key-env, or key_env in the file; for ask, chat, models and run "
+        "--key-env).",
         "server",
         status=status,
     )
@@ -234,7 +241,8 @@ def context(entry: dict[str, Any]) -> int | None:
     named = [entry.get(name) for name in _CONTEXT]
     if isinstance(meta, dict):
         named += [meta.get("n_ctx"), meta.get("n_ctx_train")]
-    return next((size for size in named if type(size) is int and size > 0), None)
+    sizes = (size for size in named if type(size) is int and 0 < size < json.FAR)
+    return next(sizes, None)
 
 
 def entries(value: Any) -> list[dict[str, Any]]:
@@ -276,8 +284,8 @@ LISTING = 5.0
 """Seconds a server has to list its models."""
 LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
 """How many bytes and models a listing may have: the largest has some hundreds in a megabyte."""
-MAX_VALUES = 300_000
-"""How many values it may have, or the answer to another question."""
+MAX_VALUES = 100_000
+"""How many values it may have, or the answer to another question; the largest has 20,000."""
 FRESH, MOST_FRESH = 1.0, 16
 """Seconds for which a listing serves all who ask for it with the same headers, and how many such
 are kept: a ring of servers would else ask as often as there are ways through it."""
@@ -438,8 +446,10 @@ class Upstream:
             }
             if not isinstance(owner, str):
                 owner = "unknown"
-            if isinstance(name := entry.get("id"), str):
-                models.append(Model(name, owner, created if type(created) is int else 0, extra))
+            if isinstance(name := entry.get("id"), str) and 0 < len(name) <= LONGEST_NAME:
+                if type(created) is not int or not 0 <= created < json.FAR:
+                    created = 0
+                models.append(Model(name, owner, created, extra))
         return tuple(models)
 
     def limits(self, model: str) -> UpstreamLimits:
@@ -576,3 +586,57 @@ class Upstream:
 
     def _passes(self, caller: Caller) -> bool:
         return self.passes_client_key and caller.key is not None
+
+
+_EXPLAINED = (NetTimeoutError, TooLargeError)
+"""Errors that say more than that an answer was cut."""
+
+
+class UpstreamRequest(Struct):
+    """A request made ready for one wire.
+
+    `raw_turn` holds what the server sent, where that is parsed once more; else it is `turn` itself.
+    """
+
+    upstream: Upstream
+    caller: Caller
+    exchange: Exchange
+    lowered: Lowered
+    turn: Turn
+    decoder: Decoder
+    stream: bool
+    raw_turn: Turn
+    guarantee: Guarantee | None
+
+    def restored(self, batch: list[Event]) -> list[Event]:
+        """A batch as the caller gets it: the rewriting of the request undone, and the end stamped
+        with the time, with a word on demands that the server alone knows of, and with one of
+        warning where the profile has one."""
+        end = batch[-1] if batch else None  # the end is the last of all
+        if type(end) is Failed:
+            fault = self.upstream.without_secrets(end.fault, self.caller)
+            batch[-1] = replace(end, completed_at=end.completed_at or int(time()), fault=fault)
+        elif type(end) is Finished:
+            batch[-1] = end = replace(
+                end,
+                completed_at=end.completed_at or int(time()),
+                guarantee=end.guarantee if self.guarantee is None else self.guarantee,
+            )
+            limit, usage = self.upstream.profile.silent_context, end.usage
+            used = usage and (usage.input_tokens or 0) + (usage.output_tokens or 0)
+            if limit is not None and used == limit:
+                why = (
+                    f"prompt and answer together are exactly {limit} tokens: this server cuts "
+                    "longer prompts without saying so; raise its context size"
+                )
+                _log.warning("%s: %s", self.upstream.place, why)
+                batch[-1] = replace(end, losses=(*end.losses, Loss("input", "dropped", why)))
+        restore = self.lowered.restore
+        return batch if restore is None else restore(batch)
+
+    def broken(self, error: NetError) -> list[Event]:
+        """The connection broke: the end if the answer had ended, else a fault that says how."""
+        turn = self.raw_turn
+        if not turn.all_finished and (not turn.has_output or isinstance(error, _EXPLAINED)):
+            turn.fail(broken(error))
+        return [*self.decoder.close(), *self.turn.take()]

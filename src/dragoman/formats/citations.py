@@ -1,23 +1,28 @@
-"""Finds citations of pages in a model's text, in whatever pieces it comes, and makes links of them.
+"""Finds citations in a model's text, in whatever pieces it comes, and makes annotations of them.
 
-A model that was trained with a browser cites what it was shown: `【3†L4-L7】` stands for lines 4 to
-7 of what had the cursor 3.
+A model cites what it was shown by its number: `【3†L4-L7】` stands for lines 4 to 7 of what had the
+cursor 3, and `【101†notes.md】` for a piece of a file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from dragoman.core.item import Annotation
 
-_MARK = re.compile(r"【([0-9]{1,9})†[^†【】]{1,128}(?:†[^†【】]{1,256})?】")
-_BEGUN = re.compile(r"【(?:[0-9]{1,9}(?:†(?:[^†【】]{1,128}(?:†[^†【】]{0,256})?)?)?)?")
+_MARK = re.compile(r"【([0-9]{1,9})(?:†([^【】]{0,385}))?】")
+_BEGUN = re.compile(r"【(?:[0-9]{1,9}(?:†[^【】]{0,385})?)?")
 _ESCAPED = str.maketrans({"(": "%28", ")": "%29"})
 """Parentheses of an address: in Markdown they would end the link."""
+LINES = re.compile("[^†]{1,128}(?:†[^†]{1,256})?")
+"""What is behind the number of a page: its lines, and perhaps its domain."""
 
-Cited = Callable[[int], tuple[str, str] | None]
-"""The address and the title of the page with a cursor; None where there is none to be cited."""
+Cited = Callable[[int, str], Annotation | None]
+"""The note on what a mark cites, by its number and what is behind that; None where that is nothing
+that can be cited."""
 
 
 def domain(url: str) -> str:
@@ -31,15 +36,17 @@ def domain(url: str) -> str:
 
 
 class Citations:
-    """The citations of one text. What cannot be one is passed on at once: only the end of the text
-    from its last `【` may have to wait.
+    """The citations of one text; the first of `cited` that knows a mark decides. A `url_citation`
+    becomes a link in the place of its mark, and any other mark is taken out. What cannot be a mark
+    is passed on at once: only the end of the text from its last `【` may have to wait.
 
-    >>> citations = Citations({1: ("https://example.com/a", "A")}.get)
+    >>> page = Annotation("url_citation", url="https://example.com/a", title="A")
+    >>> citations = Citations([lambda number, rest: page])
     >>> citations.feed("So it is【1†L"), citations.feed("3】.")[0]
     (['So it is'], ' ([example.com](https://example.com/a)) ')
     """
 
-    def __init__(self, cited: Cited) -> None:
+    def __init__(self, cited: Sequence[Cited]) -> None:
         self._cited = cited
         self._held = ""
         self._length = 0  # of what was passed on
@@ -62,14 +69,16 @@ class Citations:
                     break
                 place = text.find("【", place + 1)
                 continue
-            if (page := self._cited(int(mark[1]))) is not None:
-                url, title = page
-                link = f" ([{domain(url)}]({url.translate(_ESCAPED)})) "
+            number, rest = int(mark[1]), mark[2] or ""
+            notes = (cited(number, rest) for cited in self._cited)
+            if (note := next(filter(None, notes), None)) is not None:
+                url = note.url or ""
+                link = f" ([{domain(url)}]({url.translate(_ESCAPED)})) " if url else ""
                 start = self._length + place - done
-                self._length = start + len(link)
-                found.append(text[done:place] + link)
-                end = self._length
-                found.append(Annotation("url_citation", start, end, url, title or domain(url)))
+                self._length = end = start + len(link)
+                found += filter(None, (text[done:place] + link,))
+                at = replace(note, start=start, end=end) if url else replace(note, index=start)
+                found.append(at)
                 done = mark.end()
             place = text.find("【", mark.end())
         rest, self._held = (text[done:], "") if place < 0 else (text[done:place], text[place:])

@@ -39,7 +39,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     `connections` and `idle_connections` are per origin; an idle connection is closed after
     `keep_alive` seconds. `header_bytes` bounds all that is not body: head, chunk extensions,
-    trailers. `body_bytes` is the most that one answer may have, decoded, whole or as it comes.
+    trailers. `body_bytes` is the most that one answer may have, decoded, whole or as it comes; and
+    what may be around its pieces.
     """
 
     connections: int = 1000
@@ -58,6 +59,7 @@ _DONE: Final = 3  # answer complete or failed, not yet released
 
 _HIGH_WATER = 256 * 1024
 _JOINED_WRITE = 64 * 1024
+_LARGE_READ = 4096
 
 
 class Connection(asyncio.Protocol):
@@ -77,6 +79,7 @@ class Connection(asyncio.Protocol):
         "_deadline",
         "_fields",
         "_first_byte",
+        "_framing",
         "_held",
         "_idle",
         "_keep_alive",
@@ -159,6 +162,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = False
         self._until_eof = False
         self._overhead = 0  # bytes since the last that were body
+        self._framing = 0  # bytes around those of the body, of large reads
         self._unsent = 0
         self._state = _HEAD
         self.over = False
@@ -256,7 +260,9 @@ class Connection(asyncio.Protocol):
             self._keep_alive = False
             return
         self._answered = True
-        self._overhead += len(data)
+        size = len(data)
+        self._overhead += size
+        before = len(self.parts) if size > _LARGE_READ else -1
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -269,12 +275,17 @@ class Connection(asyncio.Protocol):
                 self._allow(min(self._idle, self._total))
         if self.parts or self._state != state:
             self._overhead = 0
+            if before >= 0:
+                self._framing += size - sum(map(len, self.parts[before:]))
+                if self._framing > self._limits.body_bytes:
+                    self._fail(self._too_large())
+                    return
             if self.on_readable is not None:  # a call less per read than by `_wake`
                 self.on_readable()
             else:
                 self._wake()
             if self.parts:  # nobody took them
-                self._buffered += len(data)
+                self._buffered += size
                 held = self._paused or self.closed or self._state != _BODY
                 if self._buffered >= _HIGH_WATER and not held:
                     self._paused = True
@@ -361,7 +372,7 @@ class Connection(asyncio.Protocol):
         limits = self._limits
         return TooLargeError(
             f"{self.peer} sent more than {limits.header_bytes} bytes"
-            f" or {limits.header_count} fields of headers"
+            f" or {limits.header_count} fields of headers, or {limits.body_bytes} around its chunks"
         )
 
     def _fail(self, error: NetError) -> None:

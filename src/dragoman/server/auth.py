@@ -161,7 +161,7 @@ _PORTS = {"http": "80", "https": "443"}
 APPLICATIONS = frozenset(("app", "capacitor", "ionic", "tauri", "vscode-file", "vscode-webview"))
 """Schemes of programs that are installed here, which no page on the web has as its origin."""
 PREFLIGHT: Headers = [
-    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-max-age", b"600"),
 ]
 EXPOSED = (
@@ -249,6 +249,16 @@ def host_name(host: str) -> str:
     """
     found = _HOST.fullmatch(host.strip().lower())
     return found["name"].strip("[]").removesuffix(".") if found else host
+
+
+def is_host(name: str) -> bool:
+    """Whether this may be the name in a Host header.
+
+    >>> is_host("Box.example"), is_host("fe80::1"), is_host("box:8000"), is_host("*.example")
+    (True, True, False, False)
+    """
+    bare = bool(name) and "*" not in name and not _NO_HOST.search(name)
+    return bare and host_name(name) == name.lower()
 
 
 def is_loopback(name: str) -> bool:

@@ -164,8 +164,13 @@ def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Host
                     found[name] = Web.configured(rest, environ, allow=tool.allow)
                 case "python":
                     from dragoman.tools.python import Python
+                    from dragoman.tools.sandbox import Limits
 
-                    found[name] = Python(rest or "monty")
+                    usual = Limits()
+                    limits = Limits(
+                        seconds=tool.seconds or usual.seconds, memory=tool.memory or usual.memory
+                    )
+                    found[name] = Python(rest or "monty", limits=limits)
                 case "files":
                     from dragoman.tools.files import FileSearch
 
@@ -189,5 +194,10 @@ def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Host
 
 _OF_SERVER = ("headers", "environment", "approval", "allowed_tools", "seconds")
 _OF_ALL = ("hosts", "allow")
-_FIELDS = {"web": ("allow",), "python": (), "files": (), "mcp": (*_OF_SERVER, *_OF_ALL)}
+_FIELDS = {
+    "web": ("allow",),
+    "python": ("seconds", "memory"),
+    "files": (),
+    "mcp": (*_OF_SERVER, *_OF_ALL),
+}
 """The tools, with the fields that each has."""

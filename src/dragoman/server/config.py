@@ -138,7 +138,11 @@ class HostedTool(Struct, frozen=True, kw_only=True):
         tuple[str, ...], about("mcp: the tools of the server that can be used; empty is all.")
     ] = ()
     seconds: Annotated[
-        float | None, about("How long a call may take, in seconds.", ge=1, le=3600)
+        float | None, about("mcp, python: how long a call may take, in seconds.", ge=1, le=3600)
+    ] = None
+    memory: Annotated[
+        int | None,
+        about("python: the memory that a container may have, in bytes.", ge=16 * 2**20, le=2**40),
     ] = None
 
 
@@ -158,6 +162,8 @@ _TABLES = (
 )
 _HOMES = {name: home for home, kind in _TABLES for name in kind.__struct_fields__ if name != "keys"}
 """Where in the file each setting stands."""
+_KEYS = ("key", "api_key", "token", "secret")
+"""What a key itself would be called, which no file has."""
 
 
 class ConfigurationError(ValueError):
@@ -210,6 +216,8 @@ def read(text: str, name: str = FILE) -> Configuration:
         raise ConfigurationError(f"{name}:{line}: {problem}") from None
     except RecursionError:
         raise ConfigurationError(f"{name} is nested too deeply to be read.") from None
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        raise ConfigurationError(f"{name} has a number that is too long to be read.") from None
     try:
         for table in ("upstreams", "webhooks", "tools"):
             if isinstance(document.get(table), dict):
@@ -383,6 +391,9 @@ def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
     for unknown in fields.rest():
         if unknown in _HOMES:
             raise fields.wrong(unknown, f"belongs under {_HOMES[unknown]}")
+        if unknown in _KEYS and "key_env" in names:
+            problem = "is not a setting: keys are in environment variables, which key_env names"
+            raise fields.wrong(unknown, problem)
         raise fields.wrong(unknown, f"is not a setting{hint(unknown, names)}")
 
 

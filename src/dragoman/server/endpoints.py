@@ -102,7 +102,8 @@ class Endpoints:
             watch.limit(service.settings.deadline)
             request = await self._whole(asked, exchange)
             async with service.gate.place(caller.tenant):
-                summary, usage = await summarise(service.engine, request, caller)
+                asking = replace(caller, count=exchange.count)
+                summary, usage = await summarise(service.engine, request, asking)
         id = new_id()
         item = Compaction(encode_summary(summary), f"cmp_{id}")
         exchange.reply(200, encode_compaction(id, now(), item, usage))

@@ -153,3 +153,5 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._timer.cancel()
         self.unparsed, self.frames = b"", []  # what knows this connection may know it for long
         self.conn.reader.discard()
+        if self.hold is not None:  # the application may have ended before this
+            self.hold.close()

@@ -25,7 +25,7 @@ from typing import NoReturn
 import uvicorn
 
 from .app import App
-from .auth import SHORTEST, is_loopback, key_names, origin_of
+from .auth import SHORTEST, is_host, is_loopback, key_names, origin_of
 from .frames import SocketProtocol
 from .http import HTTPConfig, HTTPProtocol
 from .log import LINES, log_errors
@@ -162,7 +162,7 @@ FAREWELL = 5
 def check(settings: Settings) -> None:
     """Raise HostError where anybody could reach the server and nobody would be asked for a key, for
     one that is soon guessed, where workers would not find what others stored, and for an origin
-    that no page could have."""
+    that no page could have, or a host that no request could name."""
     for name, key in zip(key_names(settings), settings.keys, strict=False):
         if len(key.reveal()) < SHORTEST:
             raise HostError(
@@ -180,6 +180,12 @@ def check(settings: Settings) -> None:
             raise HostError(
                 f"cors_origins has {origin!r}, and an origin is a scheme and a host, and a port "
                 "where it is not the usual one: https://app.example or http://localhost:3000."
+            )
+    for host in settings.allowed_hosts:  # by which no request would be let in
+        if host != "*" and not is_host(host):
+            raise HostError(
+                f"allowed_hosts has {host!r}, and a host is a name or an address, without scheme, "
+                'port, path and patterns: models.example or 10.0.0.7; "*" is any.'
             )
     if settings.workers > 1 and settings.store == "memory":
         raise HostError(
@@ -365,7 +371,11 @@ class Server(uvicorn.Server):
         """Give the system back what a flood has left, now and again: the C library keeps much of
         what was freed, and what knows itself is freed by the collector alone."""
         self._loop.call_later(LOOK, self._give_back, trim, enough)
-        if _resident() > enough:
+        try:
+            resident = _resident()
+        except OSError:  # no file is free to look with
+            return
+        if resident > enough:
             if not self._app.busy:  # or others would wait for it
                 gc.collect()
             self._loop.run_in_executor(None, trim, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from itertools import chain
 from typing import Any, cast
@@ -419,8 +420,10 @@ class HTTPProtocol(HttpToolsProtocol):
         self._fresh = False
         before: Any = self.cycle  # None before the first request, whatever its type says
         free = before is None or before.response_complete
-        self._upgrades = self.parser.should_upgrade() and self._should_upgrade()
+        self._upgrades = self.parser.should_upgrade() and b"upgrade" in dict(self.headers)
         if self._upgrades:
+            if not self._should_upgrade():
+                return  # it is parsed again, as one that asks for none
             if not free or self.flow.write_paused:
                 raise ValueError("an answer is on its way")  # which a socket would tear, or forget
             self._in_head = False  # what comes now is no HTTP, but for a body
@@ -479,6 +482,19 @@ class HTTPProtocol(HttpToolsProtocol):
             self.connections.add(self)
             self.transport.set_protocol(self)
             self.send_400_response("the WebSocket handshake has a body, or too many headers")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A request for what is not spoken here is a request as any other (RFC 9110, 7.8). As the
+        parser takes its body for that protocol, it is parsed again, without its Upgrade."""
+        if not self._upgrades:
+            return  # a CONNECT, which is refused
+        rest = self._data[cast(BaseException, sys.exc_info()[1]).args[0] :]
+        lines = [b"%b: %b\r\n" % each for each in self.headers if each[0] != b"upgrade"]
+        head = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        self._data = b"".join((b"%b %b HTTP/%b\r\n" % head, *lines, b"\r\n", rest))
+        self.parser = type(self.parser)(self)  # this one would take nothing after a `close`
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as before
+        HttpToolsProtocol.data_received(self, self._data)
 
     def _check_version(self, version: str, exchange: HTTPExchange) -> None:
         """Refuse what the parser lets through and is no HTTP/1.1 or HTTP/1.0 (RFC 9112)."""

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dragoman.core.error import Code, Fault, FaultError, quoted
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.item import CustomToolCall, FunctionCall, Message, Text, Token
-from dragoman.stores.base import arguments
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
@@ -356,18 +355,18 @@ LETTERS = 100
 
 
 def tokens_of(event: Event) -> int:
-    """How many tokens with log-probabilities an event has, with their alternatives; and for its
-    text, as many as take as long."""
+    """How many tokens with log-probabilities an event has, with their alternatives, and
+    annotations; and for its text, as many as take as long."""
     match event:
         case Delta(data=str(text)):
             return _count(text, event.tokens)
         case PartDone(part=Text() as part):
-            return _count(part.text, part.tokens)
+            return _count(part.text, part.tokens) + len(part.annotations)
         case ItemDone(item=Message() as message):
             texts = [part for part in message.parts if type(part) is Text]
-            return sum([_count(part.text, part.tokens) for part in texts])
+            return sum([_count(text.text, text.tokens) + len(text.annotations) for text in texts])
         case ItemDone(item=FunctionCall() | CustomToolCall() as call):
-            return _count(arguments(call))
+            return _count(call.text)
     return 0
 
 

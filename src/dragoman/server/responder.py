@@ -356,7 +356,7 @@ class Unary(Responder):
             else:
                 dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
-                    if fold.tokens > MANY_TOKENS:
+                    if fold.tokens > MANY_TOKENS or (self._hold and self._hold.size > HEAVY):
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self.apart(lambda _: make(), events)
                         return

@@ -340,17 +340,12 @@ def latest(calls: Sequence[Call], most: int = DIGESTED) -> list[Call]:
     """The calls that there is time to find, which are the latest."""
     found, left = list[Call](), most
     for call in reversed(calls):
-        size = len(arguments(call))
+        size = len(call.text)
         left -= size if size <= SPELLED else 0
         if left < 0:
             break
         found.append(call)
     return found[::-1]
-
-
-def arguments(call: Call) -> str:
-    """What a call was made with, as its text."""
-    return call.arguments if isinstance(call, FunctionCall) else call.input
 
 
 def call_digest(call: Call) -> str:
@@ -363,7 +358,7 @@ def call_digest(call: Call) -> str:
     >>> call_digest(here) == call_digest(there)
     True
     """
-    key = json.dumps([_short(call.call_id), _short(call.name), _normalized(arguments(call))])
+    key = json.dumps([_short(call.call_id), _short(call.name), _normalized(call.text)])
     return hashlib.sha256(key.encode()).hexdigest()
 
 

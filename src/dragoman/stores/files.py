@@ -298,12 +298,18 @@ class Files(ABC):
         rows = await self._page(_INDEXED, "indexed_files", where, values, only, paging, id="file")
         return Page(tuple(map(_indexed, rows[: paging.limit])), len(rows) > paging.limit)
 
-    async def remove_indexed(self, tenant: str, store: str, file: str) -> bool:
-        """Take a file out of a vector store."""
+    async def remove_indexed(
+        self, tenant: str, store: str, file: str, seq: int | None = None
+    ) -> bool:
+        """Take a file out of a vector store; only what was indexed under this `seq`, if given."""
 
         def steps() -> Steps[bool]:
-            where = f"store IN ({_OURS}) AND file = $4"
-            return bool((yield from _unindex(where, (tenant, int(self.now()), store, file))))
+            where, values = f"store IN ({_OURS}) AND file = $4", [tenant, int(self.now()), store]
+            values.append(file)
+            if seq is not None:
+                where += " AND seq = $5"
+                values.append(seq)
+            return bool((yield from _unindex(where, values)))
 
         return await self._purged(await self._transact((), steps))
 

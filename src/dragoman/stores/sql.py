@@ -95,6 +95,9 @@ DIGESTS = 50
 
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
+_ANSWER = "SELECT r.id, r.record, coalesce(r.response, e.response)"
+_FITTING_ANSWER = f"""SELECT r.id, CASE WHEN {SIZE} <= {AT_ONCE} THEN r.record END,
+    CASE WHEN {SIZE} <= {AT_ONCE} THEN coalesce(r.response, e.response) END, {SIZE}"""
 _END = """DELETE FROM runs WHERE seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq,
     (SELECT tenant FROM responses r WHERE r.seq = runs.seq), conversation"""
 _FILLED = "SELECT count(*), coalesce(sum(length(item)), 0) FROM items WHERE conversation = $1"
@@ -124,6 +127,7 @@ class Store(Files):
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
         self._working = asyncio.Lock()
+        self._packing = asyncio.Lock()
 
     @property
     def secret(self) -> bytes:
@@ -157,9 +161,11 @@ class Store(Files):
     async def _transact_large(
         self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
     ) -> None:
-        """Insert a record that is packed in a thread."""
-        inserts = await asyncio.to_thread(inserts_of, record)
-        await self._transact(inserts + more, steps)
+        """Insert a record that is packed in a thread, and written before the next such is packed:
+        their bytes are counted once only."""
+        async with self._packing:
+            inserts = await asyncio.to_thread(inserts_of, record)
+            await self._transact(inserts + more, steps)
 
     def put(
         self,
@@ -179,10 +185,13 @@ class Store(Files):
             return self._transact_large(record, [], steps)
         return self._transact(inserts_of(record), steps)
 
-    async def append(self, id: str, segment: LogSegment) -> None:
+    async def append(self, id: str, segment: LogSegment, size: int = 0) -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
-        so is one for a run that has ended or is not known."""
-        if not await self._transact((), partial(append, id, segment, pack_events(segment.events))):
+        so is one for a run that has ended or is not known. `size` is in bytes, where it is so large
+        that it is packed in a thread."""
+        few, events = size <= APART, segment.events
+        data = pack_events(events) if few else await self.apart(size, pack_events, events)
+        if not await self._transact((), partial(append, id, segment, data)):
             raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -193,31 +202,41 @@ class Store(Files):
         segment: LogSegment | None = None,
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
+        size: int = 0,
     ) -> Awaitable[bool]:
         """End a run with its response, the last segment of its log, the items it adds to its
         conversation, and the messages that announce its end, in one step. An item whose id is
         taken in the conversation gets another. False, and nothing is written, when the run had
-        ended before or is not known."""
-        data = pack(response)
-        events = b"" if segment is None else pack_events(segment.events)
-        others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
-        keys, calls = index_keys(others), call_digests(response)
+        ended before or is not known. `size` is in bytes, where the answer is so large that it is
+        packed in a thread."""
 
-        def steps() -> Steps[bool]:
-            if segment is not None and not (yield from append(id, segment, events)):
-                return False
-            live = yield _END, (id,)
-            if not live:
-                return False
-            ((seq, tenant, conversation),) = live
-            yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
-            for statement, found in ((INDEX, keys), (CALL, calls)):
-                for key in found:
-                    yield statement, (id, tenant, key)
-            yield from add_to(tenant, conversation, items, messages)
-            return True
+        def made() -> Callable[[], Steps[bool]]:
+            data = pack(response)
+            events = b"" if segment is None else pack_events(segment.events)
+            others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
+            keys, calls = index_keys(others), call_digests(response)
 
-        ending = asyncio.ensure_future(self._transact((), steps))
+            def steps() -> Steps[bool]:
+                if segment is not None and not (yield from append(id, segment, events)):
+                    return False
+                live = yield _END, (id,)
+                if not live:
+                    return False
+                ((seq, tenant, conversation),) = live
+                yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
+                for statement, found in ((INDEX, keys), (CALL, calls)):
+                    for key in found:
+                        yield statement, (id, tenant, key)
+                yield from add_to(tenant, conversation, items, messages)
+                return True
+
+            return steps
+
+        async def apart() -> bool:
+            async with self._packing:
+                return await self._transact((), await asyncio.to_thread(made))
+
+        ending = asyncio.ensure_future(apart() if size > APART else self._transact((), made()))
         ending.add_done_callback(lambda _: self._pubsub.publish_soon(id))
         return ending
 
@@ -289,18 +308,24 @@ class Store(Files):
         """The item with this id in the input or output of any response."""
         return (await self.find_items(tenant, (item,))).get(item)
 
-    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
+    async def find_answers(
+        self, tenant: str, digests: Sequence[str], room: Room | None = None
+    ) -> tuple[StoredAnswer, ...]:
         """The responses with reasoning that made the calls with these digests, each once. Of
-        several that made the same call, it is the latest."""
+        several that made the same call, it is the latest. Raises TooMuchError where there is no
+        room for them."""
         reading.set(tenant)
-        found: dict[str, StoredAnswer] = {}
-        statement = f"""SELECT r.id, r.record, coalesce(r.response, e.response)
-            FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
+        found, room = dict[str, StoredAnswer](), room or Room()
+        tail = f"""FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
                 WHERE tenant = $1 AND digest IN ({places(DIGESTS, 2)}))"""
         for some in chunks(digests, DIGESTS):
             some += some[:1] * (DIGESTS - len(some))  # one text, so that it is prepared once
-            for id, record, response in await self._read(statement, tenant, *some):
-                found[id] = StoredAnswer(model_of(record), unpack(response, Response))
+            rows = await self._read(f"{_FITTING_ANSWER} {tail}", tenant, *some)
+            size = sum([row[-1] for row in rows])
+            room.read(size)
+            if None in [row[1] for row in rows]:
+                rows = await self._read(f"{_ANSWER} {tail}", tenant, *some)
+            found |= await self.apart(size, _answers, rows)
         return tuple(found.values())
 
     async def log_size(self, id: str, most: int) -> tuple[int, int]:
@@ -639,3 +664,7 @@ class Store(Files):
     async def _compact(self) -> None:
         """Give the system the room back that was left."""
         return
+
+
+def _answers(rows: Sequence[Row]) -> dict[str, StoredAnswer]:
+    return {id: StoredAnswer(model_of(a), unpack(b, Response)) for id, a, b, *_ in rows}

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.files import Found
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Annotation, Call, CustomToolCall, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.item import JSON, Annotation, Call, Unknown
+from dragoman.core.request import FunctionTool
 from dragoman.wire.files import (
     FILE_PREFIX,
     LONGEST_QUERY,
@@ -27,7 +27,7 @@ from dragoman.wire.files import (
     found_object,
 )
 
-from .run import Approval, Context, Display, Next, Shown, Tool, ToolError, recorded
+from .run import Context, Display, Session, Shown, Tool, ToolError, recorded
 
 KIND = "file_search_call"
 SECONDS = 60.0
@@ -45,7 +45,7 @@ NO_LIBRARY = Fault(
 
 
 class Library(Protocol):
-    """What is searched: see `dragoman.server.state.files`."""
+    """What is searched: see `dragoman.server.state.library`."""
 
     async def check(self, caller: Caller, stores: Sequence[str]) -> None:
         """Raise FaultError where there is no vector store with one of these ids."""
@@ -100,11 +100,8 @@ _HEAD = re.compile(r"^【([0-9]{1,9})†([^†【】\n]*)】 \((file-\w+), score
 _FORGED = re.compile(r"【(?=[0-9]+(†|】))")
 
 
-class Reading:
+class Reading(Session):
     """What the model has for one answer: one function, and the pieces that it was shown so far."""
-
-    namespace: str | None = None
-    items: Sequence[Unknown] = ()
 
     def __init__(
         self,
@@ -122,14 +119,13 @@ class Reading:
             if record is not None and isinstance(record.output, str):
                 for head in _HEAD.finditer(record.output):
                     self._shown[int(head[1])] = head[3], head[2]
-        self.tools: Sequence[Tool] = (_Function(self),)
+        self.tools = (_Function(self),)
 
-    def rewriter(self) -> FileCitations:
-        """Finds citations of what was shown."""
-        return FileCitations(self._shown)
-
-    async def close(self) -> None:
-        """The answer has ended."""
+    def cited(self, number: int, _: str) -> Annotation | None:
+        """The piece that was shown with a number."""
+        if (shown := self._shown.get(number)) is None:
+            return None
+        return Annotation("file_citation", file_id=shown[0], filename=shown[1])
 
     async def find(self, queries: Sequence[str]) -> Shown:
         """What is found, for the model and for the client."""
@@ -153,21 +149,16 @@ class Reading:
         )
 
 
-class _Function:
+class _Function(Tool):
     """The function that the model calls."""
 
-    after: Next = "model"
-    auto_retry = enabled = repeatable = True
-    auto_truncate: int | None = None
-    approval: Approval = "never"
-    seconds: float | None = SECONDS
+    seconds = SECONDS
+    repeatable = True
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self.spec: FunctionTool | CustomTool = FunctionTool(
-            "file_search", _DESCRIPTION, _PARAMETERS
-        )
-        self.display: Display | None = Display(KIND, _opened, working="searching")
+        self.spec = FunctionTool("file_search", _DESCRIPTION, _PARAMETERS)
+        self.display = Display(KIND, _opened, working="searching")
 
     async def call(self, text: str, context: Context) -> Shown:
         """Search. Raises ToolError for arguments that cannot be understood."""
@@ -175,9 +166,8 @@ class _Function:
 
 
 def _opened(call: Call) -> dict[str, JSON]:
-    text = call.input if isinstance(call, CustomToolCall) else call.arguments
     try:
-        queries = _queries(text)
+        queries = _queries(call.text)
     except ToolError:  # the call says what is wrong
         queries = []
     return {"queries": list(queries), "results": None}
@@ -198,57 +188,3 @@ def _queries(text: str) -> list[str]:
     if len(queries) > MOST_QUERIES:
         raise ToolError(f"Give 'file_search' at most {MOST_QUERIES} queries at once.")
     return queries
-
-
-# ---- citations -------------------------------------------------------------------------------
-
-_MARK = re.compile(r"【([0-9]{1,9})(?:†[^【】]{0,256})?】")
-_BEGUN = re.compile(r"【(?:[0-9]{1,9}(?:†[^【】]{0,256})?)?")
-
-
-class FileCitations:
-    """The citations of one text: marks of pieces that were `shown` are taken out, and become
-    annotations of where they were. What cannot be a mark is passed on at once.
-
-    >>> citations = FileCitations({101: ("file-1", "a.md")})
-    >>> citations.feed("So it is【101†"), citations.feed("a.md】.")[1]
-    (['So it is'], '.')
-    """
-
-    def __init__(self, shown: Mapping[int, tuple[str, str]]) -> None:
-        self._shown = shown
-        self._held = ""
-        self._length = 0  # of what was passed on
-
-    def feed(self, text: str) -> list[str | Annotation]:
-        """The text that is known by now, and the annotations of it, each after its text."""
-        return self._scan(self._held + text, ended=False)
-
-    def end(self) -> list[str | Annotation]:
-        """The rest."""
-        return self._scan(self._held, ended=True)
-
-    def _scan(self, text: str, ended: bool) -> list[str | Annotation]:
-        found: list[str | Annotation] = []
-        done, place = 0, text.find("【")
-        while place >= 0:
-            mark = _MARK.match(text, place)
-            piece = None if mark is None else self._shown.get(int(mark[1]))
-            if mark is not None and piece is not None:
-                found += self._pass(text[done:place])
-                id, name = piece
-                found.append(
-                    Annotation("file_citation", file_id=id, filename=name, index=self._length)
-                )
-                done = place = mark.end()
-            elif mark is None and not ended and _BEGUN.fullmatch(text, place):
-                break
-            else:
-                place += 1
-            place = text.find("【", place)
-        rest, self._held = (text[done:], "") if place < 0 else (text[done:place], text[place:])
-        return found + self._pass(rest)
-
-    def _pass(self, text: str) -> list[str | Annotation]:
-        self._length += len(text)
-        return [text] if text else []

@@ -202,17 +202,23 @@ def _is_context(kind: Any) -> bool:
 _SECTION = re.compile(r"^(args|arguments|parameters|params)\s*:?\s*$", re.IGNORECASE)
 _OTHERS = re.compile(r"^(returns?|raises|yields|examples?|notes?)\s*:?\s*$", re.IGNORECASE)
 _ENTRY = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s+(\S.*)$")
+_NUMPY = re.compile(r"^\*{0,2}(\w+)(?:, \w+)*\s*(?::.*)?$")
 _FIELD = re.compile(r"^\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)$")
 _OTHER_FIELD = re.compile(r"^\s*:\w+[^:]*:")
 
 
 def _documentation(text: str) -> tuple[str, dict[str, str]]:
-    """The description in a docstring, and those of parameters: an "Args:" section, or `:param`."""
+    """The description in a docstring, and those of parameters: an "Args:" section, `:param`, or the
+    underlined "Parameters" of numpy."""
     about: list[str] = []
     described: dict[str, str] = {}
-    section, latest = "", ""
+    section, latest, underlined = "", "", False
     for line in text.splitlines():
-        if _SECTION.match(line) or _OTHERS.match(line):
+        if section and not latest and line and not line.strip("-"):
+            underlined = True
+        elif underlined and section == "args" and (found := _NUMPY.match(line)):
+            latest, described[found[1]] = found[1], ""
+        elif _SECTION.match(line) or _OTHERS.match(line):
             section, latest = ("args" if _SECTION.match(line) else "other"), ""
         elif found := _FIELD.match(line):
             section, latest = "fields", found[1]
@@ -226,11 +232,11 @@ def _documentation(text: str) -> tuple[str, dict[str, str]]:
         ):
             latest = found[1]
             described[latest] = found[2].strip()
-        elif section in ("args", "other") and line and not line.startswith(" "):
+        elif section in ("args", "other") and line and not (underlined or line.startswith(" ")):
             section, latest = "", ""
             about.append(line)
         elif section in ("args", "fields") and latest and line.strip():
-            described[latest] += " " + line.strip()
+            described[latest] = f"{described[latest]} {line.strip()}".strip()
         elif not section:
             about.append(line)
     return "\n".join(about).strip(), described
@@ -514,10 +520,17 @@ def _dumped(value: Any) -> Any:
 
 _T = TypeVar("_T")
 
+MOST_THREADS = 256
+"""Threads in which functions are called, with those that nobody waits for any more."""
+_threads: set[threading.Thread] = set()
+
 
 async def in_thread(function: Callable[[], _T]) -> _T:
     """Call a function in a thread of its own, which a cancelled call no longer waits for: nothing
-    stops a thread, and one that hangs must hold up neither its agent nor the end of the process."""
+    stops a thread, and one that hangs must hold up neither its agent nor the end of the process.
+    Raises ToolError where `MOST_THREADS` are at work, or hang."""
+    if len(_threads) >= MOST_THREADS:
+        raise ToolError(f"{MOST_THREADS} calls are at work, or hang. Try again later.")
     loop, context = asyncio.get_running_loop(), copy_context()
     future: asyncio.Future[_T] = loop.create_future()
 
@@ -534,8 +547,11 @@ async def in_thread(function: Callable[[], _T]) -> _T:
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:
             error = raised
+        _threads.discard(threading.current_thread())
         with suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=work, name="dragoman-tool", daemon=True).start()
+    thread = threading.Thread(target=work, name="dragoman-tool", daemon=True)
+    _threads.add(thread)
+    thread.start()
     return await future

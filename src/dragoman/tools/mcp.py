@@ -26,17 +26,15 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, unsupported
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Audio, Call, CustomToolCall, File, Image, Part, Text, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.item import JSON, Audio, Call, File, Image, Part, Text, Unknown
+from dragoman.core.request import FunctionTool
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.tools.run import (
     LONGEST,
-    Approval,
     Context,
     Display,
-    Next,
-    Rewriter,
+    Session,
     Shown,
     Tool,
     truncated,
@@ -58,8 +56,8 @@ AGE = 300.0
 others."""
 IDLE = 300.0
 """Seconds after which a session that no answer uses is ended."""
-MOST_SESSIONS = 64
-"""Sessions, of all servers and tenants."""
+MOST_SESSIONS, PER_TENANT = 64, 32
+"""Sessions, of all servers and tenants; and those that one tenant may use at a time."""
 MOST_TOOLS = 256
 """Tools of one server that a model is shown."""
 MOST_SCHEMAS = 1024 * 1024
@@ -395,15 +393,16 @@ class MCP:
         secret = hashlib.sha256(msgspec.json.encode(sorted(headers.items()))).hexdigest()
         key = (caller.tenant, server.name, server.url if guarded and server.url else "", secret)
         link = self._links.get(key)
-        if link is None:
-            if len(self._links) >= MOST_SESSIONS:
-                oldest = next((key for key, each in self._links.items() if not each.users), None)
-                if oldest is None:
-                    problem = (
-                        f"All {MOST_SESSIONS} sessions with MCP servers are in use. Try again."
-                    )
+        if link is None or not link.users:
+            used = [key for key, each in self._links.items() if each.users]
+            own = [key for key in used if key[0] == caller.tenant]
+            for found, most in ((own, PER_TENANT), (used, MOST_SESSIONS)):
+                if len(found) >= most:
+                    problem = f"All {most} sessions with MCP servers are in use. Try again."
                     raise FaultError(Fault("overloaded", problem))
-                self._drop(oldest)
+            if link is None and len(self._links) >= MOST_SESSIONS:
+                self._drop(next(key for key in self._links if key not in used))
+        if link is None:
             sent = headers if guarded else headers or self._environ[server.name]
 
             def make() -> Connection:
@@ -423,7 +422,7 @@ class MCP:
 
     def _release(self, key: tuple[str, ...], link: _Link) -> None:
         link.users -= 1
-        if not link.users:
+        if not link.users and self._links.get(key) is link:
             link.timer = asyncio.get_running_loop().call_later(IDLE, self._drop, key)
 
     def _drop(self, key: tuple[str, ...]) -> None:
@@ -462,14 +461,12 @@ def _headers(asked: Asked) -> dict[str, str]:
     return headers
 
 
-class _Session:
+class _Session(Session):
     """The tools of one server, for one answer."""
 
     def __init__(self, asked: Asked, release: Callable[[], None]) -> None:
-        self.namespace: str | None = asked.server_label
-        self.description = asked.server_description
+        self.namespace, self.description = asked.server_label, asked.server_description
         self.tools: Sequence[Tool] = ()
-        self.items: Sequence[Unknown] = ()
         self._asked = asked
         self._release: Callable[[], None] | None = release
 
@@ -507,10 +504,6 @@ class _Session:
             problem += f"{MOST_TOOLS} of {MOST_SCHEMAS} bytes can be used. Name those that are "
             raise FaultError(Fault("too_large", problem + "needed in allowed_tools.", "client"))
         return tools
-
-    def rewriter(self) -> Rewriter | None:
-        """There are no citations."""
-        return None
 
     async def close(self) -> None:
         """The answer has ended."""
@@ -552,27 +545,19 @@ def fit_name(name: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_-]', '_', name)[:55]}_{digest}"
 
 
-class _Tool:
-    """A tool of a server, as `tools.run.Tool`."""
-
-    after: Next = "model"
-    auto_retry = True
-    auto_truncate: int | None = None
-    enabled = True
+class _Tool(Tool):
+    """A tool of a server."""
 
     def __init__(self, tool: _Listed, label: str, link: _Link, approval: Consent) -> None:
-        self.spec: FunctionTool | CustomTool = FunctionTool(
-            fit_name(tool.name), tool.description, tool.input_schema or _EMPTY
-        )
-        self.approval: Approval = approval
-        self.seconds: float | None = link.server.seconds + START + GRACE  # its own limit is less
+        self.spec = FunctionTool(fit_name(tool.name), tool.description, tool.input_schema or _EMPTY)
+        self.approval = approval
+        self.seconds = link.server.seconds + START + GRACE  # its own limit is less
         self.repeatable = tool.annotated("readOnlyHint") or tool.annotated("idempotentHint")
-        self.display: Display | None = Display(CALL, self._opened, delta="arguments", fails=True)
+        self.display = Display(CALL, self._opened, delta="arguments", fails=True)
         self._name, self._label, self._link = tool.name, label, link
 
     def _opened(self, call: Call) -> dict[str, JSON]:
-        arguments = call.input if isinstance(call, CustomToolCall) else call.arguments
-        return {"server_label": self._label, "name": self._name, "arguments": arguments}
+        return {"server_label": self._label, "name": self._name, "arguments": call.text}
 
     async def call(self, text: str, context: Context) -> Shown:
         """Call it. Every failure is shown in the item, and to the model."""

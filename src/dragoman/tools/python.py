@@ -15,10 +15,10 @@ from msgspec.structs import astuple
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Call, FunctionCall, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
+from dragoman.core.item import JSON, Call, Unknown
+from dragoman.core.request import FunctionTool
 
-from .run import Approval, Context, Display, Next, Rewriter, Session, Shown, Tool, ToolError
+from .run import Context, Display, Session, Shown, Tool, ToolError
 from .sandbox import Bubblewrap, Interpreter, Limits, LostError, Monty, Sandbox
 
 KIND = "code_interpreter_call"
@@ -29,6 +29,8 @@ CONTAINERS, PER_TENANT = 16, 8
 """Interpreters of a worker of the server, and those of one tenant among them."""
 IDLE = 1200.0
 """Seconds after its last call that an interpreter is closed."""
+PATIENCE = 60.0
+"""Seconds that a call waits for room, where all interpreters are at work."""
 NO_OUTPUT = "(no output)"
 GONE = "What earlier calls defined is gone."
 BUSY = "All containers of this server are at work. Try again later, or answer without running code."
@@ -53,8 +55,9 @@ class Python:
     """The hosted tool `code_interpreter`, with containers in a sandbox: `monty` or `bubblewrap`.
 
     There are at most `containers` interpreters, and `per_tenant` of one tenant; for one more, that
-    which was idle for longest is closed. After `idle` seconds each is. Raises ValueError or
-    ImportError, in a sentence, where the sandbox cannot be had here.
+    which was idle for longest is closed; where none is idle, it waits for one to be. After `idle`
+    seconds each is closed. Raises ValueError or ImportError, in a sentence, where the sandbox
+    cannot be had here.
     """
 
     kinds = frozenset({"code_interpreter"})
@@ -84,6 +87,7 @@ class Python:
         self._most, self._per_tenant, self._idle = containers, per_tenant, idle
         # In the order of their last use.
         self._containers: dict[tuple[str, str], Container] = {}
+        self._ended = asyncio.Event()  # of the run that ends next
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(
@@ -112,26 +116,38 @@ class Python:
 
     async def run(self, container: Container, code: str) -> str:
         """What code gives in a container. Raises ToolError where none can be started."""
-        async with container.lock:
-            if container.interpreter is None:
-                self._make_room(container.tenant)
-                container.interpreter = self.sandbox.interpreter()
-            self._use(container)
+        try:
+            async with container.lock:
+                return await self._run(container, code)
+        finally:
+            self._ended.set()
+            self._ended = asyncio.Event()
+
+    async def _run(self, container: Container, code: str) -> str:
+        if container.interpreter is None:
             try:
-                output = await container.interpreter.run(code)
-            except LostError as lost:
-                container.interpreter = None
-                output = "\n".join(filter(None, (lost.output, f"{lost} {GONE}")))
-            except BaseException:  # cancelled, or it did not start
-                container.forgot = True
-                container.interpreter = None
-                raise
-            else:
-                if container.forgot:
-                    output = "\n".join(filter(None, (f"(A new interpreter. {GONE})", output)))
-            container.forgot = False
-            self._use(container)
-            return output or NO_OUTPUT
+                async with asyncio.timeout(PATIENCE):
+                    while not self._make_room(container):
+                        await self._ended.wait()
+            except TimeoutError:
+                raise ToolError(BUSY) from None
+            container.interpreter = self.sandbox.interpreter()
+        self._use(container)
+        try:
+            output = await container.interpreter.run(code)
+        except LostError as lost:
+            container.interpreter = None
+            output = "\n".join(filter(None, (lost.output, f"{lost} {GONE}")))
+        except BaseException:  # cancelled, or it did not start
+            container.forgot = True
+            container.interpreter = None
+            raise
+        else:
+            if container.forgot:
+                output = "\n".join(filter(None, (f"(A new interpreter. {GONE})", output)))
+        container.forgot = False
+        self._use(container)
+        return output or NO_OUTPUT
 
     async def close(self) -> None:
         """End all containers."""
@@ -156,17 +172,17 @@ class Python:
         else:
             self._drop(container)
 
-    def _make_room(self, tenant: str) -> None:
-        """Close what is idle, the tenant's own first, until there is room for one more."""
-        live = [each for each in self._containers.values() if each.interpreter is not None]
-        own = [each for each in live if each.tenant == tenant]
-        for found, most in ((own, self._per_tenant), (live, self._most)):
+    def _make_room(self, container: Container) -> bool:
+        """Close what is idle, the tenant's own first; whether there is room for this one."""
+        others = [each for each in self._containers.values() if each is not container]
+        own = [each for each in others if each.tenant == container.tenant]
+        for found, most in ((own, self._per_tenant), (others, self._most)):
             if len(found) >= most:
                 idle = next((each for each in found if not each.lock.locked()), None)
-                if idle is None:
-                    raise ToolError(BUSY)
-                self._drop(idle)
-                return
+                if idle is not None:
+                    self._drop(idle)
+                return idle is not None
+        return True
 
     def _drop(self, container: Container) -> None:
         """Forget it, and end its interpreter. An answer that still has it gets a new one."""
@@ -213,34 +229,19 @@ def code_of(arguments: str) -> str:
     return arguments.encode("utf-8", "replace").decode()  # half surrogates travel nowhere
 
 
-class PythonSession:
-    """The tool for one answer."""
-
-    namespace: str | None = None
-    items: Sequence[Unknown] = ()
+class PythonSession(Session):
+    """The tool for one answer. The container stays, for those that follow."""
 
     def __init__(self, python: Python, container: Container) -> None:
         self.container = container
-        self.tools: Sequence[Tool] = (PythonCode(python, container),)
-
-    def rewriter(self) -> Rewriter | None:
-        """Python cites nothing."""
-        return None
-
-    async def close(self) -> None:
-        """The container stays, for the answers that follow."""
+        self.tools = (PythonCode(python, container),)
 
 
-class PythonCode:
+class PythonCode(Tool):
     """The function `python` of one answer, whose one argument is `code`."""
 
-    after: Next = "model"
-    auto_retry = enabled = True
-    approval: Approval = "never"
-    repeatable = False
-    auto_truncate: int | None = None
     # Each run has its own limit; calls of one container wait for each other.
-    seconds: float | None = 24 * 3600.0
+    seconds = 24 * 3600.0
 
     def __init__(self, python: Python, container: Container) -> None:
         self._python, self._container = python, container
@@ -250,13 +251,12 @@ class PythonCode:
             "required": ["code"],
             "additionalProperties": False,
         }
-        self.spec: FunctionTool | CustomTool = FunctionTool(NAME, python.sandbox.about, parameters)
-        self.display: Display | None = Display(KIND, self.opened, "code", "interpreting")
+        self.spec = FunctionTool(NAME, python.sandbox.about, parameters)
+        self.display = Display(KIND, self.opened, "code", "interpreting")
 
     def opened(self, call: Call) -> dict[str, JSON]:
         """The item of a call when it begins."""
-        code = code_of(call.arguments if isinstance(call, FunctionCall) else call.input)
-        return {"code": code, "container_id": self._container.id, "outputs": None}
+        return {"code": code_of(call.text), "container_id": self._container.id, "outputs": None}
 
     async def call(self, text: str, context: Context) -> Shown:
         """Run the code that the model wrote."""

@@ -21,7 +21,7 @@ from dragoman.core.event import DeltaKind, State
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
     JSON,
-    Annotation,
+    RECORD,
     Call,
     CallOutput,
     CustomToolCall,
@@ -33,6 +33,7 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.request import CustomTool, FunctionTool, Namespace
+from dragoman.formats.citations import Cited
 
 _log = logging.getLogger("dragoman")
 
@@ -103,7 +104,7 @@ class Shown(Struct, frozen=True):
 
 
 class Tool(Protocol):
-    """A name, a schema and an asynchronous call.
+    """A name, a schema and an asynchronous call. What a tool does not say is as it is here.
 
     - `spec` is what the model is shown.
     - `after` says who speaks after its result: the model, or the user.
@@ -116,58 +117,38 @@ class Tool(Protocol):
     """
 
     spec: FunctionTool | CustomTool
-    after: Next
-    auto_retry: bool
-    auto_truncate: int | None
-    enabled: bool
-    approval: Approval
-    seconds: float | None
-    repeatable: bool
-    display: Display | None
+    after: Next = "model"
+    auto_retry: bool = True
+    auto_truncate: int | None = None
+    enabled: bool = True
+    approval: Approval = "never"
+    seconds: float | None = None
+    repeatable: bool = False
+    display: Display | None = None
 
     def call(self, text: str, context: Context) -> Awaitable[Output | Shown]:
         """Run it on the arguments, or the free text, that the model wrote. Raises what it likes."""
         ...
 
 
-class Rewriter(Protocol):
-    """Finds citations in the text of an answer, in whatever pieces it comes."""
-
-    def feed(self, text: str) -> list[str | Annotation]:
-        """The text that is known by now, and the annotations of it, each after its text."""
-        ...
-
-    def end(self) -> list[str | Annotation]:
-        """The rest."""
-        ...
-
-
 class Session(Protocol):
-    """What a hosted tool has for one answer: functions for the model, in a namespace of theirs or
-    in none, and items that are shown before it is asked, such as a list of tools."""
+    """What a hosted tool has for one answer.
 
-    @property
-    def namespace(self) -> str | None:
-        """That of its functions."""
-        ...
+    - `tools` are functions for the model, in a `namespace` of theirs or in none; `description` says
+      what that is for.
+    - `items` are shown before the model is asked: a list of tools, say.
+    - `cited` knows the marks of this tool's citations, where the model is shown any.
+    """
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The functions."""
-        ...
-
-    @property
-    def items(self) -> Sequence[Unknown]:
-        """The items."""
-        ...
-
-    def rewriter(self) -> Rewriter | None:
-        """What finds this tool's citations in one part of the text, if it has any."""
-        ...
+    tools: Sequence[Tool]
+    namespace: str | None = None
+    description: str | None = None
+    items: Sequence[Unknown] = ()
+    cited: Cited | None = None
 
     async def close(self) -> None:
         """The answer has ended."""
-        ...
+        return
 
 
 class Hosted(Protocol):
@@ -187,10 +168,6 @@ class Hosted(Protocol):
     async def close(self) -> None:
         """The server ends."""
         ...
-
-
-RECORD = "tool"
-"""The key in the `extra` of an item of a hosted tool under which its call is kept."""
 
 
 _HOSTED: Extra = {RECORD: {}}
@@ -232,7 +209,8 @@ class Result(Struct, frozen=True):
 
 
 class Runner:
-    """Tools by namespace and name, each with one owner: here. `spaces` are tools by namespace.
+    """Tools by namespace and name, each with one owner: here. `spaces` are tools by namespace, and
+    `about` says what these are for.
 
     Raises ValueError where two have the same name.
     """
@@ -241,11 +219,12 @@ class Runner:
         self,
         tools: Iterable[Tool] = (),
         spaces: Mapping[str, Iterable[Tool]] = {},
+        about: Mapping[str, str | None] = {},
         *,
         seconds: float = SECONDS,
     ) -> None:
         self.tools: dict[tuple[str | None, str], Tool] = {}
-        self._seconds = seconds
+        self._seconds, self._about = seconds, about
         for space, found in ((None, tools), *spaces.items()):
             for tool in found:
                 if self.tools.setdefault((space, tool.spec.name), tool) is not tool:
@@ -261,8 +240,11 @@ class Runner:
                     spec = replace(spec, extra=_HOSTED)
                 spaces.setdefault(space, []).append(spec)
         own = spaces.pop(None)
-        names = [(str(name), tuple(each)) for name, each in spaces.items()]
-        return (*own, *(Namespace(name, each, extra=_HOSTED) for name, each in names))
+        named = [
+            Namespace(name or "", tuple(each), self._about.get(name or ""), extra=_HOSTED)
+            for name, each in spaces.items()
+        ]
+        return (*own, *named)
 
     def find(self, call: Call) -> Tool | None:
         """The tool that a call is of, where that is run here."""
@@ -341,9 +323,7 @@ class _LateError(Exception):
 async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | BaseException:
     """What a tool gives, or raises: a SystemExit would end the event loop."""
     try:
-        return await tool.call(
-            call.input if isinstance(call, CustomToolCall) else call.arguments, context
-        )
+        return await tool.call(call.text, context)
     except BaseException as error:
         if not isinstance(error, ToolError | asyncio.CancelledError):
             _log.warning("the tool %s failed", call.name, exc_info=error)

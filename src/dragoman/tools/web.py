@@ -21,9 +21,9 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON, Call, CustomToolCall, Unknown
-from dragoman.core.request import CustomTool, FunctionTool
-from dragoman.formats.citations import Citations, domain
+from dragoman.core.item import JSON, Annotation, Call, Unknown
+from dragoman.core.request import FunctionTool
+from dragoman.formats.citations import LINES, domain
 from dragoman.net.url import Proxies
 
 from .page import (
@@ -42,11 +42,10 @@ from .page import (
     wrapped,
 )
 from .run import (
-    Approval,
     Context,
     Display,
-    Next,
     Recorded,
+    Session,
     Shown,
     Tool,
     ToolError,
@@ -364,11 +363,10 @@ class Web:
         await self.fetcher.close()
 
 
-class Browser:
+class Browser(Session):
     """What the model has for one answer: three functions, and all that was shown so far."""
 
-    namespace: str | None = "browser"
-    items: Sequence[Unknown] = ()
+    namespace = "browser"
 
     def __init__(
         self, web: Web, options: Options, items: Sequence[Unknown], caller: Caller
@@ -382,23 +380,22 @@ class Browser:
                 self._restore(item)
         self.ended = asyncio.Event()  # of the latest call: that it and all before it have ended
         self.ended.set()
-        self.tools: Sequence[Tool] = (
+        self.tools = (
             _Function(self, "search", self._search),
             _Function(self, "open", self._open),
             _Function(self, "find", self._find),
         )
 
-    def rewriter(self) -> Citations:
-        """Finds citations of what was shown."""
-        return Citations(self._cited)
+    def cited(self, cursor: int, lines: str) -> Annotation | None:
+        """The page that was shown with a cursor."""
+        view = self._views.get(cursor)
+        if view is None or not view.url or LINES.fullmatch(lines) is None:
+            return None
+        return Annotation("url_citation", url=view.url, title=view.title or domain(view.url))
 
     async def close(self) -> None:
         """The answer has ended."""
         self._views.clear()
-
-    def _cited(self, cursor: int) -> tuple[str, str] | None:
-        view = self._views.get(cursor)
-        return (view.url, view.title) if view is not None and view.url else None
 
     def about(self, name: str) -> str:
         """What a function is for, as far as the request has a say in it."""
@@ -619,15 +616,10 @@ class Browser:
         return Shown(text, {"action": action}, kept=msgspec.to_builtins(kept))
 
 
-class _Function:
+class _Function(Tool):
     """One of the functions, as a tool."""
 
-    after: Next = "model"
-    auto_retry = True
-    auto_truncate: int | None = None
-    enabled = True
-    approval: Approval = "never"
-    seconds: float | None = 2 * SECONDS
+    seconds = 2 * SECONDS
     repeatable = True
 
     def __init__(
@@ -640,12 +632,11 @@ class _Function:
         self._kind, _, properties = _FUNCTIONS[name]
         required = [each for each, about in properties.items() if "default" not in about]
         schema = {"type": "object", "properties": properties, "required": required}
-        self.spec: FunctionTool | CustomTool = FunctionTool(name, browser.about(name), schema)
-        self.display: Display | None = Display(KIND, self._opened, working="searching")
+        self.spec = FunctionTool(name, browser.about(name), schema)
+        self.display = Display(KIND, self._opened, working="searching")
 
     def _opened(self, call: Call) -> dict[str, JSON]:
-        text = call.input if isinstance(call, CustomToolCall) else call.arguments
-        return {"action": self._browser.action(self._name, text)}
+        return {"action": self._browser.action(self._name, call.text)}
 
     async def call(self, text: str, context: Context) -> Shown:
         """Run it. Calls of one round run side by side, but what they show has the order of the

@@ -119,7 +119,7 @@ def decode_sampling(
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
     if isinstance(stop, str):
-        stop = [stop]
+        stop = [stop] if stop else None  # an empty one ends nothing
     if stop:
         check_stop("stop", stop, limits)
     if bias is not None and len(bias) > limits.max_logit_bias:

@@ -149,6 +149,9 @@ class Wire(Struct, frozen=True, kw_only=True):
 
 LONGEST_STOP = 4_096
 """Characters of a stop string, which each part of an answer is compared with."""
+MOST_STOP = 16_384
+"""Characters of all stop strings together: where all but the last of one has come, the next part of
+an answer is compared with each of its beginnings."""
 
 
 def check_stop(path: str, stop: Collection[str], limits: json.Limits) -> None:
@@ -157,4 +160,7 @@ def check_stop(path: str, stop: Collection[str], limits: json.Limits) -> None:
         raise json.too_many(path, limits.max_stop, "max_stop")
     if max(map(len, stop)) > LONGEST_STOP:
         problem = f"has a string of more than {LONGEST_STOP} characters, which is the limit"
+        raise FaultError(bad_request(problem, path))
+    if sum(map(len, stop)) > MOST_STOP:
+        problem = f"has strings of more than {MOST_STOP} characters together, which is the limit"
         raise FaultError(bad_request(problem, path))

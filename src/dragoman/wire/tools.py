@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON, Extra
 from dragoman.core.request import (
     AllowedTools,
@@ -19,6 +19,7 @@ from dragoman.core.request import (
     NamedTool,
     Namespace,
     OutputFormat,
+    Request,
     TextFormat,
     Tool,
     ToolChoice,
@@ -29,6 +30,7 @@ from dragoman.core.request import (
 from . import json
 from .cache import Cache
 from .json import LIMITS, Fields, Limits, dense
+from .losses import Note
 
 _CACHE_LIMIT = 4 * 1024 * 1024
 _SECRETS = frozenset({"authorization", "headers"})
@@ -293,3 +295,16 @@ class ToolCodec:
                 return {"type": "json_object"}
             case _:
                 return {"type": "text"}
+
+
+def without_tools(request: Request) -> list[Note]:
+    """What is dropped where a wire can offer none of a request's tools. Raises FaultError where a
+    call is demanded: text in its place would be another answer."""
+    choice = request.tool_choice
+    demanded = choice.mode if isinstance(choice, AllowedTools) else choice
+    if demanded not in (None, "auto", "none"):
+        problem = "demands a call, and this server can be offered none of the tools"
+        raise FaultError(unsupported(problem, "tool_choice"))
+    why = "there are no tools to choose from"
+    names = ("tool_choice", "parallel_tool_calls")
+    return [(n, "dropped", why, ()) for n in names if getattr(request, n) is not None]

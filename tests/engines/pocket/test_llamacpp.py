@@ -67,6 +67,18 @@ def test_tokenizers_agree(prompt, single: Llamacpp) -> None:
     assert b"".join(map(vocabulary.piece, tokenized(single, prompt))).decode() == prompt
 
 
+def test_formats_are_enforced(single: Llamacpp) -> None:
+    """Where what opens an answer has an end token, a grammar ends llama.cpp's process."""
+    body = {
+        "messages": [{"role": "user", "content": "Ada is 36 years old."}],
+        "response_format": {"type": "json_object"},
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    (choice,) = json.loads(single.ask("/v1/chat/completions", body))["choices"]
+    assert choice["message"]["content"].lstrip().startswith("{")
+
+
 def tokenized(server: Llamacpp, text: str) -> list[int]:
     body = {"content": text, "parse_special": True}
     return list(json.loads(server.ask("/tokenize", body))["tokens"])

@@ -9,7 +9,9 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Message, Token
 from dragoman.core.lifecycle import check
 from dragoman.core.tool_calls import CallFragment
+from dragoman.engines.token import engine
 from dragoman.engines.token.engine import StoppingTurn, StopScanner
+from dragoman.engines.token.source import NewTokens
 
 letters = st.text("abé", max_size=30)
 stops = st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -70,6 +72,20 @@ def test_no_more_is_held_back_than_may_become_a_stop(text, stops) -> None:
         assert not any(stop.startswith(end) for end in longer for stop in stops)
 
 
+def test_what_has_begun_is_not_looked_for_again_while_it_goes_on(monkeypatch) -> None:
+    """Six such strings, and a long one that held the text back, took 6 ms for each token."""
+    looked = []
+    beginning = engine._beginning
+    monkeypatch.setattr(
+        engine, "_beginning", lambda text, *rest: looked.append(text) or beginning(text, *rest)
+    )
+    scanner = StopScanner(["a" * 200 + "b"])
+    assert "".join(scanner.feed("a") for _ in range(150)) == ""
+    assert len(looked) == 1
+    assert scanner.flush() == "a" * 150
+    assert scanner.feed("a" * 51 + "b") == "a" * 51 + "b"  # not what began before
+
+
 def token(text: str) -> Token:
     return Token(text, -1.0, text.encode())
 
@@ -120,3 +136,21 @@ def test_no_output_after_a_stop_string() -> None:
     response = fold(turn.take())
     assert (response.text, response.reasons, len(response.output)) == ("Yes", ("stop",), 1)
     assert response.stop_sequence == "."
+
+
+def test_tokens_that_come_together_are_taken_in_parts_until_one_is_stopped() -> None:
+    """3,000 that a grammar left no choice held others up for 0.75 s, with many stop strings."""
+
+    def new() -> NewTokens:
+        return NewTokens([*range(10)], [token(str(n)) for n in range(10)], "stop", 2, False, [])
+
+    parts = list(new().parts(4))
+    assert [part.ids for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [len(part.tokens) for part in parts] == [4, 4, 2]
+    assert [part.end for part in parts] == [None, None, "stop"]
+    assert [part.prompt for part in parts] == [[], None, None]
+    stopped = new()
+    for part in stopped.parts(4):
+        part.stopped = True
+    assert stopped.stopped
+    assert stopped.ids == [4, 5, 6, 7, 8, 9]

@@ -222,7 +222,7 @@ async def test_p9_store_false_leaves_no_trace_on_disk(tmp_path) -> None:
 
 async def test_p9_request_with_store_false_reads_no_store(tmp_path) -> None:
     class Deaf(SqliteStore):
-        async def find_answers(self, tenant: str, digests: Any) -> Any:
+        async def find_answers(self, tenant: str, digests: Any, room: Any) -> Any:
             raise AssertionError("nobody should ask")
 
     store = Deaf(tmp_path / "store.db")
@@ -234,7 +234,7 @@ async def test_p9_request_with_store_false_reads_no_store(tmp_path) -> None:
 
 async def test_a_store_that_fails_costs_the_past_and_not_the_answer(tmp_path) -> None:
     class Failing(SqliteStore):
-        async def find_answers(self, tenant: str, digests: Any) -> Any:
+        async def find_answers(self, tenant: str, digests: Any, room: Any) -> Any:
             raise StoreError("The disk is gone.")
 
     store = Failing(tmp_path / "store.db")

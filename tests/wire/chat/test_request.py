@@ -196,6 +196,11 @@ def test_null_among_the_fields_of_an_assistant_message_counts_as_absent() -> Non
     assert decode(messages=[{**said, **nulls}]) == decode(messages=[said])
 
 
+def test_an_empty_stop_string_is_none() -> None:
+    assert decode(stop="").sampling.stop is None
+    assert decode(stop=None).sampling.stop is None
+
+
 def test_what_else_is_said_about_the_format_is_kept() -> None:
     request = decode(response_format={"type": "json_object", "x_new": 1})
     assert request.extra == {"chat": {"response_format": {"x_new": 1}}}

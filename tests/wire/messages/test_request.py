@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import FunctionCall, Message, Text
-from dragoman.core.request import Request, UnknownTool
+from dragoman.core.request import AllowedTools, CustomTool, NamedTool, Request, UnknownTool
 from dragoman.wire import error
+from dragoman.wire.chat import CHAT
 from dragoman.wire.json import Limits
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.protocol import STANDARD, Dialect
@@ -145,6 +147,40 @@ def test_choice_without_tools_leaves_nothing_behind() -> None:
         body,
         ["tool_choice dropped", "parallel_tool_calls dropped"],
     )
+
+
+CUSTOM = CustomTool("patch")
+
+
+@pytest.mark.parametrize(
+    ("encode", "tool", "choice"),
+    [
+        (MESSAGES.encode_request, CUSTOM, "required"),
+        (MESSAGES.encode_request, CUSTOM, NamedTool("patch", "custom")),
+        (CHAT.encode_request, UnknownTool("responses", "web_search", {}), "required"),
+        (
+            MESSAGES.encode_request,
+            CUSTOM,
+            AllowedTools("required", (NamedTool("patch", "custom"),)),
+        ),
+    ],
+)
+def test_a_call_that_no_tool_could_be_is_refused(encode, tool, choice) -> None:
+    asked = Request(model="m", items=(Message("user", "?"),), tools=(tool,), tool_choice=choice)
+    with pytest.raises(FaultError) as refused:
+        encode(asked, STANDARD)
+    assert (refused.value.fault.code, refused.value.fault.param) == ("unsupported", "tool_choice")
+    assert "can be offered none of the tools" in refused.value.fault.message
+    free = replace(asked, tool_choice=AllowedTools("auto", (NamedTool("patch", "custom"),)))
+    assert "tool_choice" in [loss.field for loss in encode(free, STANDARD)[1]]
+
+
+def test_thinking_of_an_unknown_kind_is_for_servers_that_know_it() -> None:
+    body = {"model": "m", "max_tokens": 9, **SAID, "thinking": {"type": "later", "x": 1}}
+    request = decode(body)
+    assert request.reasoning is None
+    assert json.loads(MESSAGES.encode_request(request, STANDARD)[0]) == body
+    assert "thinking" in [loss.field for loss in CHAT.encode_request(request, STANDARD)[1]]
 
 
 @pytest.mark.uncounted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -98,10 +99,11 @@ class StopScanner:
     ('one ', 'EN two ', '', 'END')
     """
 
-    __slots__ = ("_held", "_stops", "found")
+    __slots__ = ("_begun", "_held", "_stops", "found")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
+        self._begun = [0] * len(self._stops)  # where in what is held each may have begun
         self._held = ""
         self.found: str | None = None
 
@@ -109,25 +111,38 @@ class StopScanner:
         """The text that is certain now; empty once a string was found."""
         if self.found:
             return ""
-        text = self._held + text
-        places = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
+        piece, held, begun = text, len(self._held), self._begun
+        text = self._held + piece
+        places = []
+        for number, stop in enumerate(self._stops):
+            at = begun[number]
+            # Most that have begun go on; to look for all of them anew would take long.
+            if at < held and len(text) - at < len(stop) and stop.startswith(piece, held - at):
+                continue
+            if (found := text.find(stop, at)) >= 0:
+                places.append((found + len(stop), found, stop))
+            begun[number] = _beginning(text, stop, at)
         if places:
             _, at, self.found = min(places)
             self._held = ""
             return text[:at]
-        cut = min((_beginning(text, stop) for stop in self._stops), default=len(text))
+        cut = min(begun, default=len(text))
+        if cut:
+            self._begun = [at - cut for at in begun]
         self._held = text[cut:]
         return text[:cut]
 
     def flush(self) -> str:
         """The text that was held back and is no stop string after all."""
         held, self._held = self._held, ""
+        self._begun = [0] * len(self._stops)
         return held
 
 
-def _beginning(text: str, stop: str) -> int:
-    """Where the longest end of the text begins that is a beginning of the stop string."""
-    at = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+def _beginning(text: str, stop: str, at: int) -> int:
+    """Where the longest end of the text from there on begins that is a beginning of the stop
+    string."""
+    at = text.find(stop[0], max(len(text) - len(stop) + 1, at))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
     return len(text) if at < 0 else at
@@ -297,6 +312,9 @@ class SequenceDecoder:
 MAX_TOKENS = 131_072
 """The most new tokens where neither the request nor the model's context sets a limit."""
 MAX_CHOICES = 128
+TOGETHER = 64
+"""Tokens of a sequence that are decoded in one turn of the event loop: a grammar may leave
+thousands of them no choice, which come together."""
 CONCURRENCY = 32
 QUEUE = 1_024
 
@@ -450,13 +468,16 @@ class TokenEngine:
         merge = Merge(len(decoders)) if len(decoders) > 1 else None
         async with aclosing(self._source.run(plan.jobs)) as new_tokens:
             async for index, new in new_tokens:
-                events = decoders[index].take(new)
-                if merge is not None:
-                    events = [e for event in events for e in merge.feed(index, event)]
-                if events:
-                    yield events
-                if merge is not None and merge.over:
-                    return
+                for part in new.parts(TOGETHER):
+                    events = decoders[index].take(part)
+                    if merge is not None:
+                        events = [e for event in events for e in merge.feed(index, event)]
+                    if events:
+                        yield events
+                    if merge is not None and merge.over:
+                        return
+                    if part is not new:
+                        await asyncio.sleep(0)
 
     # ---- planning ------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import index
 from traceback import format_tb
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,6 +104,18 @@ class NewTokens(Struct):
         self.end = later.end
         self.cached = later.cached
         self.prompt = self.prompt or later.prompt
+
+    def parts(self, size: int) -> Iterator[NewTokens]:
+        """The same, so many tokens at a time. Once one is stopped, so is this, and no more come."""
+        while len(self.ids) > size:
+            part = NewTokens(self.ids[:size], self.tokens[:size], None, self.cached)
+            part.prompt, self.prompt = self.prompt, None
+            self.ids, self.tokens = self.ids[size:], self.tokens[size:]
+            yield part
+            if part.stopped:
+                self.stopped = True
+                return
+        yield self
 
 
 class TokenCounter:

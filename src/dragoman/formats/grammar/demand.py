@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.item import JSON, Call, FunctionCall, Item, Message
+from dragoman.core.item import JSON, Call, Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
@@ -247,6 +247,8 @@ def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
         case {"type": kind}:
             known = "text, json_object, json_schema, regex or grammar"
             problem = f"{str(kind)[:100]!r} is not known here; use {known}"
+            if kind in ("text", "json_object", "json_schema"):  # Chat has taken its own out
+                problem = f"is {kind!r} as in Chat; Responses has it in text.format"
             raise FaultError(unsupported(problem, "response_format.type"))
 
 
@@ -440,8 +442,7 @@ def problem(asked: Demand, items: Sequence[Item], matches: Matches) -> Problem |
         called = tools.get((call.namespace, call.name))
         if called is None:
             return Problem(f"it calls {call.name}, which may not be called")
-        text = call.arguments if isinstance(call, FunctionCall) else call.input
-        if not _fits(called.body, text, matches):
+        if not _fits(called.body, call.text, matches):
             return Problem(f"what it gives to {call.name} does not fit", called.strict)
     return None
 

@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, RECORD
 from dragoman.core.loss import LossList
 from dragoman.core.request import (
     AllowedTools,
@@ -32,8 +32,6 @@ from dragoman.formats.grammar.schema import find, objects
 
 from .texts import BROWSER, PYTHON
 
-HOSTED = "tool"
-"""The key in the `extra` of a tool that a server runs."""
 FUNCTIONS = "functions"
 """The namespace of tools without one."""
 
@@ -70,7 +68,7 @@ class Toolkit:
         for number, tool in offered:
             match tool:
                 case FunctionTool(name=name) | Namespace(name=name) if (
-                    name in TRAINED and HOSTED in (tool.extra or ())
+                    name in TRAINED and RECORD in (tool.extra or ())
                 ):
                     self.trained.append(name)
                     for each in tool.tools if isinstance(tool, Namespace) else (tool,):

@@ -90,6 +90,9 @@ class Query(Struct):
     starting_after: Annotated[int, Meta(ge=-1, le=2**53)] = -1
     stream: bool = False
 
+    def __post_init__(self) -> None:
+        self.after = self.after or None  # empty is none, with which some clients begin
+
     def paging(self, order: Order = "desc") -> Paging:
         """Which part of a list is wanted; `order` is the default. Raises FaultError for a part that
         is named by its end."""

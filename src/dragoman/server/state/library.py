@@ -93,7 +93,7 @@ class Library:
                 held = weight
             error = await self._indexed(caller, file, entry)
         except BaseException:
-            await self.store.remove_indexed(caller.tenant, entry.store, entry.file)
+            await self.store.remove_indexed(caller.tenant, entry.store, entry.file, seq)
             raise
         finally:
             if caller.count is not None and held:

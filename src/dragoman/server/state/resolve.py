@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.item import (
+    RECORD,
     Call,
     Compaction,
     CustomToolCall,
@@ -33,7 +33,6 @@ from dragoman.stores.base import (
     StoredAnswer,
     StoreError,
     TooMuchError,
-    arguments,
     call_digest,
     input_id,
     latest,
@@ -305,7 +304,7 @@ async def _resolved(
 
 def _was_ran(item: Unknown) -> bool:
     """Whether an item is a call that a server ran, and says no more than a client is shown."""
-    known = item.extra is not None and "tool" in item.extra
+    known = item.extra is not None and RECORD in item.extra
     return item.kind in RAN and bool(item.id) and not known
 
 
@@ -329,15 +328,22 @@ def no_conversation(id: str, param: str | None = None) -> Fault:
 
 
 TOO_MANY_CALLS = "that of the earliest calls was not looked for, as their arguments are too long"
+TOO_LARGE_ANSWERS = (
+    "that of earlier calls was not looked for, as the answers that made them are larger than a "
+    "request may be (body_limit)"
+)
 COSTLY = 8
 """Arguments that are read and written take as long as so many times their bytes unpacked."""
 PER_CALL = 40
 """A call takes as long as so many characters of its arguments."""
 
 
-async def recalled(asked: Asked, store: Store, tenant: str) -> tuple[Request, tuple[Loss, ...]]:
+async def recalled(
+    asked: Asked, store: Store, tenant: str, room: Room
+) -> tuple[Request, tuple[Loss, ...]]:
     """The whole request with the thoughts that are missing in it, and what was left out because
-    another model encrypted it. The same request, where nothing is to be done."""
+    another model encrypted it, or there is no room for it. The same request, where nothing is to be
+    done."""
     whole = asked.whole
     # The thoughts of a chain are in it; only whose they are may matter.
     answers = [answer for answer in asked.answers if answer.model != whole.model]
@@ -351,15 +357,23 @@ async def recalled(asked: Asked, store: Store, tenant: str) -> tuple[Request, tu
     if len(found) < len(calls):
         forgone = (Loss("reasoning", "dropped", TOO_MANY_CALLS),)
     if found:
-        size = sum([PER_CALL + len(arguments(call)) for call in found])
+        size = sum([PER_CALL + len(call.text) for call in found])
         digests = await store.apart(COSTLY * size, lambda: dict.fromkeys(map(call_digest, found)))
-        with suppress(StoreError):  # an answer without its past is better than none
-            answers += await store.find_answers(tenant, tuple(digests))
+        try:
+            answers += await store.find_answers(tenant, tuple(digests), room)
+        except TooMuchError:
+            forgone = (Loss("reasoning", "dropped", TOO_LARGE_ANSWERS),)
+        except StoreError:  # an answer without its past is better than none
+            pass
     if not answers:
         return whole, forgone
-    cache = ReasoningCache()
-    for answer in answers:
-        for choice in sorted(set(answer.response.choices)) or (0,):
-            cache.store(tenant, answer.model, answer.response.choice(choice))
-    items, losses = cache.restore(tenant, whole.model, whole.items)
+
+    def restored() -> tuple[tuple[Item, ...], tuple[Loss, ...]]:
+        cache = ReasoningCache()
+        for answer in answers:
+            for choice in sorted(set(answer.response.choices)) or (0,):
+                cache.store(tenant, answer.model, answer.response.choice(choice))
+        return cache.restore(tenant, whole.model, whole.items)
+
+    items, losses = await store.apart(room.most - room.left + asked.size, restored)
     return (whole if items is whole.items else replace(whole, items=items)), forgone + losses

@@ -111,6 +111,9 @@ class Run:
         self._writing: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Any] | None = None
         self._changed: asyncio.Event | None = None  # set when there is more to read, if anybody is
+        self._appended = 0  # what `_size` was when its events were stored last
+        self._size = 0  # bytes of the answer, where they are many
+        self._count: Callable[[int], None] | None = None  # of the caller
         self.fold = Fold()
         self._folded = 0  # how many events it has
         self._first = 0  # how many events came before `events`
@@ -131,8 +134,16 @@ class Run:
             self._beginning = asyncio.ensure_future(self._runs.store.begin(self.record))
             self._beginning.add_done_callback(self._began)
         # With the record's id in its items' ids the store needs no index to find them.
-        self._handle = start(engine, request, replace(caller, response=self.record.id), self)
+        self._count = caller.count
+        caller = replace(caller, response=self.record.id, count=self._counted)
+        self._handle = start(engine, request, caller, self)
         return self
+
+    def _counted(self, more: int) -> None:
+        """So many bytes more of a large answer are held. Raises FaultError for no room."""
+        if self._count is not None:
+            self._count(more)
+        self._size += more
 
     def pause(self) -> None:
         """Produce as little as may be until `resume`."""
@@ -269,7 +280,9 @@ class Run:
             return
         self._folded = self._first + len(events)
         try:
-            await self._runs.store.append(self.record.id, LogSegment(self._stored, events))
+            segment = LogSegment(self._stored, events)
+            await self._runs.store.append(self.record.id, segment, self._size - self._appended)
+            self._appended = self._size
             self._stored += len(events)
         except ConflictError:  # it was deleted, or ended by another server
             self._broken = True
@@ -317,11 +330,13 @@ class Run:
         messages = self._runs.announce(record, response) if record.background else ()
         ending: Awaitable[bool | None]
         if self._put is not None:
-            whole = replace(record, status=response.status, response=response)
+            size = record.size + self._size
+            whole = replace(record, status=response.status, response=response, size=size)
             ending = self._put(whole, turn, messages)
         else:
             rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
-            finish = partial(self._runs.store.finish, record.id, response, rest, turn, messages)
+            given = record.id, response, rest, turn, messages, self._size
+            finish = partial(self._runs.store.finish, *given)
             ending = self._runs.held(finish, HELD) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
         self._ending.add_done_callback(self._ended)
@@ -437,6 +452,7 @@ class Runs:
         self._requeue = requeue
         self.lease = lease
         self._over = False  # nothing is held any more
+        self._turn = asyncio.Lock()  # of those who read runs that others read, too
         self.behind: dict[Run, None] = {}  # those with events to store
         self._timer: asyncio.TimerHandle | None = None
         self._with_upkeep = upkeep
@@ -520,6 +536,8 @@ class Runs:
             size = 0  # of the text up to here, which events at its end repeat
             async with aclosing(self.follow(record)) as batches:
                 async for batch in batches:
+                    async with self._turn:  # others wait for one reader's events, and not for all
+                        await asyncio.sleep(0)
                     for event in batch:
                         yield event
                         text = event.data if isinstance(event, Delta) else ""

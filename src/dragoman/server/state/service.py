@@ -151,7 +151,8 @@ class Memory:
         )
         if stored and asked.conversation is not None:
             await self.store.check_room(bare(asked.conversation))
-        whole, found = await recalled(asked, self.store, caller.tenant)
+        room = room_of(self.settings, count)
+        whole, found = await recalled(asked, self.store, caller.tenant, room)
         losses += found
         if previous and near and not await self._has(caller.tenant, bare(previous)):
             # Only the connection has what came before, so that the record must hold it.
@@ -207,7 +208,8 @@ class Memory:
         inherit = self.settings.inherit_instructions
         room = Room(count=count)
         asked = await understand(record.request, self.store, record.tenant, room, inherit=inherit)
-        whole, _ = await recalled(asked, self.store, record.tenant)
+        room = room_of(self.settings, count)
+        whole, _ = await recalled(asked, self.store, record.tenant, room)
         return whole
 
     async def close(self) -> None:

@@ -39,7 +39,7 @@ from dragoman.wire.choices import (
 from dragoman.wire.json import ABSENT, LIMITS, Fields, Limits, Reader
 from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
-from dragoman.wire.tools import ToolCodec
+from dragoman.wire.tools import ToolCodec, without_tools
 
 from .losses import LOSSES
 from .messages import (
@@ -325,8 +325,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         if offered is not None:
             given |= {"tools": offered, **more}
         else:
-            why = "there are no tools to choose from"
-            notes += [(name, "dropped", why, ()) for name in json.dense(more)]
+            notes += without_tools(request)
     if request.stream or request.stream_options is not None:
         given |= encode_stream(request, dialect, NAME, notes)
     return encode_body(given, request, dialect, NAME, losses, notes)

@@ -6,6 +6,7 @@ import re
 from base64 import b64decode, b64encode
 from binascii import Error
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
+    RECORD,
     Annotation,
     Audio,
     CustomToolCall,
@@ -291,6 +293,7 @@ def _assistant_items(content: str | list[Any], path: str) -> list[Item]:
         return [Message("assistant", content)]
     items: list[Item] = []
     texts: list[Part] = []
+    uses: dict[str, dict[str, JSON]] = {}
     for number, raw in enumerate(content):
         place = f"{path}[{number}]"
         block, rest = _read(raw, place, _blocks)
@@ -315,13 +318,42 @@ def _assistant_items(content: str | list[Any], path: str) -> list[Item]:
                 items.append(FunctionCall(block.id, block.name, arguments, extra=to_extra(rest)))
             case None:
                 fields = {name: value for name, value in rest.items() if name != "type"}
-                items.append(Unknown(NAME, str(rest["type"]), fields))
+                record = _record(fields, uses)
+                items.append(Unknown(NAME, str(rest["type"]), fields, extra=record))
             case _:
                 problem = f"is {_kind(block)!r}, which the assistant never says"
                 raise FaultError(bad_request(problem, f"{place}.type"))
     if texts or not items:
         items.append(Message("assistant", tuple(texts)))
     return items
+
+
+_USED = re.compile(r"srvtoolu_((?:ws|ci|mcp)_\w+)")
+"""The ids of calls that a server of ours ran."""
+
+
+def _record(block: dict[str, JSON], uses: dict[str, dict[str, JSON]]) -> Extra | None:
+    """The extra of a block of a call that a server of ours ran: in that of its result is the record
+    of the call, which `uses` has met before. None for other blocks."""
+    use_id = str(block.get("id") or block.get("tool_use_id"))
+    if (ours := _USED.fullmatch(use_id)) is None:
+        return None
+    if "tool_use_id" not in block:
+        uses[use_id] = block
+        return {RECORD: {}}
+    use = uses.get(use_id, {})
+    given: dict[str, JSON] = {"call_id": ours[1], "name": str(use.get("name"))}
+    given |= {"arguments": json.text(use.get("input") or {}), "output": "It failed."}
+    match use, block.get("content"):
+        case {"name": "web_search"}, [{"encrypted_content": str(kept)}, *_]:
+            with suppress(ValueError, FaultError):
+                if isinstance(found := json.value_of(Raw(b64decode(kept))), dict):
+                    return {RECORD: found}
+        case {"name": "code_execution", "input": {"code": str(code)}}, {"stdout": str(logs)}:
+            given |= {"name": "python", "arguments": json.text({"code": code}), "output": logs}
+        case {"server_name": str(label)}, [{"text": str(text)}, *_]:
+            given |= {"output": text, "namespace": label}
+    return {RECORD: given}
 
 
 # ---- encoding ----------------------------------------------------------------------------
@@ -415,15 +447,27 @@ def encode_item(item: Item) -> list[JSON]:
             return [encode_call(item)]
         case Unknown(wire=wire) if wire == NAME:
             return [{"type": item.kind, **item.value}]
-        case Unknown() if item.kind in HOSTED:
+        case Unknown() if is_hosted(item):
             return _encode_hosted(item)
         case _:
             return []
 
 
-HOSTED = frozenset(("code_interpreter_call", "mcp_call", "web_search_call"))
-"""Items of hosted tools that have blocks here: of the call, and of its result."""
+_HOSTED = frozenset(("code_interpreter_call", "mcp_call", "web_search_call"))
 _SPOKEN_OF = ("name", "server_label", "arguments", "output", "error")
+
+
+def is_hosted(item: Unknown) -> bool:
+    """Whether an item is a call of a hosted tool that has blocks here: of it and of its result."""
+    return item.kind in _HOSTED and item.id is not None
+
+
+def is_search(item: Item) -> bool:
+    """Whether an item is a search of the web that was made here."""
+    match item:
+        case Unknown(kind="web_search_call", value={"action": {"type": "search"}, **rest}):
+            return is_hosted(item) and rest.get("status") != "failed"
+    return False
 
 
 def _encode_hosted(item: Unknown) -> list[JSON]:
@@ -449,7 +493,7 @@ def _encode_hosted(item: Unknown) -> list[JSON]:
             action = value.get("action") or {}
             asked = {name: action[name] for name in ("query", "url", "pattern") if action.get(name)}
             use |= {"name": "web_search", "input": asked}
-            kept = b64encode(json.dump((item.extra or {}).get("tool"))).decode()
+            kept = b64encode(json.dump((item.extra or {}).get(RECORD))).decode()
             places = [each["url"] for each in action.get("sources") or ()] or [asked.get("url", "")]
             page: dict[str, JSON] = {"type": "web_search_result", "page_age": None}
             found = [

@@ -26,10 +26,10 @@ from dragoman.wire.losses import (
     stateless,
 )
 
-from .blocks import HOSTED, NAME, is_signed
+from .blocks import NAME, is_hosted, is_signed
 
 _FOREIGN = foreign(NAME)
-_UNHEARD = Case(_FOREIGN.when, lambda item, _: item.wire != NAME and item.kind not in HOSTED)
+_UNHEARD = Case(_FOREIGN.when, lambda item, _: item.wire != NAME and not is_hosted(item))
 _NO_STATE = "Messages stores no conversations"
 _NO_LOGPROBS = "Messages has no log-probabilities"
 _SPOKEN = Case("with a transcript", lambda part, _: bool(part.transcript))

@@ -31,6 +31,7 @@ from dragoman.wire.choices import ModelName, Probability
 from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect, check_stop
+from dragoman.wire.tools import without_tools
 
 from .blocks import (
     NAME,
@@ -136,7 +137,10 @@ def _decode(data: bytes, limits: Limits) -> Request:
         unknown["metadata"] = rest
     config = {name: v for name, v in (body.output_config or {}).items() if v is not None}
     format = _decode_format(config.pop("format", None))
-    reasoning = _decode_reasoning(body.thinking, config)
+    thinking = body.thinking
+    if thinking is not None and thinking.get("type") not in _THINKING:
+        unknown["thinking"], thinking = thinking, None  # for servers that know it
+    reasoning = _decode_reasoning(thinking, config)
     if config:
         unknown["output_config"] = config
     tier = _TIERS.get(body.service_tier or "")
@@ -186,6 +190,7 @@ _BUDGETS = ((2_048, "low"), (8_192, "medium"))
 _EFFORTS = {"minimal": "low"}
 """Efforts that this wire calls otherwise."""
 _ADAPTIVE: dict[str, JSON] = {"type": "adaptive"}
+_THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 
 def _decode_reasoning(
@@ -198,6 +203,15 @@ def _decode_reasoning(
         raise FaultError(bad_request("must be a string", "output_config.effort"))
     if thinking is None and effort is None:
         return None
+    if thinking is not None and thinking["type"] == "enabled":
+        budget = thinking.get("budget_tokens")
+        if not isinstance(budget, int) or isinstance(budget, bool):
+            problem = (
+                "is missing"
+                if budget is None
+                else f"is {json.kind(budget)}, and must be an integer"
+            )
+            raise FaultError(bad_request(problem, "thinking.budget_tokens"))
     return ReasoningOptions(effort or _effort_of(thinking), extra={NAME: {"thinking": thinking}})
 
 
@@ -267,6 +281,9 @@ def decode_tools(raw: Raw, limits: Limits = LIMITS) -> tuple[Tool, ...]:
 
 def _tool(tool: JSON, path: str) -> Tool:
     kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind == "function":  # those of OpenAI's protocols; as a hosted one it would be dropped
+        problem = "is 'function'; a tool here has a name, an input_schema, and the type 'custom'"
+        raise FaultError(bad_request(problem, f"{path}.type"))
     if isinstance(kind, str) and kind != "custom":
         return UnknownTool(NAME, kind, {name: v for name, v in tool.items() if name != "type"})
     function, rest = _functions.read(json.dump(tool), path)
@@ -400,9 +417,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     if given["tools"] is not None:
         given["tool_choice"] = encode_choice(request.tool_choice, request.parallel_tool_calls)
     else:
-        why = "there are no tools to choose from"
-        names = ("tool_choice", "parallel_tool_calls")
-        notes += [(n, "dropped", why, ()) for n in names if getattr(request, n) is not None]
+        notes += without_tools(request)
     if request.reasoning is not None:
         _add_reasoning(request, request.reasoning, given, notes)
     if isinstance(format, JSONSchema):

@@ -45,6 +45,7 @@ from .blocks import (
     encode_item,
     encode_thinking,
     from_extra,
+    is_search,
     restore,
     to_extra,
 )
@@ -115,8 +116,9 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
     )
 
 
-def encode_usage(usage: Usage | None) -> dict[str, JSON]:
-    """The counts under the protocol's names; two of them readers cannot do without."""
+def encode_usage(usage: Usage | None, searches: int = 0) -> dict[str, JSON]:
+    """The counts under the protocol's names; two of them readers cannot do without. `searches` are
+    those of the web that were made here."""
     usage = usage or Usage()
     read, written = usage.cached_tokens, usage.cache_write_tokens
     fresh = (usage.input_tokens or 0) - (read or 0) - (written or 0)
@@ -128,6 +130,8 @@ def encode_usage(usage: Usage | None) -> dict[str, JSON]:
     counted["output_tokens"] = usage.output_tokens or 0
     if usage.reasoning_tokens is not None:
         counted["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    if searches:
+        counted["server_tool_use"] = {"web_search_requests": searches, "web_fetch_requests": 0}
     return restore(counted, usage.extra)
 
 
@@ -139,12 +143,13 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     items = response.choice(0)
     called = any(isinstance(item, FunctionCall | CustomToolCall) for item in items)
     content = [block for item in items for block in encode_item(item)]
-    body = _opening(response.id, response.model, response.usage) | {"content": content}
+    body = _opening(response.id, response.model) | {"content": content}
+    body["usage"] = encode_usage(response.usage, sum(map(is_search, items)))
     body |= _stopped(response, called, from_extra(response.extra), request)
     return json.dump(restore(body, response.extra))
 
 
-def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
+def _opening(id: str, model: str) -> dict[str, JSON]:
     return {
         "id": ID_PREFIX + id,
         "type": "message",
@@ -153,7 +158,7 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": encode_usage(usage),
+        "usage": encode_usage(None),
     }
 
 
@@ -296,6 +301,7 @@ class Encoder:
         self._items: list[_Item] = []  # by index
         self._waiting: list[_Item] = []  # those that are not complete; the first is sent
         self._blocks = 0  # that were opened
+        self._searches = 0
         self._called = False
         self._begun = False
         self._over = False
@@ -308,6 +314,7 @@ class Encoder:
             match event:
                 case PartAdded() | Delta() | PartDone() | ItemDone():
                     self._items[event.index].read(event)
+                    self._searches += isinstance(event, ItemDone) and is_search(event.item)
                 case ItemAdded():
                     self._items.append(_Item(event.item))
                     if not event.choice:  # those of the others are never sent
@@ -316,7 +323,7 @@ class Encoder:
                 case Started():
                     self._begun, self._own = True, from_extra(event.extra)
                     more = {k: v for k, v in self._own.items() if k not in STOPPED}
-                    message = merge(_opening(event.id, event.model, None), more)
+                    message = merge(_opening(event.id, event.model), more)
                     encoded.append(_frame("message_start", {"message": message}))
                 case Finished():
                     self._send(encoded)
@@ -340,7 +347,7 @@ class Encoder:
         self._over = True
         late = from_extra(event.extra)
         delta = _stopped(event, self._called, self._own | late, self._request)
-        kind, usage = "message_delta", encode_usage(event.usage)
+        kind, usage = "message_delta", encode_usage(event.usage, self._searches)
         fields: dict[str, JSON] = {"type": kind, "delta": delta, "usage": usage}
         for name, value in late.items():
             if name not in STOPPED:

@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request, quoted
+from dragoman.core.error import FaultError, bad_request, hint, quoted
 from dragoman.core.item import (
     JSON,
+    RECORD,
     Annotation,
     Audio,
     Compaction,
@@ -253,6 +254,9 @@ def _read_item(data: bytes | Raw, path: str) -> Item:
         else:
             return _item(*_easy.read(data, path), path)
     elif head.type not in _KINDS:
+        if head.role and head.content is not ABSENT and hint(head.type, ("message",)):
+            problem = f"is {quoted(head.type)}; did you mean message?"  # lost, were it let through
+            raise _wrong(path, "type", problem)
         value = json.load(bytes(data))
         del value["type"]
         return Unknown(WIRE, head.type, value, head.id if isinstance(head.id, str) else None)
@@ -580,7 +584,7 @@ def shown(
             replace(item, encrypted=None)
             if type(item) is Reasoning and not encrypted
             else _without_results(item, include)
-            if type(item) is Unknown and item.extra is not None and "tool" in item.extra
+            if type(item) is Unknown and item.extra is not None and RECORD in item.extra
             else item
             for item in items
         ]
