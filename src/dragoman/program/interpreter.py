@@ -308,6 +308,8 @@ class Run:
         end = "stop" if stop_text is not None else "refused" if refusal else answer.end
         if value.suffix:
             self.state = self.state.added(value.suffix)
+            if self._emit:
+                self._emit("literal", value.suffix, None, self.state)
         if options.name is not None:
             given: str | list[str] = text
             if value.n is not None:
@@ -334,13 +336,14 @@ class Run:
         return [watch.cut(text)[0] for text in texts]
 
     async def _run_tools(self, runner: Runner, calls: Sequence[ToolCall]) -> None:
-        """Run calls, and add their results. What goes wrong is a result, too."""
+        """Run calls at the same time, and add their results in order. What goes wrong is a result,
+        too."""
         for call in calls:
             if self._emit:
                 text = call.input if isinstance(call, CustomToolCall) else call.arguments
                 self._emit("call", text, call.name, self.state)
-        for call in calls:
-            result = await runner.run(call, Context(call, ANYONE))
+        results = [runner.run(call, Context(call, ANYONE)) for call in calls]
+        for call, result in zip(calls, await asyncio.gather(*results), strict=True):
             self.state = self.state.added(result.output)
             if self._emit:
                 output = result.output.output
