@@ -317,6 +317,34 @@ def turn(lm, text):
     return lm
 
 
+class Base:
+    @program
+    def ask(self, lm, text):
+        with user():
+            return (
+                lm
+                + f"""Base:
+            {text}"""
+            )
+
+
+class Heir(Base):
+    @program
+    def ask(self, lm, text):
+        lm += super().ask(text)
+        with user():
+            return (
+                lm
+                + """Heir
+            too"""
+            )
+
+
+def test_a_method_may_call_that_of_its_base() -> None:
+    lm = Model(Stage("x")) + Heir().ask("hello")
+    assert [item.text for item in lm.items] == ["Base:\nhello", "Heir\ntoo"]
+
+
 class Asker:
     def __init__(self, name: str) -> None:
         self.name = name
