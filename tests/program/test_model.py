@@ -15,6 +15,7 @@ from dragoman.program import (
     block,
     capture,
     gen,
+    grammar,
     program,
     regex,
     role,
@@ -496,3 +497,12 @@ def test_calls_of_one_round_run_at_the_same_time_and_a_suffix_is_a_delta() -> No
         deltas = list(lm.stream(gen("x", tools=[meet], suffix="!")))
     assert [each.text for each in deltas if each.kind == "result"] == ["a", "b"]
     assert "".join(map(str, deltas)) == "Met!"
+
+
+def test_a_capture_inside_a_grammar_has_its_own_tokens(pocket) -> None:
+    lm = question(Model(pocket, temperature=0))
+    with assistant():
+        lm += "In " + grammar("year " + regex("[0-9]{4}", name="year") + "!", "all")
+    text = "".join(token.text for token in lm.capture("year").tokens)
+    assert lm["year"] in text
+    assert lm.log_prob("all") <= lm.log_prob("year") < 0

@@ -438,8 +438,10 @@ class Run:
         parts = [p for i in answer.choice(0) if isinstance(i, Message) for p in i.parts]
         given = next((part for part in parts if isinstance(part, Text) and text in part.text), None)
         tokens: list[Token] = []
+        start = 0
         if given is not None:
-            tokens = _tokens(given.tokens, given.text.rfind(text), text)
+            start = given.text.rfind(text)
+            tokens = _tokens(given.tokens, start, text)
         end = "refused" if answer.refusal else answer.end
         end = "stop" if end == "tool_calls" else end
         if answer.refusal:
@@ -454,7 +456,10 @@ class Run:
                 for name, inner in captured(body, text).items():
                     each = inner if isinstance(inner, list) else [inner]
                     for one in each:
-                        found = Capture(one, (), guarantee)
+                        own: list[Token] = []
+                        if given is not None and text.count(one) == 1:  # else it is not known where
+                            own = _tokens(given.tokens, start + text.find(one), one)
+                        found = Capture(one, tuple(own), guarantee)
                         state = state.captured(name, found, append=isinstance(inner, list))
         if options.name is not None:
             capture = Capture(text, tuple(tokens), guarantee, end, answer.refusal)
