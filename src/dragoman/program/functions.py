@@ -25,6 +25,10 @@ class Program:
         functools.update_wrapper(self, function)
         self._function, self._stateless = function, stateless
 
+    @overload
+    def __call__(self, lm: Model, /, *args: Any, **kwargs: Any) -> Model: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Node: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Model):
             return args[0] + self(*args[1:], **kwargs)
