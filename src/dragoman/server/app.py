@@ -38,8 +38,8 @@ from .limits import Budget, Gate
 from .log import Entry, RequestLog
 from .responder import Answers, Service
 from .settings import Settings
+from .state.files import Library
 from .state.handlers import METHODS, STORED, Handlers
-from .state.library import Library
 from .state.service import Memory
 from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
@@ -90,7 +90,7 @@ class App:
         searches = [tool for tool in tools if isinstance(tool, FileSearch)]
         library = None
         if searches and memory is not None:
-            library = searches[0].library = Library(memory.store, engine, settings)
+            library = searches[0].searched = Library(memory.store, engine, settings)
         engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory
