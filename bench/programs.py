@@ -14,9 +14,8 @@ import contextlib
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dragoman import connect, connect_sync
 from dragoman.engines.script import Script
@@ -59,9 +58,19 @@ timed("tokens", tokens)
 """
 
 
-def mock() -> str:
-    """A chat server in a thread: `many` is answered with many tokens, else with one after a wait;
-    gives the address."""
+@contextlib.contextmanager
+def mock() -> Iterator[str]:
+    """The mock in a process of its own; gives its address."""
+    command = [sys.executable, "-m", "bench.programs", "--mock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield server.stdout.readline().strip() if server.stdout else ""
+        finally:
+            server.terminate()
+
+
+def serve_mock() -> None:
+    """A chat server: `many` is answered with many tokens, else with one after a wait."""
 
     def chunk(text: str | None, finish: str | None = None) -> bytes:
         delta = {} if text is None else {"content": text}
@@ -100,18 +109,13 @@ def mock() -> str:
             writer.write(end)
         await writer.drain()
 
-    ready: list[int] = []
-    there = threading.Event()
-
     async def main() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=512)
-        ready.append(server.sockets[0].getsockname()[1])
-        there.set()
+        port = server.sockets[0].getsockname()[1]
+        print(f"http://127.0.0.1:{port}/v1", flush=True)
         await server.serve_forever()
 
-    threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
-    there.wait()
-    return f"http://127.0.0.1:{ready[0]}/v1"
+    asyncio.run(main())
 
 
 def best(work: Callable[[], float]) -> float:
@@ -214,9 +218,17 @@ def theirs(python: str, url: str) -> dict[str, float]:
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mock", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--guidance", metavar="PYTHON", default="")
     arguments = parser.parse_args()
-    url = mock()
+    if arguments.mock:
+        serve_mock()
+    with mock() as url:
+        table(url, arguments.guidance)
+
+
+def table(url: str, guidance: str) -> None:
+    """Measure, and print."""
     pocket = Model("pocket", temperature=0)
     with user():
         pocket += "Choose one."
@@ -233,7 +245,7 @@ def main() -> None:
         "select, first": first,
         "select, again": best(lambda: choice(pocket)),
     }
-    other = theirs(arguments.guidance, url) if arguments.guidance else {}
+    other = theirs(guidance, url) if guidance else {}
     names = {
         "turns": f"{TURNS} literal turns",
         "raw": f"{TOKENS} tokens, client alone",

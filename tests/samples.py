@@ -24,7 +24,7 @@ def load_profile() -> None:
     """
     settings.register_profile(
         "dragoman",
-        max_examples=samples(25, 2_000),
+        max_examples=samples(15, 2_000),
         deadline=None,
         derandomize=bool(os.environ.get("CI")) and not FULL,
         print_blob=True,

@@ -115,7 +115,7 @@ def received(wire: str, data: bytes, size: int) -> list[Event]:
 def test_random_upstream_bytes_break_nothing(seed) -> None:
     rng = random.Random(seed)
     known = list(answers())
-    for number in range(samples(120, 20_000)):
+    for number in range(samples(60, 20_000)):
         wire, values = rng.choice(known)
         data = spoilt(rng, values, whole=rng.random() < 0.5)
         try:

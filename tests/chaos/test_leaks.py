@@ -24,7 +24,7 @@ from tests.chaos.cases import WIRES, Case, load
 from tests.chaos.stage import Stage, perform, stage
 from tests.samples import samples
 
-FIRST, LAST = samples(12, 200), samples(30, 1_000)
+FIRST, LAST = samples(8, 200), samples(20, 1_000)
 """The rounds after which is measured."""
 ROWS = 20
 """How many rows a round plays."""

@@ -24,7 +24,7 @@ from tests.mock import Asked, Reply, chunk, completion, plain, stream
 from tests.product import Product
 from tests.samples import FULL, samples
 
-SECONDS = samples(4, 20 * 60)
+SECONDS = samples(2, 20 * 60)
 CLIENTS = 8
 GROWTH = 1.0
 """Megabytes of memory that 10,000 requests may leave."""

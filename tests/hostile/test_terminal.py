@@ -85,7 +85,7 @@ def test_7_08_names_of_models_cannot_command_the_terminal(up: Mock) -> None:
 
 
 def test_a_long_name_makes_no_line_longer_than_it_is_shown(up: Mock) -> None:
-    names = ["x" * 1_000_000, *(f"m{number}" for number in range(50))]
+    names = ["x" * 4_000, *(f"m{number}" for number in range(50))]
     up.probed = lambda asked: plain(200, {"object": "list", "data": [{"id": n} for n in names]})
     said = shown("models", "--at", up.base_url, terminal=False)
     assert "x" * 199 + "…" in said

@@ -7,7 +7,7 @@ import pytest
 
 from dragoman import connect
 from dragoman.core.event import Delta, ItemAdded, PartAdded, Started
-from dragoman.core.item import Message, Text
+from dragoman.core.item import Message, Reasoning, Text, Thought
 from dragoman.engines.script import Script
 from dragoman.program import (
     Model,
@@ -15,6 +15,7 @@ from dragoman.program import (
     block,
     capture,
     gen,
+    grammar,
     program,
     regex,
     role,
@@ -317,6 +318,34 @@ def turn(lm, text):
     return lm
 
 
+class Base:
+    @program
+    def ask(self, lm, text):
+        with user():
+            return (
+                lm
+                + f"""Base:
+            {text}"""
+            )
+
+
+class Heir(Base):
+    @program
+    def ask(self, lm, text):
+        lm += super().ask(text)
+        with user():
+            return (
+                lm
+                + """Heir
+            too"""
+            )
+
+
+def test_a_method_may_call_that_of_its_base() -> None:
+    lm = Model(Stage("x")) + Heir().ask("hello")
+    assert [item.text for item in lm.items] == ["Base:\nhello", "Heir\ntoo"]
+
+
 class Asker:
     def __init__(self, name: str) -> None:
         self.name = name
@@ -444,3 +473,36 @@ def test_deltas_have_all_of_the_text_whatever_the_means() -> None:
     with assistant():
         stream = lm.stream("So ", select(["friendly", "rude"], "x"), ".")
         assert "".join(map(str, stream)) == "So rude."
+
+
+def test_thoughts_stand_before_the_message_of_their_turn() -> None:
+    thinking = [Reasoning((Thought("Hm."),)), Message("assistant", (Text("so"),))]
+    stage = Stage(thinking, "there")
+    with assistant():
+        lm = Model(stage) + "It is " + gen("x") + ", " + gen("y", suffix="!")
+    assert lm.items == (Reasoning((Thought("Hm."),)), Message("assistant", "It is so, there!"))
+    assert stage.asked[1].items[-1].text == "It is so, "
+
+
+def test_calls_of_one_round_run_at_the_same_time_and_a_suffix_is_a_delta() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(who: str) -> str:
+        """Meet."""
+        both.wait()
+        return who
+
+    lm = Model(Stage([call("meet", "c1", who="a"), call("meet", "c2", who="b")], "Met"))
+    with assistant():
+        deltas = list(lm.stream(gen("x", tools=[meet], suffix="!")))
+    assert [each.text for each in deltas if each.kind == "result"] == ["a", "b"]
+    assert "".join(map(str, deltas)) == "Met!"
+
+
+def test_a_capture_inside_a_grammar_has_its_own_tokens(pocket) -> None:
+    lm = question(Model(pocket, temperature=0))
+    with assistant():
+        lm += "In " + grammar("year " + regex("[0-9]{4}", name="year") + "!", "all")
+    text = "".join(token.text for token in lm.capture("year").tokens)
+    assert lm["year"] in text
+    assert lm.log_prob("all") <= lm.log_prob("year") < 0

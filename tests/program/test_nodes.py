@@ -256,3 +256,18 @@ def test_tools_of_functions_patterns_and_grammars() -> None:
     assert Tool.from_lark('start: "a"', run, description="x").spec.description == "x"
     assert Tool.from_grammar(select(["a", "b"]), run).spec.grammar == 'start: C1\nC1: "a" | "b"'
     assert Tool(run).spec.name == "run"
+
+
+def test_a_stateless_method_comes_back_to_itself_and_is_not_another_objects() -> None:
+    class Digits:
+        def __init__(self, digit: str) -> None:
+            self.digit = digit
+
+        @program(stateless=True)
+        def many(self, lm):
+            return lm + select([self.digit, self.digit + self.many()])
+
+    assert match(Digits("1").many(), "111") is not None
+    both = Digits("1").many() + Digits("2").many()
+    assert match(both, "1122") is not None
+    assert match(both, "1111") is None

@@ -192,7 +192,7 @@ class Shelf:
 
 async def opened(shelf: Shelf | None, *items: Unknown) -> Any:
     tool = FileSearch()
-    tool.library = shelf
+    tool.searched = shelf
     return await tool.open(ASKED, items, ANYONE)
 
 

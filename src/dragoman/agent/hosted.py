@@ -55,7 +55,7 @@ from dragoman.tools.run import (
 from dragoman.wire.responses.items import RESULTS
 
 from .budget import Budget, Meter
-from .loop import APPROVAL, INTERRUPTED, NOT_ALLOWED, Decision, Loop
+from .loop import APPROVAL, INTERRUPTED, NOT_ALLOWED, PREFIXES, Decision, Loop
 
 ANSWER = "mcp_approval_response"
 MOST_ROUNDS = 64
@@ -102,7 +102,7 @@ class HostedTools(Wrapper):
                 raise FaultError(unsupported("an answer with tools is one choice", "n"))
             events = self._answer(request, caller, wanted)
             return Prepared(request, start=partial(Driver, events))
-        items, _ = told(request.items)
+        items, _ = for_model(request.items)
         return None if items is None else Prepared(replace(request, items=items))
 
     async def close(self) -> None:
@@ -157,7 +157,7 @@ class HostedTools(Wrapper):
             {each.namespace: each.tools for each in own if each.namespace is not None},
             {str(each.namespace): each.description for each in own},
         )
-        items, decisions = told(request.items, runner)
+        items, decisions = for_model(request.items, runner)
         asked = replace(
             request,
             items=items or request.items,
@@ -259,34 +259,34 @@ def _kind(spec: Any) -> Any:
 # ---- the conversation, as the model is to see it ---------------------------------------------
 
 
-def told(
+def for_model(
     items: Sequence[Item], runner: Runner | None = None
 ) -> tuple[tuple[Item, ...] | None, dict[str, Decision]]:
     """The conversation with calls and outputs in place of the items of hosted tools, and what the
     user has decided about calls that wait, by their ids. None where it has no such items."""
     answers: dict[str, Unknown] = {}
     done: set[str] = set()  # calls that were run after they were allowed
-    found = False
+    ours = False
     for item in items:
         if isinstance(item, Unknown):
-            found = found or item.kind in _OURS or RECORD in (item.extra or ())
+            ours = ours or item.kind in _OURS or RECORD in (item.extra or ())
             if item.kind == ANSWER:
                 answers[str(item.value.get("approval_request_id"))] = item
             elif item.kind != APPROVAL:
                 done.add(str(item.value.get("approval_request_id")))
-    if not found:
+    if not ours:
         return None, {}
     items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
     decisions: dict[str, Decision] = {}
-    told: list[Item] = []
+    found: list[Item] = []
     for _, group in groupby(items, _round):
         outputs: list[Item] = []
         for item in group:
             call = _record(item) if isinstance(item, Unknown) else None
             if not isinstance(item, Unknown) or call is None:
-                told.append(item)
+                found.append(item)
             elif item.kind != APPROVAL:
-                told.append(_call(call))
+                found.append(_call(call))
                 cut = item.value.get("status") in ("in_progress", "incomplete")
                 given = INTERRUPTED if cut else call.output or ""
                 outputs.append(FunctionCallOutput(call.call_id, given))
@@ -294,7 +294,7 @@ def told(
                 made = replace(
                     _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}
                 )
-                told.append(made)
+                found.append(made)
                 answer = answers.get(item.id or "")
                 reason = answer.value.get("reason") if answer is not None else None
                 if runner is not None and runner.find(made) is None:
@@ -304,8 +304,8 @@ def told(
                 else:
                     words = f"{NOT_ALLOWED} {reason}" if reason else NOT_ALLOWED
                     outputs.append(FunctionCallOutput(call.call_id, words))
-        told += outputs
-    return tuple(told), decisions
+        found += outputs
+    return tuple(found), decisions
 
 
 def _is_silent(item: Unknown) -> bool:
@@ -316,8 +316,7 @@ def _is_silent(item: Unknown) -> bool:
     return RECORD in (item.extra or ()) and recorded(item) is None
 
 
-_OURS = frozenset((APPROVAL, ANSWER, "mcp_list_tools", "mcp_call", "code_interpreter_call"))
-_OURS |= frozenset(("web_search_call", "file_search_call"))
+_OURS = frozenset((*PREFIXES, APPROVAL, ANSWER))
 
 
 def _round(item: Item) -> object:

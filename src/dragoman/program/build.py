@@ -10,7 +10,7 @@ import json as stdlib_json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 from typing import Literal as Word
 
 from dragoman.core.error import FaultError
@@ -47,6 +47,17 @@ from .nodes import (
 __all__ = ["match"]
 
 _GUARANTEES = (None, "enforced", "verified", "best-effort")
+
+
+class NodeOptions(TypedDict, total=False):
+    """What every node that is generated takes: whether it is one of a list under its name, its
+    most tokens, its temperature, the guarantee it must have, and how often it is asked for."""
+
+    list_append: bool
+    max_tokens: int | None
+    temperature: float | None
+    guarantee: Guarantee | None
+    attempts: int | None
 
 
 def _options(given: dict[str, Any]) -> Options:
@@ -153,14 +164,7 @@ def gen(
     return Gen(_options(given), stops, patterns, suffix, saved, n, found, tool_choice, max_rounds)
 
 
-def select(
-    options: Iterable[object],
-    name: str | None = None,
-    *,
-    list_append: bool = False,
-    guarantee: Guarantee | None = None,
-    attempts: int | None = None,
-) -> Node:
+def select(options: Iterable[object], name: str | None = None, **how: Unpack[NodeOptions]) -> Node:
     """One of several: texts, numbers or nodes.
 
     >>> match(select(["yes", "no"], name="answer"), "no").captures
@@ -177,9 +181,7 @@ def select(
         (each for each in found if not isinstance(each, Literal) and loose(each)), None
     ):
         raise ValueError(f"select chooses among texts and grammars, and {label(free)} is neither")
-    return _bound(
-        Select(found), name=name, list_append=list_append, guarantee=guarantee, attempts=attempts
-    )
+    return _bound(Select(found), name=name, **how)
 
 
 def _pattern(pattern: str) -> str:
@@ -189,31 +191,14 @@ def _pattern(pattern: str) -> str:
     return pattern
 
 
-def regex(
-    pattern: str,
-    name: str | None = None,
-    *,
-    list_append: bool = False,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    guarantee: Guarantee | None = None,
-    attempts: int | None = None,
-) -> Node:
+def regex(pattern: str, name: str | None = None, **options: Unpack[NodeOptions]) -> Node:
     """Text that a regular expression (of Rust's kind: no looking around) matches from end to end.
     Raises ValueError for what is none.
 
     >>> match("in " + regex("[0-9]{4}", name="year"), "in 1815")["year"]
     '1815'
     """
-    return _bound(
-        Regex(_pattern(pattern)),
-        name=name,
-        list_append=list_append,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        guarantee=guarantee,
-        attempts=attempts,
-    )
+    return _bound(Regex(_pattern(pattern)), name=name, **options)
 
 
 def json(
@@ -221,11 +206,7 @@ def json(
     *,
     schema: Any = None,
     separators: tuple[str, str] | None = None,
-    list_append: bool = False,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    guarantee: Guarantee | None = None,
-    attempts: int | None = None,
+    **options: Unpack[NodeOptions],
 ) -> Node:
     """JSON that fits a schema: a dict, its JSON text, or a type that msgspec or pydantic knows;
     without one (None, or True) any JSON. `separators` are those of `json.dumps`.
@@ -256,15 +237,7 @@ def json(
         raise ValueError(error.fault.message) from None
     body = Json(fitted, separators or (", ", ": "))
     check(body)
-    return _bound(
-        body,
-        name=name,
-        list_append=list_append,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        guarantee=guarantee,
-        attempts=attempts,
-    )
+    return _bound(body, name=name, **options)
 
 
 def _schema_of(kind: Any) -> dict[str, JSON]:
@@ -284,16 +257,7 @@ def _text_keys(value: object) -> bool:
     return not isinstance(value, list | tuple) or all(map(_text_keys, value))
 
 
-def lark(
-    text: str,
-    name: str | None = None,
-    *,
-    list_append: bool = False,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    guarantee: Guarantee | None = None,
-    attempts: int | None = None,
-) -> Node:
+def lark(text: str, name: str | None = None, **options: Unpack[NodeOptions]) -> Node:
     """Text of a grammar: in Lark, as llguidance has it, whose first rule is `start`; or in GBNF.
     Raises ValueError for what is no grammar.
 
@@ -305,18 +269,10 @@ def lark(
     except FaultError as error:
         raise ValueError(error.fault.message) from None
     check(body)
-    return _bound(
-        body,
-        name=name,
-        list_append=list_append,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        guarantee=guarantee,
-        attempts=attempts,
-    )
+    return _bound(body, name=name, **options)
 
 
-def grammar(value: object, name: str | None = None, **options: Any) -> Node:
+def grammar(value: object, name: str | None = None, **options: Unpack[NodeOptions]) -> Node:
     """Nodes and texts as one grammar: generated in one request, as a whole.
 
     >>> match(grammar("a" + regex("[0-9]", name="digit"), name="all"), "a1").captures
@@ -366,9 +322,7 @@ def substring(
     *,
     chunk: Word["word", "character"] | Callable[[str], Iterable[str]] = "word",
     name: str | None = None,
-    list_append: bool = False,
-    guarantee: Guarantee | None = None,
-    attempts: int | None = None,
+    **options: Unpack[NodeOptions],
 ) -> Node:
     """A stretch of a text, of whole words by default; a function may cut it into other chunks.
 
@@ -387,13 +341,7 @@ def substring(
         raise ValueError(f"chunk is {chunk!r}, and must be word, character or a function")
     if not chunks:
         raise ValueError("substring was given an empty text")
-    return _bound(
-        Substring(chunks),
-        name=name,
-        list_append=list_append,
-        guarantee=guarantee,
-        attempts=attempts,
-    )
+    return _bound(Substring(chunks), name=name, **options)
 
 
 def capture(value: object, name: str, *, list_append: bool = False) -> Node:

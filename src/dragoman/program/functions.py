@@ -25,33 +25,26 @@ class Program:
         functools.update_wrapper(self, function)
         self._function, self._stateless = function, stateless
 
+    @overload
+    def __call__(self, lm: Model, /, *args: Any, **kwargs: Any) -> Model: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Node: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Model):
             return args[0] + self(*args[1:], **kwargs)
         if not self._stateless:
             return Call(self._function, args, kwargs)
-        key = (id(self), *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        key = (
+            self._function,
+            *map(_key, args),
+            *((name, _key(kwargs[name])) for name in sorted(kwargs)),
+        )
         return Rule(key, functools.partial(_built, self._function, args, kwargs))
 
     def __get__(self, instance: object, owner: type | None = None) -> Program:
         if instance is None:
             return self
-        bound = types.MethodType(self._function, instance)
-        made = Program.__new__(Program)
-        functools.update_wrapper(made, self._function)
-
-        def method(lm: Any, *args: Any, **kwargs: Any) -> Any:
-            return bound(lm, *args, **kwargs)
-
-        made._function = functools.wraps(self._function)(method)
-        if inspect.iscoroutinefunction(self._function):
-
-            async def later(lm: Any, *args: Any, **kwargs: Any) -> Any:
-                return await bound(lm, *args, **kwargs)
-
-            made._function = later
-        made._stateless = self._stateless
-        return made
+        return Program(types.MethodType(self._function, instance), stateless=self._stateless)
 
 
 def _key(value: object) -> object:

@@ -124,6 +124,8 @@ class Turn:
                         parts[-1] = Text(last.text + value)
                     else:
                         parts.append(Text(value))
+                elif isinstance(value, Reasoning):  # before the message: a turn has but one
+                    items.append(value)
                 elif isinstance(value, _ITEMS):
                     items += self._message(parts)
                     parts = []
@@ -366,11 +368,11 @@ class State:
         return names
 
     def said(self) -> str:
-        """The text since the last part or item of the last turn."""
+        """The text since the last part or item of the last turn, thoughts aside."""
         texts = []
         piece = None if self.turn is None else self.turn.last
-        while piece is not None and isinstance(piece.value, str):
-            texts.append(piece.value)
+        while piece is not None and isinstance(value := piece.value, str | Reasoning):
+            texts.append(value if isinstance(value, str) else "")
             piece = piece.before
         return "".join(reversed(texts))
 

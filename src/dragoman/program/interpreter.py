@@ -308,6 +308,8 @@ class Run:
         end = "stop" if stop_text is not None else "refused" if refusal else answer.end
         if value.suffix:
             self.state = self.state.added(value.suffix)
+            if self._emit:
+                self._emit("literal", value.suffix, None, self.state)
         if options.name is not None:
             given: str | list[str] = text
             if value.n is not None:
@@ -334,13 +336,14 @@ class Run:
         return [watch.cut(text)[0] for text in texts]
 
     async def _run_tools(self, runner: Runner, calls: Sequence[ToolCall]) -> None:
-        """Run calls, and add their results. What goes wrong is a result, too."""
+        """Run calls at the same time, and add their results in order. What goes wrong is a result,
+        too."""
         for call in calls:
             if self._emit:
                 text = call.input if isinstance(call, CustomToolCall) else call.arguments
                 self._emit("call", text, call.name, self.state)
-        for call in calls:
-            result = await runner.run(call, Context(call, ANYONE))
+        results = [runner.run(call, Context(call, ANYONE)) for call in calls]
+        for call, result in zip(calls, await asyncio.gather(*results), strict=True):
             self.state = self.state.added(result.output)
             if self._emit:
                 output = result.output.output
@@ -435,8 +438,10 @@ class Run:
         parts = [p for i in answer.choice(0) if isinstance(i, Message) for p in i.parts]
         given = next((part for part in parts if isinstance(part, Text) and text in part.text), None)
         tokens: list[Token] = []
+        start = 0
         if given is not None:
-            tokens = _tokens(given.tokens, given.text.rfind(text), text)
+            start = given.text.rfind(text)
+            tokens = _tokens(given.tokens, start, text)
         end = "refused" if answer.refusal else answer.end
         end = "stop" if end == "tool_calls" else end
         if answer.refusal:
@@ -451,7 +456,10 @@ class Run:
                 for name, inner in captured(body, text).items():
                     each = inner if isinstance(inner, list) else [inner]
                     for one in each:
-                        found = Capture(one, (), guarantee)
+                        own: list[Token] = []
+                        if given is not None and text.count(one) == 1:  # else it is not known where
+                            own = _tokens(given.tokens, start + text.find(one), one)
+                        found = Capture(one, tuple(own), guarantee)
                         state = state.captured(name, found, append=isinstance(inner, list))
         if options.name is not None:
             capture = Capture(text, tuple(tokens), guarantee, end, answer.refusal)

@@ -42,8 +42,8 @@ from .realtime import SOCKET as REALTIME
 from .realtime import Realtime
 from .responder import Answers, Service
 from .settings import Settings
+from .state.files import Library
 from .state.handlers import METHODS, STORED, Handlers
-from .state.library import Library
 from .state.service import Memory
 from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
@@ -95,7 +95,7 @@ class App:
         searches = [tool for tool in tools if isinstance(tool, FileSearch)]
         library = None
         if searches and memory is not None:
-            library = searches[0].library = Library(memory.store, engine, settings)
+            library = searches[0].searched = Library(memory.store, engine, settings)
         engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory

@@ -24,8 +24,8 @@ from .cancellation import Watch
 from .exchange import Exchange, Route, nothing_at
 from .limits import read_body
 from .responder import Service
+from .state.files import Library, no_file, no_vector_store
 from .state.handlers import METHODS, Query, asked
-from .state.library import Library, no_file, no_vector_store
 
 T = TypeVar("T")
 

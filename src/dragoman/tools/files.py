@@ -45,7 +45,7 @@ NO_LIBRARY = Fault(
 
 
 class Library(Protocol):
-    """What is searched: see `dragoman.server.state.library`."""
+    """What is searched: see `dragoman.server.state.files`."""
 
     async def check(self, caller: Caller, stores: Sequence[str]) -> None:
         """Raise FaultError where there is no vector store with one of these ids."""
@@ -60,18 +60,18 @@ class FileSearch:
     """Searches the vector stores that a request names, in the library that the server has."""
 
     kinds = frozenset(("file_search",))
-    library: Library | None = None
+    searched: Library | None = None
 
     async def open(
         self, asked: Mapping[str, JSON], items: Sequence[Unknown], caller: Caller
     ) -> Reading:
         """A search for one answer. Raises FaultError for options that make no sense, and for vector
         stores that are not there."""
-        if self.library is None:
+        if self.searched is None:
             raise FaultError(NO_LIBRARY)
         stores, search = decode_options(asked)
-        await self.library.check(caller, stores)
-        return Reading(self.library, stores, search, items, caller)
+        await self.searched.check(caller, stores)
+        return Reading(self.searched, stores, search, items, caller)
 
     async def close(self) -> None:
         """There is nothing to be closed: the store is the server's."""

@@ -153,4 +153,4 @@ def test_tokens_that_come_together_are_taken_in_parts_until_one_is_stopped() -> 
     for part in stopped.parts(4):
         part.stopped = True
     assert stopped.stopped
-    assert stopped.ids == [4, 5, 6, 7, 8, 9]
+    assert stopped.ids == [*range(10)]  # the scheduler counts what was taken

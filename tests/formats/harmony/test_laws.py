@@ -93,7 +93,7 @@ def test_rendered_items_are_parsed_to_the_same(answer) -> None:
 SOUPS = 50
 
 
-@settings(max_examples=samples(2_500, 100_000) // SOUPS)
+@settings(max_examples=samples(1_250, 100_000) // SOUPS)
 @given(st.integers(0, 1 << 60), st.sampled_from(["stop", "length"]))
 def test_any_tokens_are_parsed_the_same_in_any_grouping(seed, reason) -> None:
     random = Random(seed)

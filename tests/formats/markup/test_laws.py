@@ -52,7 +52,7 @@ def check(outcome: Parsed) -> None:
     assert [words for _, words in deltas(outcome.events) if words] == said
 
 
-@settings(max_examples=samples(60, 20_000))
+@settings(max_examples=samples(30, 20_000))
 @given(any_soup, cuts, tools, reasons)
 def test_p5_any_split_of_a_text_gives_the_same_items(mixed, places, offered, reason) -> None:
     family, words = mixed
@@ -85,7 +85,7 @@ damages = st.lists(
 )
 
 
-@settings(max_examples=samples(50, 20_000))
+@settings(max_examples=samples(25, 20_000))
 @given(st.sampled_from(FAMILIES), damages, cuts, reasons)
 def test_a_damaged_call_is_read_alike_by_bytes_by_characters_and_whole(
     family, damage, places, reason
@@ -129,7 +129,7 @@ def test_f9_an_answer_cut_anywhere_shows_no_markup(family) -> None:
         assert said.get("now", "{}") in ("{}", "{", "")
 
 
-@settings(max_examples=samples(60, 20_000))
+@settings(max_examples=samples(30, 20_000))
 @given(any_soup, st.integers(2, 9), tools, reasons)
 def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reason) -> None:
     family, words = mixed
@@ -141,7 +141,7 @@ def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reas
     check(one)
 
 
-@settings(max_examples=samples(20, 1_000))
+@settings(max_examples=samples(12, 1_000))
 @given(st.sampled_from(FAMILIES), st.integers(0, 2**32), tools, reasons)
 def test_nothing_is_raised_on_any_tokens(family, seed, offered, reason) -> None:
     """A hundred token soups for each example."""
@@ -173,7 +173,7 @@ arguments = st.dictionaries(plain, values, max_size=3)
 calls = st.lists(st.tuples(st.sampled_from(["get_weather", "now"]), arguments), max_size=3)
 
 
-@settings(max_examples=samples(50, 5_000))
+@settings(max_examples=samples(25, 5_000))
 @given(st.sampled_from(FAMILIES), safe, safe, calls, st.integers(1, 9))
 def test_rendered_items_are_parsed_to_the_same(family, thought, text, called, size) -> None:
     if BY_NAME[family].syntax.argument:  # bare text has no types but those of the schema

@@ -22,9 +22,9 @@ from tests.wire.chat.strategies import requests, responses
 from tests.wire.chat.test_cases import ALL, REQUESTS, STREAMS, stream
 from tests.wire.damage import damaged
 
-some_examples = settings(max_examples=samples(30, 400))
+some_examples = settings(max_examples=samples(15, 400))
 PLAIN = Dialect(ask_usage=False)
-plenty = settings(max_examples=samples(50, 3_000))
+plenty = settings(max_examples=samples(25, 3_000))
 
 
 def hear(response: Response, *pieces: bytes) -> list[Event]:

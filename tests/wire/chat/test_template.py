@@ -196,7 +196,7 @@ events_ = st.lists(runs, max_size=4).map(
 )
 
 
-@settings(max_examples=samples(50, 2_000))
+@settings(max_examples=samples(25, 2_000))
 @given(events_, st.booleans())
 def test_templates_change_no_event(chunks, done) -> None:
     stream = b"".join(

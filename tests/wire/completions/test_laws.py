@@ -16,7 +16,7 @@ from tests.samples import samples
 from tests.wire.completions.speaking import ALL, ASKED, events, hear, told
 from tests.wire.completions.strategies import completions, responses
 
-some_examples = settings(max_examples=samples(25, 400))
+some_examples = settings(max_examples=samples(15, 400))
 PLAIN = Dialect(ask_usage=False)
 FIELDS = (
     *("text", "delta", "message", "content", "index", "logprobs", "tokens", "token_logprobs"),

@@ -20,7 +20,7 @@ from tests.wire.messages.gathering import ASKED, gathered
 from tests.wire.messages.schema import check_answer, check_request
 from tests.wire.messages.strategies import requests, responses
 
-some_examples = settings(max_examples=samples(30, 400))
+some_examples = settings(max_examples=samples(15, 400))
 
 
 def streamed(response: Response) -> bytes:

@@ -107,15 +107,20 @@ class NewTokens(Struct):
 
     def parts(self, size: int) -> Iterator[NewTokens]:
         """The same, so many tokens at a time. Once one is stopped, so is this, and no more come."""
-        while len(self.ids) > size:
-            part = NewTokens(self.ids[:size], self.tokens[:size], None, self.cached)
-            part.prompt, self.prompt = self.prompt, None
-            self.ids, self.tokens = self.ids[size:], self.tokens[size:]
+        ids, last = self.ids, max(len(self.ids) - 1, 0) // size * size
+        if not last:
+            yield self
+            return
+        for at in range(0, last + 1, size):
+            part = NewTokens(ids[at : at + size], self.tokens[at : at + size], None, self.cached)
+            if at == 0:
+                part.prompt = self.prompt
+            if at == last:
+                part.end = self.end
             yield part
             if part.stopped:
                 self.stopped = True
                 return
-        yield self
 
 
 class TokenCounter:
