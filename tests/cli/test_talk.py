@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main, talk
-from dragoman.cli.talk import ECHO, FRAME, Playback
+from dragoman.cli.talk import ECHO
 from dragoman.core.error import Fault
-from dragoman.voice.sound import BYTES_PER_MS, read_wav, wav
+from dragoman.core.sound import BYTES_PER_MS, wav
+from dragoman.voice.detection import FRAME
 from dragoman.voice.speech import Piece
 from dragoman.voice.studio import Studio
+from dragoman.voice.talk import Playback
 from tests.cli.stage import Screen
-from tests.voice.fakes import Listener, Speaker, said_in
+from tests.voice.fakes import Files, Listener, Speaker, read_wav, said_in
 from tests.voice.test_session import loud
 
 LONG = "Count to 12"
@@ -39,7 +41,7 @@ def voices(monkeypatch):
 
     def give(*heard: str, fault: Fault | None = None) -> Speaker:
         speaker = Speaker(fault)
-        studio = Studio(speaker, Understands(*heard), "energy")
+        studio = Studio(speaker, Understands(*heard), "energy", Files())
         monkeypatch.setattr(talk, "studio_of", lambda *_, **__: studio)
         return speaker
 

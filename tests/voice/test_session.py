@@ -32,8 +32,8 @@ from dragoman.core.session_values import (
     Truncate,
     TurnDetection,
 )
+from dragoman.core.sound import BYTES_PER_MS
 from dragoman.engines.session import TurnSession
-from dragoman.voice.sound import BYTES_PER_MS
 from dragoman.voice.speech import Piece
 from dragoman.voice.studio import SessionDetector, Studio
 from tests.samples import samples

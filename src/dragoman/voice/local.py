@@ -12,17 +12,18 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.sound import RATE
 
 from . import worker
-from .sound import EXTRA, RATE, Resampler, resampled
-from .speech import Listening, Piece, Speaking, failed
+from .sound import EXTRA, Resampler, resampled
+from .speech import Listening, Piece, Places, Speaking, Word, failed
 
 _SECONDS = 300.0
 """How long a library may take for the next piece of an answer: some load large models first."""
 _HEARD_AT = 16_000
 """Samples a second that recognisers want."""
 _MOST = 2
-"""Processes of one library; the orders of others wait."""
+"""Processes of one library."""
 
 
 class _Process:
@@ -90,7 +91,7 @@ class Library:
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._closed = False
-        self._places = asyncio.Semaphore(_MOST)
+        self._places = Places(name, _MOST)
 
     async def prepare(self) -> None:
         """Load the library now: the first order would wait for it. Raises FaultError."""
@@ -139,11 +140,17 @@ _INSTALL = {
     "pocketsphinx": EXTRA,
     "faster-whisper": "pip install faster-whisper",
     "kokoro": "pip install kokoro-onnx",
+    "miniaudio": EXTRA,
 }
 
 
 class LocalTranscriber(Library):
     """Recognises speech: `pocketsphinx` with a grammar, `faster-whisper` with a model."""
+
+    @property
+    def ignores(self) -> tuple[str, ...]:
+        """PocketSphinx knows English, and no words but its own."""
+        return ("language", "prompt") if self.name == "pocketsphinx" else ()
 
     @property
     def quick(self) -> bool:
@@ -152,15 +159,18 @@ class LocalTranscriber(Library):
 
     async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words, a piece for each stretch that the library recognises at once."""
-        order = {"language": asked.language, "prompt": asked.prompt}
+        order = {"language": asked.language, "prompt": asked.prompt, "words": asked.words}
         sound = resampled(pcm, RATE, _HEARD_AT)
         async with aclosing(self.ask(order, sound)) as answers:
             async for head, _ in answers:
-                yield Piece(head["text"], head.get("start"), head.get("end"))
+                words = [Word(*each) for each in head["words"]]
+                yield Piece(head["text"], head.get("start"), head.get("end"), tuple(words))
 
 
 class LocalSynthesizer(Library):
     """Speaks: `kokoro` with the file of its model."""
+
+    ignores = ("instructions",)
 
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16, a sentence at a time."""

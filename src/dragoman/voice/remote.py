@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
+from dragoman.core.sound import wav
 from dragoman.engines.base import new_id
 from dragoman.engines.upstream import broken, key_refused, sendable, without
 from dragoman.net.client import Client, HeaderFields
@@ -19,7 +20,7 @@ from dragoman.wire import error, json
 from dragoman.wire.multipart import MEDIA_TYPE
 from dragoman.wire.sse import SSEDecoder
 
-from .sound import WavReader, sniff, wav
+from .sound import WavReader, sniff
 from .speech import Listening, Piece, Speaking, failed, read_sound
 
 SPEECH_MODEL = "gpt-4o-mini-tts"
@@ -78,6 +79,8 @@ class _Endpoint:
 class RemoteSynthesizer(_Endpoint):
     """Speaks with the model of a server. A request's voice goes there as it is."""
 
+    ignores = ()
+
     def __init__(
         self,
         url: str,
@@ -129,7 +132,9 @@ class RemoteSynthesizer(_Endpoint):
 
 
 class RemoteTranscriber(_Endpoint):
-    """Recognises speech with the model of a server."""
+    """Recognises speech with the model of a server, as a stream: so without the times of words."""
+
+    ignores = ("words",)
 
     def __init__(
         self,

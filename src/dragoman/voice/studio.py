@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted
+from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, unsupported
 from dragoman.core.interfaces import Engine, Secret
 from dragoman.core.session_values import (
     SpeechStarted,
@@ -20,18 +20,21 @@ from dragoman.core.session_values import (
     Transcription,
     TurnDetection,
 )
+from dragoman.core.sound import BYTES_PER_MS, RATE
 
 from . import detection, worker
 from .detection import FRAME, Detector
 from .local import Library, LocalSynthesizer, LocalTranscriber
 from .programs import ESpeak, Piper, Program
 from .remote import RemoteSynthesizer, RemoteTranscriber
-from .sound import BYTES_PER_MS, EXTRA, Telephone
+from .sound import EXTRA, Telephone, sniff
 from .speech import Listening, Synthesizer, Transcriber
 from .spoken import Spoken
 
 T = TypeVar("T")
 
+FILES = ("wav", "mp3", "flac", "ogg")
+"""Kinds of recordings that are read; ogg is Vorbis."""
 AUTO = "auto"
 """Stands for what is installed; for nothing, where nothing is."""
 NONE = "none"
@@ -64,6 +67,8 @@ class Studio(Struct, frozen=True):
     synthesizer: Synthesizer | None
     transcriber: Transcriber | None
     detector: str = AUTO
+    files: Library | None = None
+    """What reads recordings."""
 
     def open(self) -> Voice:
         """The voice of one session. It is begun to load what takes long: nobody has spoken yet."""
@@ -74,8 +79,8 @@ class Studio(Struct, frozen=True):
         return Voice(self)
 
     @property
-    def _parts(self) -> tuple[Synthesizer | Transcriber | None, ...]:
-        return self.synthesizer, self.transcriber
+    def _parts(self) -> tuple[Synthesizer | Transcriber | Library | None, ...]:
+        return self.synthesizer, self.transcriber, self.files
 
     async def _load(self) -> None:
         with suppress(FaultError):  # the first turn says what is wrong
@@ -89,6 +94,30 @@ class Studio(Struct, frozen=True):
         for each in self._parts:
             if isinstance(each, LocalSynthesizer | LocalTranscriber):
                 await each.prepare()
+
+    async def read(self, data: bytes, claim: Callable[[int], None] = lambda size: None) -> bytes:
+        """PCM16 of a recording, a file of a kind in `FILES`. `claim` is told what it takes, before
+        it does: a small file may be hours of sound. Raises FaultError."""
+        kind = sniff(data)
+        if kind not in FILES:
+            what = f"is {kind}" if kind else "is no sound that is known here"
+            raise FaultError(unsupported(f"{what}; send {', '.join(FILES)}", "file"))
+        if self.files is None:
+            raise FaultError(unsupported(f"is read with miniaudio ({EXTRA})", "file"))
+        sound = bytearray()
+        try:
+            async with aclosing(self.files.ask({"rate": RATE}, data)) as pieces:
+                async for _, pcm in pieces:
+                    claim(2 * len(pcm))
+                    sound += pcm
+        except FaultError as error:
+            if error.fault.code != "upstream_error":
+                raise
+            problem = f"cannot be read as {kind}: {error.fault.message}"
+            raise FaultError(bad_request(problem, "file")) from None
+        if not sound:
+            raise FaultError(bad_request("has no sound in it", "file"))
+        return bytes(sound)
 
     async def close(self) -> None:
         """End what was started."""
@@ -128,7 +157,8 @@ def studio(
         transcriber = RemoteTranscriber(url, key=transcription_key, model=model or None)
     elif transcription != NONE:
         transcriber = _named(transcription, _TRANSCRIBERS, "recogniser")
-    return Studio(synthesizer, transcriber, detector)
+    files = Library("miniaudio") if find_spec(worker.NEEDED["miniaudio"]) else None
+    return Studio(synthesizer, transcriber, detector, files)
 
 
 def _named(text: str, makers: dict[str, Callable[[str], T]], what: str) -> T:
@@ -153,6 +183,8 @@ class Voice:
         self.listening = Listening()
         """What the last turn was recognised with."""
         self._lines: dict[str, Telephone] = {}
+        self._turn = asyncio.Lock()
+        self._waiting = 0  # bytes of sound
 
     @property
     def hears(self) -> bool:
@@ -169,22 +201,30 @@ class Voice:
         return SessionDetector(asked, self)
 
     async def transcribe(self, audio: bytes, asked: Transcription) -> AsyncGenerator[str, None]:
-        """The words in some sound. Where somebody has paused and not gone on, they may be known."""
+        """The words in some sound. Where somebody has paused and not gone on, they may be known. A
+        session has one thing recognised at a time, so that it never keeps others from it."""
         if self.studio.transcriber is None:
             raise FaultError(NO_TRANSCRIBER)
         early, self.early = self.early, None
-        self.listening = Listening(language=asked.language, prompt=asked.prompt)
+        self.listening = listening = Listening(language=asked.language, prompt=asked.prompt)
         if (
             early is not None
-            and early.is_of(audio, self.listening)
+            and early.is_of(audio, listening)
             and (said := await early.words()) is not None
         ):
             yield said
             return
-        pieces = self.studio.transcriber.transcribe(audio, self.listening)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece.text
+        if self._waiting and self._waiting + len(audio) > _BACKLOG:
+            raise FaultError(_TOO_MUCH)
+        self._waiting += len(audio)
+        try:
+            async with self._turn:
+                pieces = self.studio.transcriber.transcribe(audio, listening)
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        yield piece.text
+        finally:
+            self._waiting -= len(audio)
 
     def speaking(self, engine: Engine) -> Engine:
         """The engine, whose answers are spoken where that is asked for."""
@@ -206,6 +246,9 @@ class Voice:
         return self._lines[format]
 
 
+_BACKLOG = 600_000 * BYTES_PER_MS
+"""Bytes of a session's sound that wait to be recognised."""
+_TOO_MUCH = Fault("overloaded", "More than 10 minutes of sound wait to be recognised.", "client")
 _RECENT = 30_000 * BYTES_PER_MS
 """Bytes of sound that are kept to see whether somebody has finished."""
 

@@ -36,6 +36,7 @@ class SpeechRequest(Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     instructions: str | None = None
     sse: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def decode_speech(data: bytes, limits: Limits = LIMITS) -> SpeechRequest:
@@ -62,6 +63,7 @@ def decode_speech(data: bytes, limits: Limits = LIMITS) -> SpeechRequest:
         speed=fields.number("speed", SLOWEST, FASTEST) or 1.0,
         instructions=instructions,
         sse=fields.one_of("stream_format", ("audio", "sse")) == "sse",
+        ignored=tuple(fields.rest()),
     )
 
 
@@ -88,18 +90,21 @@ class TranscriptionRequest(Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     format: str = "json"
     stream: bool = False
+    words: bool = False
     ignored: tuple[str, ...] = ()
 
 
 class Segment(Struct, frozen=True):
-    """A stretch of a transcript; times are seconds."""
+    """A stretch of a transcript; times are seconds. `words` are those in it, with their times."""
 
     text: str
     start: float
     end: float
+    words: tuple[tuple[str, float, float], ...] = ()
 
 
-_LISTS = ("include", "timestamp_granularities", "languages", "keywords")
+GRANULARITIES = "timestamp_granularities"
+_LISTS = ("include", "languages", "keywords")
 _IGNORED = frozenset(
     {
         *_LISTS,
@@ -114,9 +119,12 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     """The request in a form. Raises FaultError naming the field that is wrong."""
     fields: dict[str, Part] = {}
     ignored: dict[str, None] = {}
+    times: list[str | None] = []
     for part in parts:
         name = part.name.partition("[")[0]  # a list has a part for each value
-        if name in _IGNORED:
+        if name == GRANULARITIES:
+            times.append(Fields({name: part.text}).one_of(name, ("word", "segment")))
+        elif name in _IGNORED:
             ignored[name] = None
         elif part.name in fields:
             raise FaultError(bad_request("is given twice", part.name))
@@ -130,6 +138,8 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     format = said.one_of("response_format", TRANSCRIPT_FORMATS) or "json"
     if format == "diarized_json":
         raise FaultError(unsupported("nothing here tells speakers apart", "response_format"))
+    if times and format != "verbose_json":
+        raise FaultError(bad_request("is for verbose_json", GRANULARITIES))
     request = TranscriptionRequest(
         model=said.need("model"),
         data=file.data,
@@ -137,6 +147,7 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
         prompt=said.string("prompt") or None,
         format=format,
         stream=said.one_of("stream", ("true", "false", "True", "False")) in ("true", "True"),
+        words="word" in times,
         ignored=(*ignored, *said.rest()),
     )
     for name, value in (("model", request.model), ("language", request.language)):
@@ -148,16 +159,17 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
 
 
 def encode_transcript(
-    format: str, segments: Sequence[Segment], seconds: float, language: str | None = None
+    asked: TranscriptionRequest, segments: Sequence[Segment], seconds: float
 ) -> tuple[bytes, bytes]:
     """The media type and the body of an answer, for a recording of so many seconds.
 
-    >>> encode_transcript("text", [Segment("Hi.", 0, 1)], 1.5)
+    >>> asked = TranscriptionRequest(model="m", data=memoryview(b""), format="text")
+    >>> encode_transcript(asked, [Segment("Hi.", 0, 1)], 1.5)
     (b'text/plain; charset=utf-8', b'Hi.\\n')
     """
     text = "".join([segment.text for segment in segments])
     usage = {"type": "duration", "seconds": math.ceil(seconds)}
-    match format:
+    match asked.format:
         case "text":
             return _PLAIN, f"{text}\n".encode()
         case "srt":
@@ -170,12 +182,18 @@ def encode_transcript(
             listed = [_segment(n, segment) for n, segment in enumerate(_said(segments))]
             answer: dict[str, JSON] = {
                 "task": "transcribe",
-                "language": language or "",
+                "language": asked.language or "",
                 "duration": round(seconds, 3),
                 "text": text,
                 "segments": listed,
                 "usage": usage,
             }
+            if asked.words:
+                answer["words"] = [
+                    {"word": word, "start": round(start, 3), "end": round(end, 3)}
+                    for segment in segments
+                    for word, start, end in segment.words
+                ]
             return b"application/json", json.dump(answer)
     return b"application/json", json.dump({"text": text, "usage": usage})
 
