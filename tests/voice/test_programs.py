@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import math
 import os
 import sys
 from array import array
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from dragoman.core.sound import RATE, wav
 from dragoman.voice import programs, worker
 from dragoman.voice.local import LocalSynthesizer, LocalTranscriber
 from dragoman.voice.programs import ESpeak, Piper
+from dragoman.voice.sound import SoundEncoder
 from dragoman.voice.speech import Listening, Speaking
 from dragoman.voice.studio import Studio, studio
 
@@ -222,6 +225,7 @@ async def test_whisper_in_its_process_lives_through_what_it_raises_and_dies_alon
     first = whisper._idle[0]
     with pytest.raises(FaultError, match="faster-whisper failed: ValueError: boom"):
         await heard(whisper, prompt="raise")
+    assert whisper._idle == [first]
     with pytest.raises(FaultError, match="its process has died"):
         await heard(whisper, prompt="die")
     assert await heard(whisper, language="en") == expected
@@ -261,6 +265,39 @@ def test_a_grammar_is_in_lower_case_and_its_words_are_known_as_they_were_written
     assert written == {"in": "In", "o'hare": "O'Hare", "paris": "Paris"}
     shipped = Path(worker.__file__).with_name("pocket.gram").read_text()
     assert {"Paris", "York", "what"} <= set(worker.spoken_grammar(shipped)[1].values())
+
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+async def test_recordings_of_all_kinds_are_read(tmp_path) -> None:
+    """A tone of 440 Hz, a tenth of a second at the least, is one whatever file it is in."""
+    tone = array("h", [round(16_384 * math.sin(n * 440 * math.tau / RATE)) for n in range(4_800)])
+    mp3 = SoundEncoder("mp3")
+    high = bytes((value >> 8) + 128 for value in tone)
+    recordings = {
+        "wav": wav(tone.tobytes()),
+        "8 bits": wav(high).replace(b"\2\0\x10\0", b"\1\0\x08\0"),
+        "8 kHz": wav(tone[::3].tobytes(), 8_000),
+        "mp3": mp3.feed(tone.tobytes()) + mp3.close(),
+        "flac": (DATA / "tone.flac").read_bytes(),
+        "ogg": (DATA / "tone.ogg").read_bytes(),
+    }
+    reader = studio("none", "none", detector="energy")
+    assert await reader.read(recordings["wav"]) == tone.tobytes()
+    for name, recording in recordings.items():
+        claimed: list[int] = []
+        samples = array("h", await reader.read(recording, claimed.append))
+        loud = [sample for sample in samples if abs(sample) > 2_000]
+        cycles = sum(a < 0 <= b for a, b in pairwise(loud))
+        assert abs(cycles - (44 if name in ("flac", "ogg") else 88)) <= 2, name
+        assert max(samples) > 12_000, name
+        assert sum(claimed) == 4 * len(samples)
+    await reader.close()
+    rate = {"rate": RATE}
+    assert b"".join(pcm for _, pcm in worker.miniaudio("")(rate, wav(PCM))) == PCM
+    with pytest.raises(FaultError, match=r"is read with miniaudio \(pip install"):
+        await Studio(None, None).read(wav(PCM))
 
 
 def test_messages_of_a_process_are_read_as_they_are_written(tmp_path) -> None:

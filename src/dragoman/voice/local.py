@@ -26,6 +26,10 @@ _MOST = 2
 """Processes of one library."""
 
 
+class _LibraryError(FaultError):
+    """What the library raised. Its process lives, and takes the next order."""
+
+
 class _Process:
     """A process that answers one order after another."""
 
@@ -37,7 +41,8 @@ class _Process:
         """Start it and wait until its library is loaded. Raises FaultError."""
         process = cls(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", worker.__name__, name, option),
+                # As a file of its own: it needs nothing of this package, which takes long to load.
+                *(sys.executable, "-P", worker.__file__, name, option),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -67,7 +72,7 @@ class _Process:
             except (EOFError, ConnectionError, ValueError):
                 raise FaultError(failed(name, "its process has died")) from None
             if "error" in head:
-                raise FaultError(failed(name, head["error"]))
+                raise _LibraryError(failed(name, head["error"]))
             if head.get("done"):
                 return
             yield head, data
@@ -113,6 +118,9 @@ class Library:
                     async for answer in answers:
                         yield answer
                 usable = True
+            except _LibraryError:
+                usable = True
+                raise
             finally:
                 if usable:
                     self._idle.append(process)

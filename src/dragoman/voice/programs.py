@@ -34,6 +34,10 @@ _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "ESPEAK_DATA_PATH", "SYST
 """What of our environment a program sees: keys are none of its business."""
 
 
+_COMMANDS = re.compile(r"(?<=\[)(?=\[)|\0")
+"""What is no text to these programs: two brackets begin phonemes, and a zero ends it all."""
+
+
 class Program:
     """A program that reads text and writes sound."""
 
@@ -61,7 +65,7 @@ class Program:
             errors = asyncio.ensure_future(_tail(cast(StreamReader, process.stderr)))
             try:
                 with suppress(ConnectionError):  # it says why on stderr
-                    stdin.write(text.encode("utf-8", "replace"))
+                    stdin.write(_COMMANDS.sub(" ", text).encode("utf-8", "replace"))
                     stdin.close()
                 while True:
                     async with asyncio.timeout(_SECONDS):
