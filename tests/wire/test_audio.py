@@ -14,12 +14,13 @@ from dragoman.core.error import FaultError
 from dragoman.wire import audio
 from dragoman.wire.audio import (
     Segment,
+    SpeechRequest,
     TranscriptionRequest,
     decode_speech,
     decode_transcription,
     encode_transcript,
 )
-from dragoman.wire.multipart import Part
+from dragoman.wire.multipart import Part, find_boundary, read_parts
 
 SEGMENTS = [Segment("Hello there.", 0, 1.2), Segment(" ", 1.2, 2), Segment(" Bye.", 3661.25, 3662)]
 
@@ -50,6 +51,51 @@ def test_speech_request_with_everything() -> None:
     asked = decode_speech(json.dumps(body).encode())
     assert (asked.voice, asked.format, asked.speed, asked.sse) == ("voice_1", "wav", 1.5, True)
     assert (asked.instructions, asked.ignored) == ("Whisper.", ("vendor_field",))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        SpeechRequest(model="m", text="Hi", voice="nova", format="pcm"),
+        SpeechRequest(model="m", text="Hi", voice="a", speed=2.0, instructions="Whisper."),
+    ],
+)
+def test_a_speech_request_that_is_sent_is_the_one_that_is_read(asked) -> None:
+    assert decode_speech(audio.encode_speech(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"language": "en", "prompt": "Days.", "stream": True, "format": "text"}]
+)
+def test_a_transcription_request_that_is_sent_is_the_one_that_is_read(more) -> None:
+    asked = TranscriptionRequest(model="m", data=memoryview(b"RIFF"), **more)
+    media_type, body = audio.encode_transcription(asked, "x")
+    assert decode_transcription(read_parts(body, find_boundary(media_type))) == asked
+
+
+@pytest.mark.parametrize(
+    ("event", "known", "added"),
+    [
+        (audio.transcript_delta("Hi"), "", "Hi"),
+        (audio.transcript_done("Hi all"), "Hi", " all"),
+        (audio.transcript_done("Hi"), "Ho", ""),
+        (b"[DONE]", "Hi", ""),
+        (b'{"type": "session.created"}', "", ""),
+    ],
+)
+def test_events_of_a_transcript_add_to_what_is_known(event, known, added) -> None:
+    assert audio.read_transcript_event(event.removeprefix(b"data: "), known) == added
+
+
+def test_a_transcript_of_another_server_is_read_or_says_what_is_wrong() -> None:
+    assert audio.read_transcript(b'{"text": "Hi"}') == "Hi"
+    for answer in (b"Hi", b"{}"):
+        with pytest.raises(ValueError, match=r"."):
+            audio.read_transcript(answer)
+    broken = b'{"error": {"message": "boom"}}'
+    for read in (audio.read_transcript, lambda event: audio.read_transcript_event(event, "")):
+        with pytest.raises(FaultError, match="boom"):
+            read(broken)
 
 
 def test_speech_request_needs_no_voice_and_is_mp3_by_default() -> None:

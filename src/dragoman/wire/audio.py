@@ -10,9 +10,9 @@ from msgspec import Struct
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON
 
-from . import json, sse
+from . import error, json, sse
 from .json import LIMITS, Fields, Limits
-from .multipart import Part
+from .multipart import MEDIA_TYPE, Part
 
 SPEECH, TRANSCRIPTIONS = "/audio/speech", "/audio/transcriptions"
 LONGEST_INPUT = 4_096
@@ -65,6 +65,21 @@ def decode_speech(data: bytes, limits: Limits = LIMITS) -> SpeechRequest:
         sse=fields.one_of("stream_format", ("audio", "sse")) == "sse",
         ignored=tuple(fields.rest()),
     )
+
+
+def encode_speech(request: SpeechRequest) -> bytes:
+    """The body of a request. Options that are as usual are left out: some servers know none."""
+    body: dict[str, JSON] = {
+        "model": request.model,
+        "input": request.text,
+        "voice": request.voice,
+        "response_format": request.format,
+    }
+    if request.speed != 1.0:
+        body["speed"] = request.speed
+    if request.instructions is not None:
+        body["instructions"] = request.instructions
+    return json.dump(body)
 
 
 def speech_delta(base64: str) -> bytes:
@@ -158,6 +173,27 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     return request
 
 
+def encode_transcription(request: TranscriptionRequest, boundary: str) -> tuple[str, bytes]:
+    """The media type and the body of a request with a WAV file. The boundary must not be in it."""
+    given = {
+        "model": request.model,
+        "response_format": request.format,
+        "language": request.language,
+        "prompt": request.prompt,
+        "stream": "true" if request.stream else None,
+    }
+    form = b""
+    for name, value in given.items():
+        if value is not None:
+            form += f'--{boundary}\r\n{_FIELD}; name="{name}"\r\n\r\n{value}\r\n'.encode()
+    file = f'--{boundary}\r\n{_FIELD}; name="file"; filename="speech.wav"\r\n'
+    form += f"{file}Content-Type: audio/wav\r\n\r\n".encode() + request.data
+    return f"{MEDIA_TYPE}; boundary={boundary}", form + f"\r\n--{boundary}--\r\n".encode()
+
+
+_FIELD = "Content-Disposition: form-data"
+
+
 def encode_transcript(
     asked: TranscriptionRequest, segments: Sequence[Segment], seconds: float
 ) -> tuple[bytes, bytes]:
@@ -228,6 +264,39 @@ def _lines(segment: Segment, mark: str) -> str:
 def _time(seconds: float, mark: str) -> str:
     whole, ms = divmod(round(seconds * 1000), 1000)
     return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{ms:03}"
+
+
+def read_transcript(body: bytes) -> str:
+    """The text of an answer as JSON. Raises FaultError for an error in it, and ValueError for what
+    is no answer."""
+    value = json.load(body)
+    match value:
+        case {"text": str(text)}:
+            return text
+    if (fault := error.describe(value)) is not None:
+        raise FaultError(fault)
+    raise ValueError("has no text")
+
+
+def read_transcript_event(event: bytes, known: str) -> str:
+    """What an event of a streamed answer adds to what is known of it. Raises FaultError for one
+    that is an error.
+
+    >>> read_transcript_event(b'{"type": "transcript.text.done", "text": "Hi all."}', "Hi")
+    ' all.'
+    """
+    try:
+        value = json.load(event)
+    except ValueError:
+        return ""  # [DONE], which some send
+    if (fault := error.describe(value)) is not None:
+        raise FaultError(fault)
+    match value:
+        case {"type": "transcript.text.delta", "delta": str(text)}:
+            return text
+        case {"type": "transcript.text.done", "text": str(text)} if text.startswith(known):
+            return text[len(known) :]
+    return ""
 
 
 def transcript_delta(text: str) -> bytes:
