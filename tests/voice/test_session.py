@@ -34,8 +34,9 @@ from dragoman.core.session_values import (
 )
 from dragoman.core.sound import BYTES_PER_MS
 from dragoman.engines.session import TurnSession
+from dragoman.voice.session import SessionDetector
 from dragoman.voice.speech import Piece
-from dragoman.voice.studio import SessionDetector, Studio
+from dragoman.voice.studio import Studio
 from tests.samples import samples
 from tests.voice.fakes import MS_A_CHARACTER, Listener, Speaker, said_in, spoken
 from tests.voice.test_spoken import BEGUN, ENDED, Plays, message

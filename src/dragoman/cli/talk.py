@@ -18,7 +18,8 @@ from dragoman.server.build import studio_of
 from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import Settings
 from dragoman.tools.function import PythonTool
-from dragoman.voice.studio import NO_SYNTHESIZER, NO_TRANSCRIBER, Studio
+from dragoman.voice.speech import NO_SYNTHESIZER, NO_TRANSCRIBER
+from dragoman.voice.studio import Studio
 from dragoman.voice.talk import Talk
 
 from .chat import Renderer, _client, _in_file

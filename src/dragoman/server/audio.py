@@ -15,8 +15,16 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.sound import milliseconds
 from dragoman.voice.sound import SoundEncoder
-from dragoman.voice.speech import Listening, Piece, Speaking, Synthesizer, Transcriber
-from dragoman.voice.studio import NO_SYNTHESIZER, NO_TRANSCRIBER, Studio
+from dragoman.voice.speech import (
+    NO_SYNTHESIZER,
+    NO_TRANSCRIBER,
+    Listening,
+    Piece,
+    Speaking,
+    Synthesizer,
+    Transcriber,
+)
+from dragoman.voice.studio import Studio
 from dragoman.wire import audio as wire
 from dragoman.wire import error, sse
 from dragoman.wire.audio import Segment, SpeechRequest, TranscriptionRequest

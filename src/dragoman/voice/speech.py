@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
 
-from .sound import WavReader
+from .sound import EXTRA, WavReader
 
 
 class Word(Struct, frozen=True):
@@ -122,3 +122,16 @@ def read_sound(name: str, reader: WavReader, data: bytes, *, last: bool = False)
 def failed(name: str, problem: str) -> Fault:
     """The fault of a program or a library that speaks or listens for us."""
     return Fault("upstream_error", f"{name} failed: {problem}", "upstream")
+
+
+NO_SYNTHESIZER = Fault(
+    "unsupported",
+    "This server cannot speak: install espeak-ng, or name a synthesizer (speech = espeak-ng, "
+    "piper=FILE, kokoro=FILE or the URL of a server with /audio/speech).",
+)
+NO_TRANSCRIBER = Fault(
+    "unsupported",
+    f"This server does not understand speech: {EXTRA} brings pocketsphinx, or name a recogniser "
+    "(transcription = pocketsphinx=GRAMMAR, faster-whisper=MODEL or the URL of a server with "
+    "/audio/transcriptions).",
+)
