@@ -25,17 +25,21 @@ from dragoman.engines.router import Prompted
 from dragoman.stores.base import StoreError
 from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
+from dragoman.voice.studio import Studio
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
 from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
-from .auth import Browsers, Keys
+from .audio import AudioHandlers
+from .auth import CREDENTIALS, Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .files import FileHandlers, refusing
 from .limits import Budget, Gate
 from .log import Entry, RequestLog
+from .realtime import SOCKET as REALTIME
+from .realtime import Realtime
 from .responder import Answers, Service
 from .settings import Settings
 from .state.files import Library
@@ -83,6 +87,7 @@ class App:
         settings: Settings,
         memory: Memory | None = None,
         tools: Sequence[Hosted] = (),
+        studio: Studio | None = None,
     ) -> None:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
@@ -94,6 +99,7 @@ class App:
         engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory
+        self._studio = studio or Studio(None, None)
         self._settings = settings
         self._roster = InFlight()
         self._keys = Keys(
@@ -115,11 +121,14 @@ class App:
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
+        self._realtime = Realtime(service, None if studio is None else studio.open)
         routes = [
             Route("GET", SOCKET, self._sockets.plain),
             Route("GET", "/healthz", self._health, public=True),
             Route("GET", "/readyz", self._readiness, public=True),
             *Endpoints(service).routes(),
+            *AudioHandlers(service, self._studio).routes(),
+            *self._realtime.routes(),
         ]
         for wire in WIRES.values():
             handler = (answers if wire.conversation else prompts).over(wire)
@@ -213,6 +222,7 @@ class App:
         """End what runs in the background, and let go of the store and the engine."""
         if self._memory is not None:
             await self._memory.close()
+        await self._studio.close()
         await self._engine.close()
 
     def _websocket(
@@ -224,6 +234,11 @@ class App:
             _check_once(exchange)
             self._browsers.check(exchange)
             room = scope.get("extensions", {}).get(ROOM)
+            if exchange.path == REALTIME:
+                secret = self._realtime.redeem(exchange)
+                caller = self._caller(exchange) if secret is None else secret.caller
+                connect = self._realtime.connect
+                return connect(exchange, caller, scope, receive, send, room, secret)
             return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
         except FaultError as error:
             return deny(error.fault, exchange, scope, receive, send)
@@ -233,7 +248,7 @@ class App:
         request that goes round in a ring."""
         headers = exchange.headers
         tenant, key = "", None
-        if self._keys.needed or b"authorization" in headers or b"x-api-key" in headers:
+        if self._keys.needed or not headers.keys().isdisjoint(CREDENTIALS):
             tenant, key = self._keys.check(exchange)
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
