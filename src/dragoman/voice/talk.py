@@ -34,7 +34,8 @@ from .sound import level
 
 NO_DEVICE = (
     "The microphone and the speaker need sounddevice (pip install sounddevice), and on Linux "
-    "PortAudio (apt install libportaudio2). With --input FILE, and --output FILE.wav, neither is needed."
+    "PortAudio (apt install libportaudio2). With --input FILE and --output FILE.wav neither is "
+    "needed."
 )
 SHOWN = 5
 """Frames between two levels on the screen."""
