@@ -13,9 +13,10 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.sound import BYTES_PER_MS, RATE
 
 FRAME_MS = 20
@@ -73,13 +74,9 @@ class PeerListener(Protocol):
         ...
 
 
-@cache
 def available() -> bool:
     """Whether what this needs is installed."""
-    try:
-        return bool(import_module("aiortc"))
-    except ImportError:
-        return False
+    return find_spec("aiortc") is not None
 
 
 def check_offer(sdp: str) -> None:
@@ -89,9 +86,11 @@ def check_offer(sdp: str) -> None:
         raise FaultError(bad_request("is no session description (RFC 8866)", "sdp"))
     if kinds.count("audio") > 1 or kinds.count("application") > 1 or "video" in kinds:
         problem = "may offer one audio track and one data channel, and nothing else"
-        raise FaultError(Fault("unsupported", f"sdp: {problem}", "client", "sdp"))
+        raise FaultError(unsupported(problem, "sdp"))
     if "audio" in kinds and not _OPUS.search(sdp):
-        raise FaultError(Fault("unsupported", "sdp: offers no Opus (opus/48000/2)", "client", "sdp"))
+        raise FaultError(
+            Fault("unsupported", "sdp: offers no Opus (opus/48000/2)", "client", "sdp")
+        )
 
 
 class Peer:
@@ -246,11 +245,11 @@ def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
 
 @cache
 def _sound_class() -> Any:
-    """The track of what the client hears, a subclass of what is imported only where it is needed."""
-    aiortc, av = import_module("aiortc"), import_module("av")
+    """The track of what the client hears: a subclass of what is imported where it is needed."""
+    av, track_class = import_module("av"), import_module("aiortc").MediaStreamTrack
     packet_class = av.packet.Packet
 
-    class Sound(aiortc.MediaStreamTrack):  # type: ignore[misc]
+    class Sound(track_class):  # type: ignore[misc, valid-type]
         """Encodes frames as they are due. Nothing is sent while there is nothing to hear."""
 
         kind = "audio"

@@ -13,6 +13,7 @@ from pathlib import Path
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
+from dragoman.net.webrtc import available
 from dragoman.voice.sound import BYTES_PER_MS, SoundEncoder, pcm_size, read_wav, sniff
 from dragoman.voice.speech import Listening, Piece, Speaking
 from dragoman.voice.studio import NO_SYNTHESIZER, NO_TRANSCRIBER, Studio
@@ -60,7 +61,9 @@ class AudioHandlers:
 
     def page(self, exchange: Exchange, caller: Caller) -> None:
         """A page to talk on. It is public, as it holds nothing: what it asks needs the key."""
-        exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], _PAGE)
+        calls = available() and self._service.settings.workers == 1
+        page = _PAGE.replace(b'data-calls="no"', b'data-calls="yes"') if calls else _PAGE
+        exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], page)
         exchange.status = 200
         exchange.end()
 

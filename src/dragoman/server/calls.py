@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.event import Delta, PartDone
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, Audio, Message
 from dragoman.core.session_values import (
     Answer,
     Append,
@@ -29,6 +29,7 @@ from dragoman.core.session_values import (
     ClearOutput,
     Command,
     Configure,
+    ItemRetrieved,
     Playing,
     Refused,
     ResponseDone,
@@ -229,7 +230,7 @@ class Call(ServedSession):
 
     def receive(self, events: list[SessionEvent]) -> None:
         """Send events to the clients, and play their sound."""
-        super().receive(events)
+        super().receive([_silent(event) for event in events])
         speaks, plays = False, self.line.peer.plays
         for event in events:
             match event:
@@ -268,7 +269,7 @@ class Call(ServedSession):
         """The next frame that is heard."""
         frame = self.playback.next_frame()
         if self.playback in self._slow and milliseconds(self.playback.size) < AHEAD // 2:
-            self.drained(self.playback)
+            self.caught_up(self.playback)
         return frame
 
     def _hold(self, size: int) -> None:
@@ -279,7 +280,7 @@ class Call(ServedSession):
         for cut in self.playback.clear():
             if cut.item_id in self.live.session.items:
                 super().send(cut)
-        self.drained(self.playback)
+        self.caught_up(self.playback)
 
 
 class Line:
@@ -347,7 +348,7 @@ class Line:
     def drained(self) -> None:
         """The client has read what was sent."""
         self._wait_no_more()
-        self._call.drained(self)
+        self._call.caught_up(self)
 
     def heard(self, audio: bytes) -> None:
         """Sound has come."""
@@ -368,7 +369,6 @@ class Line:
             self._taking.cancel()
             await asyncio.wait((self._taking,))
         await self.peer.close()
-
 
     def _wait_no_more(self) -> None:
         if self._timer is not None:
@@ -426,9 +426,7 @@ class Calls:
         exchange.status = 201
         exchange.end()
 
-    async def _read(
-        self, exchange: Exchange, caller: Caller
-    ) -> tuple[str, dict[str, JSON]]:
+    async def _read(self, exchange: Exchange, caller: Caller) -> tuple[str, dict[str, JSON]]:
         """The offer, and what is said of the session."""
         service = self._service
         given = exchange.header(b"content-type")
@@ -479,6 +477,17 @@ class Calls:
         for call in self._realtime.calls.values():
             call.stop(SHUTTING_DOWN)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def _silent(event: SessionEvent) -> SessionEvent:
+    """An event without the sound that an item has, which is more than a data channel takes."""
+    if isinstance(event, ItemRetrieved) and isinstance(event.item, Message):
+        parts = [
+            replace(part, data=None) if isinstance(part, Audio) else part
+            for part in event.item.parts
+        ]
+        return replace(event, item=replace(event.item, content=tuple(parts)))
+    return event
 
 
 def _decode_session(data: bytes, limits: Limits) -> dict[str, JSON]:

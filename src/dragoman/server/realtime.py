@@ -156,7 +156,7 @@ class ServedSession:
     def leave(self, client: Participant) -> None:
         """Take part no more."""
         self.clients.remove(client)
-        self.drained(client)
+        self.caught_up(client)
 
     async def take(self, client: Participant, data: bytes, *, beta: bool = False) -> None:
         """A frame of a client: a command, as a rule."""
@@ -196,7 +196,7 @@ class ServedSession:
         except FaultError as problem:
             self.stop(problem.fault)
 
-    def drained(self, client: object) -> None:
+    def caught_up(self, client: object) -> None:
         """A client has read what was written: the answers may go on."""
         self._slow.discard(client)
         if not self._slow:
@@ -263,6 +263,9 @@ class ServedSession:
     def disconnected(self) -> None:
         """Its clients have noticed, too."""
 
+    def drained(self) -> None:
+        """Its clients say so themselves."""
+
     def _begun(self, id: str) -> None:
         log, caller = self.service.log, self.caller
         self._running[id] = None
@@ -318,7 +321,7 @@ class Connection(Channel):
 
     def drained(self) -> None:
         """The client has read what was written."""
-        self._session.drained(self)
+        self._session.caught_up(self)
 
     async def finish(self) -> None:
         """End the session that was this client's."""

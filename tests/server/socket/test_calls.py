@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,8 @@ from dragoman.server import calls
 from dragoman.server.calls import Playback
 from dragoman.server.settings import Settings
 from tests.server.socket.phone import CALLS, SILENCE, TONE, Phone, calling, on_loopback
-from tests.server.stubs import OPENING, Stub, saying, word
 from tests.server.socket.test_realtime import RESPOND, USER
+from tests.server.stubs import OPENING, Stub, saying, word
 
 SDP = "application/sdp"
 
@@ -38,7 +39,9 @@ async def test_a_text_turn_and_a_hangup() -> None:
         await phone.dial()
         await phone.say(USER, RESPOND)
         done = await phone.until("response.done")
-        assert done["response"]["output"][0]["content"] == [{"type": "output_text", "text": "Hello"}]
+        assert done["response"]["output"][0]["content"] == [
+            {"type": "output_text", "text": "Hello"}
+        ]
         assert phone.kinds[0] == "session.created"
         (request, caller) = engine.asked[0]
         assert ([item.text for item in request.items], caller.wire) == (["Hi"], "realtime")
@@ -75,7 +78,7 @@ async def test_a_spoken_turn_and_an_interruption() -> None:
             await asyncio.sleep(0.01)
         loud = [when for when, level in phone.heard if level > 3_000]
         assert len(loud) in (6, 7, 8)  # the codec's edges are soft
-        assert {b - a for a, b in zip(loud, loud[1:], strict=False)} == {960}
+        assert {b - a for a, b in pairwise(loud)} == {960}
 
         engine.cues = saying("x " * 1_000)  # of twenty seconds
         await phone.say(RESPOND)
@@ -133,7 +136,10 @@ async def test_another_connection_joins_a_call_and_leaves_it() -> None:
             created = json.loads(await side.recv())
             assert created["session"]["id"] == phone.events[0]["session"]["id"]
             await side.recv()
-            update = {"type": "session.update", "session": {"type": "realtime", "instructions": "X"}}
+            update = {
+                "type": "session.update",
+                "session": {"type": "realtime", "instructions": "X"},
+            }
             await side.send(json.dumps(update))
             await side.send("{")
             await phone.say({"type": "response.cancel", "event_id": "mine"}, RESPOND)
@@ -197,7 +203,9 @@ async def test_the_openai_sdk_makes_a_call_with_a_client_secret() -> None:
         await client.realtime.calls.hangup(call)
         await phone.closed.wait()
         await client.close()
-        again = await phone.post(CALLS, "v=0", authorization=f"Bearer {secret}", **{"content-type": SDP})
+        again = await phone.post(
+            CALLS, "v=0", authorization=f"Bearer {secret}", **{"content-type": SDP}
+        )
         assert again.status_code == 401
 
 
@@ -228,7 +236,7 @@ async def test_a_client_is_sent_nothing_before_it_has_sent_something(monkeypatch
     loop = asyncio.get_running_loop()
     victim, _ = await loop.create_datagram_endpoint(Nobody, local_addr=("127.0.0.1", 0))
     port = victim.get_extra_info("sockname")[1]
-    async with calling(voiced=False, audio=False) as (app, phone):
+    async with calling(voiced=False, audio=False) as (_, phone):
         offer = await phone.offer()
         line = f"a=candidate:1 1 udp 2130706431 127.0.0.1 {port} typ host\r\n"
         offer += line + line.replace("127.0.0.1", "some.local")
@@ -363,7 +371,9 @@ class Wire:
         pass
 
 
-async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call(monkeypatch) -> None:
+async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(calls, "Peer", Wire)
     async with calling(voiced=True) as (app, _):
         exchange = SimpleNamespace(path="/", id="req_1")
