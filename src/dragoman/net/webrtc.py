@@ -41,9 +41,8 @@ MISSING = Fault(
     "(GET /v1/realtime).",
     "server",
 )
-_CANDIDATES = re.compile(r"^a=(?:candidate:|end-of-candidates)[^\n]*\n?", re.MULTILINE)
-_MEDIA = re.compile(r"^m=(\w+) [^\n]*\n", re.MULTILINE)
-_OPUS = re.compile(r"^a=rtpmap:\d+ opus/48000/2\s*$", re.MULTILINE | re.IGNORECASE)
+_CANDIDATES = ("a=candidate:", "a=end-of-candidates")
+_OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
 
 class PeerListener(Protocol):
@@ -79,18 +78,19 @@ def available() -> bool:
     return find_spec("aiortc") is not None
 
 
-def check_offer(sdp: str) -> None:
-    """Raises FaultError for an offer that asks for what is not here."""
-    kinds = _MEDIA.findall(sdp)
-    if not sdp.startswith("v=0") or not kinds:
+def read_offer(sdp: str) -> tuple[list[str], list[str]]:
+    """The lines of an offer without its candidates, and the kinds of media in it. Raises FaultError
+    for one that asks for what is not here."""
+    lines = [line for line in sdp.splitlines() if not line.startswith(_CANDIDATES)]
+    kinds = [line[2:].partition(" ")[0] for line in lines if line.startswith("m=")]
+    if lines[:1] != ["v=0"] or not kinds:
         raise FaultError(bad_request("is no session description (RFC 8866)", "sdp"))
-    if kinds.count("audio") > 1 or kinds.count("application") > 1 or "video" in kinds:
+    if not {*kinds} <= {"audio", "application"} or len({*kinds}) < len(kinds):
         problem = "may offer one audio track and one data channel, and nothing else"
         raise FaultError(unsupported(problem, "sdp"))
-    if "audio" in kinds and not _OPUS.search(sdp):
-        raise FaultError(
-            Fault("unsupported", "sdp: offers no Opus (opus/48000/2)", "client", "sdp")
-        )
+    if "audio" in kinds and not any(map(_OPUS.fullmatch, lines)):
+        raise FaultError(unsupported("offers no Opus (opus/48000/2)", "sdp"))
+    return lines, kinds
 
 
 class Peer:
@@ -109,7 +109,7 @@ class Peer:
         self._connection.on("datachannel", self._channel_made)
         self._connection.on("track", self._track_made)
         self._channel: Any = None
-        self._early: list[str] = []  # what is sent before there is a channel
+        self._early: list[str] | None = []  # what is sent before there is a channel; None for none
         self.plays = False
         """Whether the client wants to hear anything."""
         self._hearing: asyncio.Task[None] | None = None
@@ -118,15 +118,18 @@ class Peer:
     async def answer(self, offer: str, low: int) -> str:
         """The answer to an offer; `drained` is called below `low` bytes. Raises FaultError for an
         offer that makes no sense."""
-        check_offer(offer)
+        lines, kinds = read_offer(offer)
+        if "application" not in kinds:
+            self._early = None
         self._low = low
         aiortc, connection = import_module("aiortc"), self._connection
         addresses = self._addresses or tuple(_all_addresses())
         # ICE fails at once with nobody to look for; the discard port of ours is nobody.
-        nobody = f"a=candidate:0 1 udp 1 {addresses[0]} 9 typ host\r\n"
-        sdp = _MEDIA.sub(lambda line: line[0] + nobody, _CANDIDATES.sub("", offer))
+        nobody = f"\r\na=candidate:0 1 udp 1 {addresses[0]} 9 typ host"
+        lines = [line + nobody if line.startswith("m=") else line for line in lines]
+        sdp = "\r\n".join([*lines, ""])
         try:
-            if "audio" in _MEDIA.findall(offer):
+            if "audio" in kinds:
                 connection.addTrack(_sound_class()(self._listener, self._wakeup))
                 codecs = aiortc.RTCRtpSender.getCapabilities("audio").codecs
                 opus = [codec for codec in codecs if codec.mimeType == "audio/opus"]
@@ -140,17 +143,23 @@ class Peer:
         except Exception as error:  # aiortc raises errors of many kinds for an odd offer
             problem = f"cannot be answered: {type(error).__name__}: {error}"
             raise FaultError(bad_request(problem[:300], "sdp")) from error
+        if not any(each.iceGatherer.getLocalCandidates() for each in self._transports()):
+            where = ", ".join(addresses)
+            problem = (
+                f"This server cannot await calls at {where}: set call_host to an address of it."
+            )
+            raise FaultError(Fault("internal", problem))
         return str(connection.localDescription.sdp)
 
     def send(self, text: str) -> int:
         """Send a message. The bytes that the client has not taken. Raises FaultError for a message
         that is longer than the client takes."""
         channel = self._channel
-        if channel is None or channel.readyState == "connecting":
+        if channel is None and self._early is not None:
             self._early.append(text)
             return sum(map(len, self._early))
-        if channel.readyState != "open":
-            return 0  # the client has closed it
+        if channel is None or channel.readyState != "open":
+            return 0  # the client has not asked for it, or has closed it
         try:
             channel.send(text)
         except ValueError as error:
@@ -194,7 +203,7 @@ class Peer:
         channel.bufferedAmountLowThreshold = self._low
         channel.on("bufferedamountlow", self._drained)
         channel.on("message", self._received)
-        early, self._early = self._early, []
+        early, self._early = self._early or [], None
         for text in early:
             self.send(text)
 
@@ -231,7 +240,7 @@ class Peer:
 
 def _all_addresses() -> list[str]:
     addresses: list[str] = import_module("aioice").ice.get_host_addresses(True, True)
-    return ["127.0.0.1", *addresses]
+    return [*dict.fromkeys(("127.0.0.1", *addresses))]
 
 
 def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:

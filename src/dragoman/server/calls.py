@@ -231,7 +231,7 @@ class Call(ServedSession):
     def receive(self, events: list[SessionEvent]) -> None:
         """Send events to the clients, and play their sound."""
         super().receive([_silent(event) for event in events])
-        speaks, plays = False, self.line.peer.plays
+        interrupted, plays = False, self.line.peer.plays
         for event in events:
             match event:
                 case Answer(event=Delta(kind="audio", part_index=part, data=data)) if plays:
@@ -242,8 +242,8 @@ class Call(ServedSession):
                     self.playback.end(response.id)
                 case BufferSpeechStarted():
                     detection = self.live.session.config.turn_detection
-                    speaks |= detection is not None and detection.interrupt_response
-        if speaks:
+                    interrupted |= detection is not None and detection.interrupt_response
+        if interrupted:
             self._interrupt()
         elif milliseconds(self.playback.size) > AHEAD:
             self._slow.add(self.playback)
@@ -263,7 +263,11 @@ class Call(ServedSession):
         try:
             self.send(Append(audio=audio))
         except Exception as problem:
-            self.stop(fault_of(problem, self._request[1], self.caller.key))
+            self.fail(problem)
+
+    def fail(self, problem: Exception) -> None:
+        """End the session, and say why."""
+        self.stop(fault_of(problem, self._request[1], self.caller.key))
 
     def next_frame(self) -> bytes | None:
         """The next frame that is heard."""
@@ -342,7 +346,11 @@ class Line:
         while self._inbox:
             data = self._inbox.popleft()
             self._waiting -= len(data)
-            await self._call.take(self, data)
+            try:
+                await self._call.take(self, data)
+            except Exception as problem:
+                self._call.fail(problem)
+                return
             await asyncio.sleep(0)  # others first
 
     def drained(self) -> None:

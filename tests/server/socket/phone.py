@@ -191,11 +191,17 @@ class Phone:
 
 @asynccontextmanager
 async def calling(
-    engine: Any = None, settings: Settings | None = None, *, voiced: bool = True, **options: Any
+    engine: Any = None,
+    settings: Settings | None = None,
+    *,
+    voiced: bool = True,
+    studio: Studio | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[App, Phone]]:
     """A server on loopback, and a phone that may call it."""
     settings = settings or Settings()
-    app = App(engine or Stub(), settings, studio=Voiced(None, None) if voiced else None)
+    given = studio or (Voiced(None, None) if voiced else None)
+    app = App(engine or Stub(), settings, studio=given)
     async with served(app, settings) as port:
         phone = Phone(port, **options)
         try:

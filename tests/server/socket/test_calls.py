@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from aioice import ice
+from aiortc.mediastreams import MediaStreamError
+from av import AudioFrame
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Secret
 from dragoman.core.session_values import Playing
 from dragoman.engines.remote import Remote
@@ -239,7 +242,7 @@ async def test_a_client_is_sent_nothing_before_it_has_sent_something(monkeypatch
     async with calling(voiced=False, audio=False) as (_, phone):
         offer = await phone.offer()
         line = f"a=candidate:1 1 udp 2130706431 127.0.0.1 {port} typ host\r\n"
-        offer += line + line.replace("127.0.0.1", "some.local")
+        offer += line + line.replace("127.0.0.1", "some.local") + f"a=x\f{line}"
         sent = {"content-type": SDP}
         answer = await phone.post(f"{CALLS}?model=m", offer, **sent)
         await phone.take(answer.text)
@@ -248,6 +251,49 @@ async def test_a_client_is_sent_nothing_before_it_has_sent_something(monkeypatch
         assert {*ours} == {"127.0.0.1"}
     victim.close()
     assert seen == []
+    offer = await Phone(0, audio=False).offer()
+    peer = webrtc.Peer(SimpleNamespace(), ())
+    answer = await peer.answer(offer, 1)
+    assert "127.0.0.1" in answer  # one of all that the machine has
+    await peer.close()
+    peer = webrtc.Peer(SimpleNamespace(), ("192.0.2.77",))
+    with pytest.raises(FaultError, match="call_host"):
+        await peer.answer(offer, 1)
+    await peer.close()
+
+
+async def test_gaps_are_silence_and_a_second_channel_is_closed() -> None:
+    """A client need send nothing while there is nothing to hear (RFC 7587, 3.1.3)."""
+    heard: list[bytes] = []
+    peer = webrtc.Peer(SimpleNamespace(heard=heard.append), ("127.0.0.1",))
+    frames = []
+    for pts in (0, 960, 960 * 52, 48_000 * 100):
+        frame = AudioFrame(format="s16", layout="stereo", samples=960)
+        frame.planes[0].update(bytes(3_840))
+        frame.sample_rate, frame.pts = 48_000, pts
+        frames.append(frame)
+
+    async def recv() -> AudioFrame:
+        if not frames:
+            raise MediaStreamError
+        return frames.pop(0)
+
+    await peer._hear(SimpleNamespace(recv=recv))
+    assert [round(len(pcm) / 960) for pcm in heard] == [1, 1, 51, 101]
+    closed: list[str] = []
+    first, second = (
+        SimpleNamespace(readyState="open", bufferedAmount=0, on=lambda *_: None, send=closed.append)
+        for _ in range(2)
+    )
+    second.close = lambda: closed.append("second")
+    peer._low = 1
+    assert peer.send("early") == 5
+    peer._channel_made(first)
+    peer._channel_made(second)
+    assert closed == ["early", "second"]
+    first.readyState = "closed"
+    assert peer.send("late") == 0
+    await peer.close()
 
 
 OFFER = "v=0\r\nm=audio 9 UDP/TLS/RTP/SAVPF 96\r\na=rtpmap:96 opus/48000/2\r\n"
