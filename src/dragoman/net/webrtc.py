@@ -11,7 +11,6 @@ import asyncio
 import re
 from contextlib import suppress
 from fractions import Fraction
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -130,7 +129,8 @@ class Peer:
         sdp = "\r\n".join([*lines, ""])
         try:
             if "audio" in kinds:
-                connection.addTrack(_sound_class()(self._listener, self._wakeup))
+                aiortc.MediaStreamTrack.register(Sound)  # it is known only now
+                connection.addTrack(Sound(self._listener, self._wakeup))
                 codecs = aiortc.RTCRtpSender.getCapabilities("audio").codecs
                 opus = [codec for codec in codecs if codec.mimeType == "audio/opus"]
                 connection.getTransceivers()[0].setCodecPreferences(opus)
@@ -252,55 +252,54 @@ def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
     )
 
 
-@cache
-def _sound_class() -> Any:
-    """The track of what the client hears: a subclass of what is imported where it is needed."""
-    av, track_class = import_module("av"), import_module("aiortc").MediaStreamTrack
-    packet_class = av.packet.Packet
+class Sound:
+    """The track of what the client hears: it encodes frames as they are due. Nothing is sent while
+    there is nothing to hear."""
 
-    class Sound(track_class):  # type: ignore[misc, valid-type]
-        """Encodes frames as they are due. Nothing is sent while there is nothing to hear."""
+    kind = "audio"
+    id = "sound"
 
-        kind = "audio"
+    def __init__(self, listener: PeerListener | None, wakeup: asyncio.Event) -> None:
+        self._listener = listener
+        self._wakeup = wakeup
+        self._av = import_module("av")
+        self._codec = codec = self._av.CodecContext.create("libopus", "w")
+        codec.bit_rate, codec.sample_rate = BIT_RATE, RATE
+        codec.format, codec.layout = "s16", "mono"
+        codec.time_base = Fraction(1, RATE)
+        codec.options = {"application": "voip"}
+        self._begun = self._due = 0.0
+        self._trail = 0  # silent frames that follow
+        self._samples = 0  # that were encoded
 
-        def __init__(self, listener: PeerListener, wakeup: asyncio.Event) -> None:
-            super().__init__()
-            self._next = listener.next_frame
-            self._wakeup = wakeup
-            self._codec = codec = av.CodecContext.create("libopus", "w")
-            codec.bit_rate, codec.sample_rate = BIT_RATE, RATE
-            codec.format, codec.layout = "s16", "mono"
-            codec.time_base = Fraction(1, RATE)
-            codec.options = {"application": "voip"}
-            self._begun = self._due = 0.0
-            self._trail = 0  # silent frames that follow
-            self._samples = 0  # that were encoded
+    async def recv(self) -> Any:
+        """The next packet, when it is due."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._due - loop.time())
+        pcm = await self._next()
+        now = loop.time()
+        self._begun = self._begun or now
+        self._due = (self._due if now - self._due < LATE else now) + FRAME_MS / 1_000
+        frame = self._av.AudioFrame(format="s16", layout="mono", samples=len(pcm) // 2)
+        frame.planes[0].update(pcm)
+        frame.sample_rate, frame.time_base = RATE, self._codec.time_base
+        frame.pts, self._samples = self._samples, self._samples + len(pcm) // 2
+        (encoded,) = self._codec.encode(frame)
+        packet = self._av.packet.Packet(bytes(encoded))
+        # After a pause the time is that of the clock: receivers buffer by it.
+        packet.pts = round((self._due - self._begun) * CLOCK)
+        packet.time_base = Fraction(1, CLOCK)
+        return packet
 
-        async def recv(self) -> Any:
-            """The next packet, when it is due."""
-            loop = asyncio.get_running_loop()
-            await asyncio.sleep(self._due - loop.time())
-            while (pcm := self._next()) is None:
-                if self._trail:
-                    pcm = bytes(FRAME)
-                    self._trail -= 1
-                    break
-                self._wakeup.clear()
-                await self._wakeup.wait()
-            else:
-                self._trail = TRAIL
-            now = loop.time()
-            self._begun = self._begun or now
-            self._due = (self._due if now - self._due < LATE else now) + FRAME_MS / 1_000
-            frame = av.AudioFrame(format="s16", layout="mono", samples=len(pcm) // 2)
-            frame.planes[0].update(pcm)
-            frame.sample_rate, frame.time_base = RATE, self._codec.time_base
-            frame.pts, self._samples = self._samples, self._samples + len(pcm) // 2
-            (encoded,) = self._codec.encode(frame)
-            packet = packet_class(bytes(encoded))
-            # After a pause the time is that of the clock: receivers buffer by it.
-            packet.pts = round((self._due - self._begun) * CLOCK)
-            packet.time_base = Fraction(1, CLOCK)
-            return packet
+    async def _next(self) -> bytes:
+        while self._listener is None or (pcm := self._listener.next_frame()) is None:
+            if self._trail:
+                self._trail -= 1
+                return bytes(FRAME)
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        self._trail = TRAIL
+        return pcm
 
-    return Sound
+    def stop(self) -> None:
+        """The connection is closed."""
