@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
+from dragoman.core.sound import BYTES_PER_MS, RATE, wav
 from dragoman.voice.programs import ESpeak
-from dragoman.voice.sound import BYTES_PER_MS, RATE, resampled, wav
+from dragoman.voice.sound import resampled
 from dragoman.voice.speech import Speaking
 from tests.product import SOURCE
 from tests.samples import FULL

@@ -19,10 +19,10 @@ from dragoman.core.session_values import (
     Truncate,
     TurnDetection,
 )
+from dragoman.core.sound import BYTES_PER_MS
 from dragoman.engines.local import find_target
 from dragoman.voice.detection import Detector, Started, Stopped, scorer
 from dragoman.voice.programs import ESpeak
-from dragoman.voice.sound import BYTES_PER_MS
 from dragoman.voice.speech import Speaking
 from dragoman.voice.studio import studio
 from tests.server.socket.phone import calling, on_loopback
