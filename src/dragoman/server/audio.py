@@ -14,6 +14,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.sound import milliseconds
+from dragoman.net.webrtc import available
 from dragoman.voice.sound import SoundEncoder
 from dragoman.voice.speech import (
     NO_SYNTHESIZER,
@@ -69,7 +70,9 @@ class AudioHandlers:
 
     def page(self, exchange: Exchange, caller: Caller) -> None:
         """A page to talk on. It is public, as it holds nothing: what it asks needs the key."""
-        exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], _PAGE)
+        calls = available() and self._service.settings.workers == 1
+        page = _PAGE.replace(b'data-calls="no"', b'data-calls="yes"') if calls else _PAGE
+        exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], page)
         exchange.status = 200
         exchange.end()
 
