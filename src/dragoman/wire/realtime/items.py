@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -105,7 +105,7 @@ def encode_item(item: Item) -> dict[str, JSON]:
         case Unknown(kind=kind, value=value, id=id):
             return {**value, "type": kind, **({"id": id} if id else {})}
         case _:
-            problem = f"is {str(item.__struct_config__.tag)!r}, which a session has no place for"
+            problem = f"is {quoted(str(item.__struct_config__.tag))}, which a session has no place for"
             raise FaultError(bad_request(problem, "item.type"))
 
 
@@ -122,7 +122,7 @@ def encode_part(part: Part, role: str) -> dict[str, JSON]:
         case UnknownPart(value=value):
             return value
         case _:
-            problem = f"is {str(part.__struct_config__.tag)!r}, which a session has no place for"
+            problem = f"is {quoted(str(part.__struct_config__.tag))}, which a session has no place for"
             raise FaultError(bad_request(problem, "item.content"))
     return json.merge(known, (part.extra or {}).get(WIRE, {}))
 
