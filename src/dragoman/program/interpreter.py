@@ -259,7 +259,12 @@ class Run:
         self._begin(value)
         await self.target.learn()
         runner = Runner(value.tools)
-        offered: dict[str, Any] = {"tools": runner.offered()} if value.tools else {}
+        offered: dict[str, Any] = {}
+        if value.tools:
+            offered = {
+                "tools": runner.offered(),
+                "parallel_tool_calls": value.parallel_tool_calls,
+            }
         choice = _choice(value)
         sampling: dict[str, Any] = {}
         # Not every server says at which stop it ended, or whether at one.
