@@ -144,11 +144,14 @@ class Run:
 
     def _place(self) -> None:
         """Go on in the turn of the open role, and in the open blocks, whose marks are shown."""
+        if self._emit is None:
+            self.state = self.state.placed()
+            return
         for step in (State.settled, State.placed):
             old, self.state = self.state.turn, step(self.state)
             turn = self.state.turn
             start = old.last if old and turn and turn.mark is old.mark else None
-            if self._emit and (marks := since(turn, start)):
+            if marks := since(turn, start):
                 self._emit("literal", marks, None, self.state)
 
     def _say(self, text: str) -> None:
@@ -282,7 +285,7 @@ class Run:
             known = self.target.continues is not None
             watch = _Watch(self, options, value, "" if known else said, known and _spaced(said))
             request = self._request(self.state, options, **about)
-            answer = await self._answer(request, watch)
+            answer = await self._answer(request, watch if watch.needed else None)
             watch.close(answer.text)
             calls = await self._add(answer, watch, value, options, request)
             if not calls:
@@ -536,6 +539,11 @@ class _Watch:
         self._state = run.state
         self._append, turn = options.list_append, run.state.turn
         self._start = turn.last if turn else None
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to show, or to find."""
+        return bool(self._emit or self._stops or self._patterns)
 
     def __call__(self, event: EventDelta) -> bool:
         """Take a delta; whether nothing after it is needed."""
