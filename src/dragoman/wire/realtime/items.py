@@ -105,7 +105,8 @@ def encode_item(item: Item) -> dict[str, JSON]:
         case Unknown(kind=kind, value=value, id=id):
             return {**value, "type": kind, **({"id": id} if id else {})}
         case _:
-            problem = f"is {quoted(str(item.__struct_config__.tag))}, which a session has no place for"
+            tag = quoted(str(item.__struct_config__.tag))
+            problem = f"is {tag}, which a session has no place for"
             raise FaultError(bad_request(problem, "item.type"))
 
 
@@ -122,7 +123,8 @@ def encode_part(part: Part, role: str) -> dict[str, JSON]:
         case UnknownPart(value=value):
             return value
         case _:
-            problem = f"is {quoted(str(part.__struct_config__.tag))}, which a session has no place for"
+            tag = quoted(str(part.__struct_config__.tag))
+            problem = f"is {tag}, which a session has no place for"
             raise FaultError(bad_request(problem, "item.content"))
     return json.merge(known, (part.extra or {}).get(WIRE, {}))
 
