@@ -21,7 +21,7 @@ from dragoman.core.response import default_guarantee
 from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.serialize import pack
+from dragoman.stores.serialize import size_of
 from dragoman.wire import error, json
 from dragoman.wire.json import LARGE, VALUE, Limits, marks
 from dragoman.wire.responses import RESPONSES
@@ -475,7 +475,7 @@ class Connection:
         together, they may be as large as a body."""
         recent, limit = self._recent, self.service.settings.body_limit
         recent[record.id] = record
-        size = self._sizes[record.id] = record.size + len(pack(record.response))
+        size = self._sizes[record.id] = record.size + size_of(record.response)
         self._remembered += size
         while recent:
             size = self._remembered

@@ -138,6 +138,25 @@ class Breaker:
         _log.warning("The %s store answers again.", self._kind)
 
 
+class Turns:
+    """Turns for what threads make of something large: one at a time, with pauses as long as it
+    took. They would only take the time from each other, and from all others."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._next = 0.0
+
+    async def take(self, work: Callable[..., T], *given: object) -> T:
+        """Work in a thread, when it is the turn."""
+        async with self._turn:
+            await asyncio.sleep(self._next - time.monotonic())
+            begun = time.monotonic()
+            try:
+                return await asyncio.to_thread(work, *given)
+            finally:
+                self._next = 2 * time.monotonic() - begun
+
+
 class TooMuchError(Exception):
     """What was asked for is larger than whoever asked can take."""
 

@@ -298,17 +298,75 @@ def decode_strings(each: Sequence[bytes]) -> list[str]:
     return cast(list[str], texts[:good])
 
 
-def dump(value: JSON) -> bytes:
-    """Encode as compact JSON, keys in the order they have.
+LONG = 256 * 1024
+"""Characters of a text that are encoded in one call: no other thread runs meanwhile."""
+
+
+class Long:
+    """A longer text, which is encoded in pieces of so many.
+
+    >>> dump({"a": Long("b"), "c": 1})
+    b'{"a":"b","c":1}'
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def long(text: str) -> JSON:
+    """A text as it is, or `Long`."""
+    return text if len(text) <= LONG else Long(text)
+
+
+def dump(value: JSON, more: bytes = b"") -> bytes:
+    """Encode as compact JSON, keys in the order they have; behind those of an object, `more` that
+    is encoded already.
 
     A lone surrogate becomes U+FFFD.
     """
     try:
-        return _encoder.encode(value)
+        data = _encoder.encode(value)
+    except (TypeError, UnicodeEncodeError):
+        return _in_pieces(value, more)
+    return b"%b,%b}" % (data[:-1], more) if more else data
+
+
+def _in_pieces(value: JSON, more: bytes) -> bytes:
+    """Encode what has long texts in it, or halves of surrogate pairs."""
+    texts: list[str] = []
+
+    def apart(value: Long) -> Raw:
+        texts.append(value.text)
+        return Raw(b"\0")  # which is in no JSON
+
+    def whole(value: Raw | Long) -> JSON:
+        return value.text if isinstance(value, Long) else value_of(value)
+
+    try:
+        rest = msgspec.json.Encoder(enc_hook=apart).encode(value)
     except UnicodeEncodeError:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=value_of)
+        texts.clear()
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=whole)
         units = text.encode("utf-16-le", "surrogatepass")
-        return units.decode("utf-16-le", "replace").encode()
+        rest = units.decode("utf-16-le", "replace").encode()
+    if more:
+        rest = b"%b,%b}" % (rest[:-1], more)
+    if not texts:
+        return rest
+    first, *others = rest.split(b"\0")
+    pieces = [first]
+    for text, behind in zip(texts, others, strict=True):
+        pieces.append(b'"')
+        place = 0
+        while piece := text[place : place + LONG]:
+            if "\ud800" <= piece[-1] <= "\udbff" and len(piece) > 1:
+                piece = piece[:-1]  # its other half may follow
+            pieces.append(dump(piece)[1:-1])
+            place += len(piece)
+        pieces += b'"', behind
+    return b"".join(pieces)
 
 
 def dump_all(values: Sequence[JSON]) -> bytes:

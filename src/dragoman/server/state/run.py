@@ -281,7 +281,8 @@ class Run:
         self._folded = self._first + len(events)
         try:
             segment = LogSegment(self._stored, events)
-            await self._runs.store.append(self.record.id, segment, self._size - self._appended)
+            record, size = self.record, self._size - self._appended
+            await self._runs.store.append(record.id, segment, size, record.tenant)
             self._appended = self._size
             self._stored += len(events)
         except ConflictError:  # it was deleted, or ended by another server
@@ -335,7 +336,7 @@ class Run:
             ending = self._put(whole, turn, messages)
         else:
             rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
-            given = record.id, response, rest, turn, messages, self._size
+            given = record.id, response, rest, turn, messages, self._size, record.tenant
             finish = partial(self._runs.store.finish, *given)
             ending = self._runs.held(finish, HELD) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
