@@ -27,7 +27,7 @@ from dragoman.server.state import handlers, resolve
 from dragoman.server.state.run import Run, Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.server.websocket import Connection
-from dragoman.stores import serialize, sql, statements
+from dragoman.stores import serialize, sql
 from dragoman.stores.base import Conversation, LogSegment, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
@@ -454,13 +454,13 @@ async def test_2f_what_is_referred_to_is_measured_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, apart = threading.get_ident(), list[bool]()
-    pack = resolve.pack
+    size_of = resolve.size_of
 
-    def noted(value: object) -> bytes:
+    def noted(value: object) -> int:
         apart.append(threading.get_ident() != here)
-        return pack(value)
+        return size_of(value)
 
-    monkeypatch.setattr(resolve, "pack", noted)
+    monkeypatch.setattr(resolve, "size_of", noted)
     store = MemoryStore()
     await store.put(record("small", said="ok"))
     await store.put(record("large", text=TEXT))
@@ -510,12 +510,12 @@ async def test_2f_large_answers_are_packed_and_encoded_in_threads_one_at_a_time(
     way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, apart, packing = threading.get_ident(), list[bool](), set[int]()
-    pack, write = serialize.pack, MemoryStore._transact
+    pack, write = serialize.pack_apart, MemoryStore._transact
     made: list[type] = []
 
-    def noted(value: Any) -> bytes:
-        data = pack(value)
-        if len(data) > SIZE // 2:
+    def noted(value: Any, tenant: str, parts: dict[bytes, bytes]) -> bytes:
+        data = pack(value, tenant, parts)
+        if sum(map(len, parts.values())) > SIZE // 2:
             apart.append(threading.get_ident() != here)
             packing.add(threading.get_ident())
         return data
@@ -534,8 +534,8 @@ async def test_2f_large_answers_are_packed_and_encoded_in_threads_one_at_a_time(
     monkeypatch.setattr(Responder, "apart", encoded)
     monkeypatch.setattr(MemoryStore, "_transact", written)
     monkeypatch.setattr("dragoman.server.responder.HEAVY", SIZE // 2)
-    for module in (serialize, sql, statements):
-        monkeypatch.setattr(module, "pack", noted)
+    for module in (serialize, sql):
+        monkeypatch.setattr(module, "pack_apart", noted)
     async with mock(lambda _: plain(200, completion({"content": TEXT}))) as model:
         engine = Remote(model.base_url, wire="chat", profile="generic")
         store = MemoryStore()
@@ -550,6 +550,35 @@ async def test_2f_large_answers_are_packed_and_encoded_in_threads_one_at_a_time(
         assert all(apart)
         assert (Unary in made) is (not way)
         await app.close()
+
+
+async def test_2f_long_texts_are_written_and_read_in_pieces() -> None:
+    store = await filled()
+    for id in ("said", "asked", "logged"):
+        large = replace(record(f"{id}2"), size=SIZE)
+        await store.put(replace(large, request=record("asked", text=TEXT).request))
+        store.largest = 0
+        assert await store.get("", f"{id}2") is not None
+        assert await store.log(f"{id}2")
+        assert store.largest <= serialize.LONG < SIZE
+
+
+def test_2f_a_text_may_be_like_the_name_of_a_long_one() -> None:
+    long, parts = "a" * (serialize.LONG + 1), dict[bytes, bytes]()
+    packed = serialize.pack_apart((long,), "", parts)
+    apart = serialize.unpack(b"m" + packed[1:], serialize._Apart)
+    value = (apart.name + "0", long, apart.name)
+    parts.clear()
+    packed = serialize.pack_apart(value, "", parts)
+    found = serialize.unpack(packed, tuple, serialize.Parts(parts.items()))
+    assert found == value
+
+
+def test_2f_what_is_long_is_sized_without_being_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = "w\u00f6rd" * serialize.LONG
+    for text in (wide, "a" * len(wide), "a"):
+        value = {"a": [text, 1], "b": text}
+        assert abs(serialize.size_of(value) - len(serialize.pack(value))) < 20
 
 
 def test_2f_wide_numbers_are_packed_like_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,6 +417,10 @@ def _number(text: str) -> float | int:
 # ---- notifications -------------------------------------------------------------------------
 
 
+SELDOM = 0.8
+"""Seconds between two looks at the most, where those before them were in vain."""
+
+
 class Subscribers:
     """Those in one event loop who wait for something with a name, such as a run that grows."""
 
@@ -452,8 +456,8 @@ class Subscribers:
     async def wait(
         self, name: str, is_over: Callable[[], Awaitable[bool]], seconds: float, poll: float
     ) -> None:
-        """Return when it is over or time is up: asked at first, at each notification, and every
-        `poll` seconds."""
+        """Return when it is over or time is up: asked at first, at each notification, and after
+        `poll` seconds, the double, and so on up to `SELDOM`."""
         end = time.monotonic() + seconds
         async with self.subscribe(name) as notified:
             while not await is_over() and (left := end - time.monotonic()) > 0:
@@ -461,6 +465,7 @@ class Subscribers:
                     async with asyncio.timeout(min(poll, left)):
                         await notified.wait()
                 notified.clear()
+                poll = max(poll, min(2 * poll, SELDOM))
 
     async def close(self) -> None:
         """Publish what is still waiting."""

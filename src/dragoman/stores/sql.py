@@ -14,9 +14,9 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
 
@@ -134,6 +134,7 @@ class Store(Files):
         self._pubsub = pubsub
         self.turns = Turns()
         self._packing = asyncio.Lock()
+        self._asked: dict[tuple[object, ...], asyncio.Task[Any]] = {}  # for several at a time
 
     @property
     def secret(self) -> bytes:
@@ -362,6 +363,10 @@ class Store(Files):
 
     async def log(self, id: str, first: int = 0, most: int = 2**31) -> tuple[LogSegment, ...]:
         """The log from this index on, in order, `most` segments of it; nothing at its end."""
+        found = await self._together((id, first, most), partial(self._log, id, first, most))
+        return found or ()
+
+    async def _log(self, id: str, first: int, most: int) -> tuple[LogSegment, ...]:
         statement = """SELECT s.first, s.events FROM segments s
             JOIN responses r ON r.seq = s.seq WHERE r.id = $1 AND s.first >= coalesce(
                 (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
@@ -385,14 +390,50 @@ class Store(Files):
                 from_here.append(LogSegment(segment.first + skip, segment.events[skip:]))
         return tuple(from_here)
 
-    async def wait(self, id: str, length: int, seconds: float) -> None:
-        """Return when the log is longer than this, when the run has ended, or when time is up."""
+    async def wait(self, id: str, length: int, seconds: float) -> bool:
+        """Return when the log is longer than this, when the run has ended, or when time is up.
+        Gives whether the run goes on, as far as is known."""
 
-        async def is_over() -> bool:
-            rows = await self._read(f"SELECT {LENGTH} {LIVE}", id)
-            return not rows or rows[0][0] > length
+        async def looked() -> bool:
+            live = True
 
-        await self._pubsub.wait(id, is_over, seconds, self.POLL)
+            async def is_over() -> bool:
+                nonlocal live
+                rows = await self._read(f"SELECT {LENGTH} {LIVE}", id)
+                live = bool(rows)
+                return not rows or rows[0][0] > length
+
+            await self._pubsub.wait(id, is_over, seconds, self.POLL)
+            return live
+
+        return await self._together((id, length), looked, seconds) is not False
+
+    async def _together(
+        self,
+        key: tuple[object, ...],
+        ask: Callable[[], Coroutine[Any, Any, T]],
+        seconds: float | None = None,
+    ) -> T | None:
+        """What one finds for all who ask for the same at a time, as the readers of a run do: before
+        it was begun, since they may know of more by then, or in so many `seconds`, after which it
+        is None."""
+        loop = asyncio.get_running_loop()
+        key = loop, *key
+
+        async def for_all() -> T:
+            if seconds is None:
+                del self._asked[key]
+            try:
+                return await ask()
+            finally:
+                if seconds is not None:
+                    del self._asked[key]
+
+        if (asking := self._asked.get(key)) is None:
+            asking = self._asked[key] = loop.create_task(for_all())
+            asking.add_done_callback(_seen)
+        await asyncio.wait((asking,), timeout=seconds)
+        return asking.result() if asking.done() else None
 
     async def list_responses(
         self, tenant: str, wire: str | None, paging: Paging, room: Room | None = None
@@ -693,3 +734,9 @@ class Store(Files):
 
 def _answers(rows: Sequence[Row], parts: Parts) -> dict[str, StoredAnswer]:
     return {id: StoredAnswer(model_of(a), unpack(b, Response, parts)) for id, a, b, *_ in rows}
+
+
+def _seen(done: asyncio.Task[Any]) -> None:
+    """Take note of an error: nobody may wait for it any more."""
+    if not done.cancelled():
+        done.exception()

@@ -525,9 +525,8 @@ class Runs:
                 continue
             if not running:
                 return
-            await self.held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)
-            now = await self.held(partial(self.store.get, record.tenant, record.id), FOLLOWED)
-            running = now is not None and now.running
+            wait = partial(self.store.wait, record.id, place, LOOK)
+            running = await self.held(wait, FOLLOWED)
 
     def send(self, record: Record, sink: Sink) -> Handle:
         """Have a sink receive the events of a run from the first on, wherever it runs."""
