@@ -28,7 +28,7 @@ from dragoman.server.state.run import Run, Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.server.websocket import Connection
 from dragoman.stores import serialize, sql
-from dragoman.stores.base import Conversation, LogSegment, Record
+from dragoman.stores.base import Conversation, LogSegment, Record, Subscribers
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
@@ -353,6 +353,56 @@ async def test_17_large_completions_are_looked_at_by_few() -> None:
     assert ([each["id"] for each in page["data"]], page["has_more"]) == (["chatcmpl-r0"], True)
     assert app.budget.held == 0
     await app.close()
+
+
+async def test_items_may_have_a_slash_in_their_ids() -> None:
+    app = App(Stub(), Settings(), Memory(MemoryStore(), upkeep=False))
+    items = [{"type": "message", "role": "user", "content": "Hi", "id": "a/b/c"}]
+    made = (await called(app, "POST", "/v1/conversations", {"items": items})).json["id"]
+    path = f"/v1/conversations/{made}/items/a/b/c"
+    assert (await called(app, "GET", path, None)).json["id"] == "a/b/c"
+    assert (await called(app, "DELETE", path, None)).status == 200
+    assert (await called(app, "GET", path, None)).status == 404
+    await app.close()
+
+
+async def test_an_address_has_a_number_of_parameters() -> None:
+    app = App(Stub(), Settings(), Memory(await filled(), upkeep=False))
+    path = f"{RESPOND}/resp_said/input_items?include[]=message.output_text.logprobs"
+    few, many = "&a=1" * (handlers.PARAMETERS - 1), "&a=1" * handlers.PARAMETERS
+    assert (await called(app, "GET", path + few, None)).status == 200
+    refused = await called(app, "GET", path + many, None)
+    assert (refused.status, "256 parameters" in refused.json["error"]["message"]) == (400, True)
+    await app.close()
+
+
+async def test_keys_of_tools_in_items_are_not_stored() -> None:
+    store = MemoryStore()
+    stub = Stub(*OPENING, *closing(""))
+    app = App(stub, Settings(), Memory(store, upkeep=False))
+    tool = {"type": "mcp", "server_label": "s", "server_url": "http://s", "authorization": "sesame"}
+    group = {"type": "namespace", "name": "n", "description": "", "tools": [tool, "odd"]}
+    offered = {"type": "additional_tools", "role": "developer", "tools": [tool, group]}
+    ask = {"model": "m", "input": [{"role": "user", "content": "Hi"}, offered]}
+    answer = await called(app, "POST", RESPOND, ask)
+    assert answer.status == 200, answer.body[:300]
+    assert "sesame" in str(stub.asked[0])
+    kept = await store.get("", answer.json["id"].removeprefix("resp_"))
+    assert kept is not None
+    assert ("sesame" in str(kept.request), "http://s" in str(kept.request)) == (False, True)
+    await app.close()
+
+
+async def test_few_look_for_what_may_be_long_in_coming() -> None:
+    looks = 0
+
+    async def never() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    await Subscribers().wait("r", never, 0.3, 0.001)
+    assert looks < 20
 
 
 class Counting(MemoryStore):
