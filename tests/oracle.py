@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-Document = Literal["openai", "openresponses"]
+Document = Literal["openai", "openresponses", "realtime"]
 JSON = Any
 
 DATA = Path(__file__).with_name("data")
@@ -76,6 +76,31 @@ def problems(value: JSON, document: Document = "openai") -> list[str]:
 def request_problems(value: JSON, wire: str) -> list[str]:
     """What the schema of a request to OpenAI's server has against it."""
     return _check("openai", _REQUESTS[wire], value)
+
+
+@cache
+def _realtime_events(side: str) -> dict[str, str]:
+    """The type of every event of a side, and the name of its schema."""
+    schemas = _schemas("realtime")
+    names = [each["$ref"].rpartition("/")[2] for each in schemas[f"Realtime{side}Event"]["anyOf"]]
+    types = [schemas[name]["properties"]["type"] for name in names]
+    return {
+        (type.get("const") or type["enum"][0]): name
+        for type, name in zip(types, names, strict=True)
+    }
+
+
+def realtime_problems(value: JSON, side: Literal["Server", "Client"] = "Server") -> list[str]:
+    """What the schema of a Realtime event has against it."""
+    name = _realtime_events(side).get(value.get("type"))
+    if name is None:
+        return [f"no schema is known for {value.get('type')!r}"]
+    return _check("realtime", name, value)
+
+
+def realtime_types(side: Literal["Server", "Client"]) -> set[str]:
+    """The types of all events of a side."""
+    return set(_realtime_events(side))
 
 
 def required(document: Document, name: str) -> set[str]:

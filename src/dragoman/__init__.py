@@ -29,6 +29,7 @@ from .core.response import Response, Usage
 
 if _typing.TYPE_CHECKING:
     from .agent import Agent, Budget, Price
+    from .client.conversation import Conversation
     from .server.settings import Settings
     from .tools import Context, ToolError, tool
 
@@ -42,6 +43,7 @@ __all__ = [
     "Budget",
     "Client",
     "Context",
+    "Conversation",
     "CustomTool",
     "CustomToolCall",
     "CustomToolCallOutput",
@@ -80,6 +82,10 @@ def __getattr__(name: str) -> _typing.Any:
         from . import agent
 
         return getattr(agent, name)
+    if name == "Conversation":
+        from .client.conversation import Conversation
+
+        return Conversation
     if name in ("Context", "ToolError", "tool"):
         from . import tools
 
@@ -108,16 +114,19 @@ def serve(engine: Engine | str, settings: "Settings | None" = None) -> None:
 
     from .client.client import engine_of
     from .server.app import App
+    from .server.build import studio_of
     from .server.host import address, bind, reachable, run
     from .server.settings import Settings
     from .server.state.service import check_memory, open_memory
 
     settings, served = settings or Settings(), engine_of(engine)
+    studio_of(settings, os.environ)
     asyncio.run(check_memory(settings, os.environ))
     listener = bind(settings, exact=True)
 
     def build() -> App:
-        return App(served, settings, open_memory(settings, os.environ))
+        memory, studio = open_memory(settings, os.environ), studio_of(settings, os.environ)
+        return App(served, settings, memory, studio=studio)
 
     def ready() -> None:
         url = f"{reachable(address(listener))}/v1"

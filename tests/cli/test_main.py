@@ -170,7 +170,7 @@ def test_version_option_prints_version(capsys) -> None:
 REFUSED = {
     "srve": "dragoman: error: there is no command 'srve'; did you mean serve?",
     "aks Hi": "there is no command 'aks'; did you mean ask?",
-    "poket": "there is no command 'poket'; there is serve, models, ask, chat, agent, run",
+    "poket": "there is no command 'poket'; there is serve, models, ask, chat, talk, agent, run",
     "pocket": "there is no command 'pocket'; say dragoman serve pocket",
     "gguf:a": "there is no command 'gguf:a'; say dragoman serve gguf:a",
     "version": "there is no command 'version'; say dragoman --version",

@@ -22,6 +22,11 @@ ROOTS = {
         "ListModelsResponse",
         "ErrorResponse",
     ),
+    "realtime": (
+        "RealtimeServerEvent",
+        "RealtimeClientEvent",
+        "RealtimeCreateClientSecretResponse",
+    ),
     "openresponses": ("CreateResponseBody", "ResponseResource", "ItemParam"),
 }
 """The schemas to keep; of Open Responses also every event of a stream."""
@@ -58,7 +63,8 @@ def prune(document: dict[str, Any], roots: tuple[str, ...]) -> dict[str, Any]:
     """The document with nothing but the schemas reachable from the roots."""
     schemas = document["components"]["schemas"]
     events = {name for name in schemas if name.endswith("StreamingEvent")}
-    wanted, kept = [*roots, *(events if "ResponseStreamEvent" not in roots else ())], {}
+    ours = ROOTS["openresponses"]
+    wanted, kept = [*roots, *(events if roots == ours else ())], {}
     while wanted:
         name = wanted.pop()
         if name not in kept:

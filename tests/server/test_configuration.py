@@ -75,10 +75,19 @@ max_files_per_key = 32
 max_file_bytes_per_key = 33
 max_vector_stores_per_key = 34
 max_vector_store_chunks = 35
+audio_limit = 36
+speech = "espeak-ng=de"
+speech_key_env = "SPEECH_KEY"
+transcription = "https://speech.example/v1 whisper"
+transcription_key_env = "TRANSCRIPTION_KEY"
+speech_detection = "energy"
 embedding_model = "small"
 conversation_bytes = 4000
 store_time = 2.0
 max_sockets_per_key = 3
+session_audio = 2_000_000
+max_calls = 8
+call_host = "192.0.2.1"
 inherit_instructions = true
 lease = 5.0
 requeue = true
@@ -102,6 +111,7 @@ profile = "generic"
 models = ["big", "small"]
 pass_client_key = true
 retries = 2
+realtime = "ga"
 
 [upstreams.aliases]
 fast = "small"
@@ -131,6 +141,7 @@ def test_every_setting_can_be_written() -> None:
             aliases={"fast": "small", "gpt 5": "big"},
             pass_client_key=True,
             retries=2,
+            realtime="ga",
         ),
     )
 

@@ -25,6 +25,7 @@ examples:
   dragoman log --search sky                  search stored requests and answers
   dragoman tail resp_…                       replay or follow one answer
   dragoman chat                              a conversation; Ctrl-C stops an answer, Ctrl-D ends
+  dragoman talk                              a conversation by voice
   dragoman agent helper.py                   talk to an agent with tools of your own
   dragoman run codex                         Codex on the model found on this machine
 """
@@ -47,6 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
         from .tokens import tokens as command
     elif options.command == "run":
         from .run import run as command
+    elif options.command == "talk":
+        from .talk import talk as command
     else:
         from .chat import chat as command
     try:
@@ -122,6 +125,11 @@ _AGENT = (
     "Talk to an agent (dragoman.Agent) that a file of Python makes: the one called `agent`, or the "
     "only one. Calls that need consent are asked about."
 )
+_MARKED = "a FILE.py with functions marked `@tool`; may be given several times"
+_TALK = (
+    "Talk to a model: it hears the microphone, is interrupted by who speaks, and answers by the "
+    "speaker. Recognising speech and speaking happen on this machine, unless another is named."
+)
 _RUN = (
     "Run an agent program on a model: with a configuration of its own, which is temporary, and "
     "the user's left as it is. It asks the Dragoman that is named, or else the one on the usual "
@@ -130,15 +138,7 @@ _RUN = (
     "-- is for the program; its exit status is ours."
 )
 _HTML = "of a file: the page to write, with what its models said (dragoman.program)"
-
-
-class _Programs(tuple[str, ...]):
-    """The names of programs, among which are all files of Python."""
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or str(name).endswith(".py")
-
-
+_PROGRAMS = ("codex", "claude", "opencode")
 _RUN_AT = "the Dragoman to ask; by default the one on the usual port, or else one is started"
 _TARGETS = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
 _CONFIG = "the configuration (dragoman.toml, if it exists)"
@@ -146,6 +146,14 @@ _DATE = "the date that prompts say, where they say one: 2026-11-23, none, or tod
 _TOOL = (
     "a tool that models may use: web=searxng:URL, web=brave, web=tavily, web=exa, python, "
     "python=bubblewrap, files, or mcp:NAME=URL; may be given several times"
+)
+_SPEECH = (
+    "what speaks: espeak-ng, espeak-ng=VOICE, piper=FILE, kokoro=FILE, the URL of a server with "
+    "/audio/speech, or none; by default espeak-ng, where it is installed"
+)
+_TRANSCRIPTION = (
+    "what understands speech: pocketsphinx, pocketsphinx=GRAMMAR, faster-whisper=MODEL, the URL of "
+    "a server with /audio/transcriptions, or none; by default pocketsphinx, where it is installed"
 )
 _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://HOST/DATABASE"
 
@@ -210,6 +218,7 @@ def parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("text", "json"), help=about)
     add("--store", metavar="WHERE", help=_STORE)
     add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=_TOOL)
+    _add_voice(add)
     add("--workers", type=workers, metavar="N", help="processes that share the port (1)")
     add("--config", type=Path, metavar="FILE", help=_CONFIG)
 
@@ -219,25 +228,31 @@ def parser() -> argparse.ArgumentParser:
         ("chat", "hold a conversation"),
     ):
         add = command(name, about)
-        add("--at", metavar="URL", help=_AT)
-        add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+        _add_server(add)
         if name == "ask":
             add("question", nargs="*", help=_QUESTION)
         if name == "chat":
             about = f"{_TOOL}; or a FILE.py with functions marked `@tool`"
             add("--tool", dest="tools", action="append", default=[], metavar="TOOL", help=about)
         if name != "models":
-            add("--model", "-m", help="the model's name; the first listed by default")
-            add("--system", "-s", help="instructions for the model")
+            _add_model(add)
             add("--effort", type=effort, help=f"the reasoning effort: {', '.join(EFFORTS)}")
+
+    add = command("talk", "hold a conversation by voice", _TALK)
+    _add_server(add)
+    _add_model(add)
+    add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=_MARKED)
+    add("--voice", metavar="NAME", help="the voice of the answers (alloy)")
+    add("--input", type=Path, metavar="FILE", help="say this, in place of the microphone")
+    add("--output", type=Path, metavar="FILE.wav", help="write there what would be heard")
+    _add_voice(add)
 
     add = command("agent", "talk to the agent that a file of Python makes", _AGENT)
     add("file", type=Path, metavar="FILE.py", help="the file")
 
     add = command("run", "run Codex, Claude Code or opencode on a model, or a program", _RUN)
-    names = _Programs(("codex", "claude", "opencode"))
-    about = f"the program: {', '.join(names)}, or a file of Python"
-    add("program", choices=names, metavar="PROGRAM", help=about)
+    about = f"the program: {', '.join(_PROGRAMS)}, or a file of Python"
+    add("program", type=_program, metavar="PROGRAM", help=about)
     add("--html", type=Path, metavar="PAGE", help=_HTML)
     add("targets", nargs="*", metavar="TARGET", help=_TARGETS)
     add("--model", "-m", help="the model's name; the first listed by default")
@@ -272,6 +287,24 @@ def parser() -> argparse.ArgumentParser:
         add("--export", action="store_true", help="everything, one line of JSON each")
         add("--limit", type=positive, metavar="N", help="only the newest N")
     return top
+
+
+def _add_server(add: Callable[..., object]) -> None:
+    """Add the options that say who is asked."""
+    add("--at", metavar="URL", help=_AT)
+    add("--key-env", metavar="NAME", help="the variable that holds the key to it")
+
+
+def _add_model(add: Callable[..., object]) -> None:
+    """Add the options that say which model is asked, and how."""
+    add("--model", "-m", help="the model's name; the first listed by default")
+    add("--system", "-s", help="instructions for the model")
+
+
+def _add_voice(add: Callable[..., object]) -> None:
+    """Add the options that say what speaks and what listens."""
+    add("--speech", metavar="NAME", help=_SPEECH)
+    add("--transcription", metavar="NAME", help=_TRANSCRIPTION)
 
 
 def _add_upstream(add: Callable[..., object]) -> None:
@@ -312,6 +345,13 @@ layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 f
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Those that some model has; another is sent as it is, with a note, unless it looks like one."""
+
+
+def _program(text: str) -> str:
+    if text not in _PROGRAMS and not text.endswith(".py"):
+        near = hint(text, _PROGRAMS) or f"; there is {', '.join(_PROGRAMS)}, or a FILE.py"
+        raise argparse.ArgumentTypeError(f"there is no program {text!r}{near}")
+    return text
 
 
 def effort(text: str) -> str:

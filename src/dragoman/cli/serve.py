@@ -22,7 +22,15 @@ from dragoman.engines.pocket import MISSING
 from dragoman.engines.router import Router
 from dragoman.server.app import App
 from dragoman.server.auth import generate_key
-from dragoman.server.build import as_upstreams, assemble, find, hosted, others, prepare
+from dragoman.server.build import (
+    as_upstreams,
+    assemble,
+    find,
+    hosted,
+    others,
+    prepare,
+    studio_of,
+)
 from dragoman.server.config import (
     FILE,
     Configuration,
@@ -166,6 +174,7 @@ def serve(options: Namespace) -> int:
     prepare(upstreams, targets, settings, os.environ, loading)
     named = (*configuration.tools, *(HostedTool(use=each) for each in options.tools))
     hosted(named, os.environ)
+    studio_of(settings, os.environ)
     local = {each.name: ("this server", kind) for kind, each in find(targets, loading).items()}
     if settings.pubsub and not settings.store.startswith("postgres"):
         print(NO_PUBSUB, file=sys.stderr)
@@ -183,7 +192,9 @@ def serve(options: Namespace) -> int:
     def build() -> App:
         engines.append(assemble(upstreams, targets, settings, os.environ, loading))
         memory = open_memory(settings, os.environ, configuration.webhooks)
-        return App(engines[-1], settings, memory, hosted(named, os.environ))
+        alone = not upstreams and {*(targets or (stand_in(),))} == {POCKET}
+        studio = studio_of(settings, os.environ, pocket=alone)
+        return App(engines[-1], settings, memory, hosted(named, os.environ), studio)
 
     def ready() -> None:  # the start of the server does not wait for the models
         url = f"{reachable(address(listener))}/v1"
@@ -283,13 +294,16 @@ def configured(options: Namespace) -> Configuration:
     return load(here) if options.config or here.exists() else Configuration()
 
 
+_SETTINGS = (
+    *("host", "port", "workers", "request_log", "log_format", "store"),
+    *("speech", "transcription"),
+)
+"""Settings that have an option of the same name."""
+
+
 def _settings(options: Namespace, settings: Settings) -> Settings:
     """The file's settings, with those of the command line on top."""
-    given = {
-        name: value
-        for name in ("host", "port", "workers", "request_log", "log_format", "store")
-        if (value := getattr(options, name)) is not None
-    }
+    given = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
     if options.api_key_env:
         given["api_key_env"] = (options.api_key_env,)
     return replace(settings, **given)

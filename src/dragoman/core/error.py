@@ -28,6 +28,10 @@ Code = Literal[
     "method_not_allowed",
     "upgrade_required",  # the path answers GET with a WebSocket only
     "connection_limit",  # a connection has lasted as long as one may
+    "active_response",  # the conversation of a session is being answered already
+    "not_active",  # there is no such answer in a session
+    "empty_buffer",  # the input buffer of a session holds no sound
+    "session_expired",
     "unsupported_media_type",
     "too_large",  # the body is over the limit
     "rate_limited",

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,10 @@ from dragoman.core.request import Completion, Request
 
 from .base import Prepared, Wrapper
 from .fan_out import alternative, gather
+
+if TYPE_CHECKING:
+    from .remote_session import RemoteSession
+    from .upstream import Upstream
 
 
 class Prompted(Wrapper):
@@ -76,16 +81,21 @@ MOST_NAMES = 20
 """Names shown in a fault."""
 
 
+Dialect = Literal["", "ga", "beta"]
+
+
 class Route(Struct, frozen=True):
     """An engine and the models asked of it; none named means that every name may go there.
 
     `aliases` are further names, each with the model it stands for; `name` is what a log calls it.
+    `realtime` is the dialect of Realtime that its server speaks, where sessions are relayed to it.
     """
 
     engine: Engine
     models: tuple[str, ...] = ()
     aliases: Mapping[str, str] = {}
     name: str = ""
+    realtime: Dialect = ""
 
 
 class Router(Wrapper):
@@ -187,6 +197,22 @@ class Router(Wrapper):
                             listed.setdefault(model.id, engine)
                     self._listed = listed
         return self._listed.get(name, self._open[0]), name
+
+    async def realtime_session(
+        self, name: str, caller: Caller, take: Callable[[str | bytes], None]
+    ) -> RemoteSession | None:
+        """A session of the server that has a model, where its sessions are relayed; None where they
+        are made here. `take` gets what it says. Raises FaultError where no engine has the model."""
+        engine, model = await self.route(name, caller)
+        dialect = next((r.realtime for r in self._routes if r.engine is engine), "")
+        upstream: Upstream | None = getattr(engine, "upstream", None)
+        if not dialect or upstream is None:
+            return None
+        from .remote_session import RemoteSession  # a client of WebSockets, which few need
+
+        key, base = upstream.key_for(caller), upstream.url + upstream.query
+        beta, hops = dialect == "beta", caller.hops + 1
+        return RemoteSession(base, model, key=key, beta=beta, hops=hops, take=take)
 
     def upstream_name(self, model: str) -> str:
         """The name of the route that has a model, as far as is known without asking."""

@@ -25,17 +25,22 @@ from dragoman.engines.router import Prompted
 from dragoman.stores.base import StoreError, Turns
 from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
+from dragoman.voice.studio import Studio
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
 from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
-from .auth import Browsers, Keys
+from .audio import AudioHandlers
+from .auth import CREDENTIALS, Browsers, Keys
+from .calls import CALLS, Calls
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .files import FileHandlers, refusing
 from .limits import Budget, Gate
 from .log import Entry, RequestLog
+from .realtime import SOCKET as REALTIME
+from .realtime import Realtime
 from .responder import Answers, Service
 from .settings import Settings
 from .state.files import Library
@@ -83,6 +88,7 @@ class App:
         settings: Settings,
         memory: Memory | None = None,
         tools: Sequence[Hosted] = (),
+        studio: Studio | None = None,
     ) -> None:
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
@@ -94,6 +100,7 @@ class App:
         engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory
+        self._studio = studio or Studio(None, None)
         self._settings = settings
         self._roster = InFlight()
         self._keys = Keys(
@@ -116,11 +123,16 @@ class App:
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
+        self._realtime = Realtime(service, None if studio is None else studio.open)
+        self._calls = Calls(service, self._realtime, share)
         routes = [
             Route("GET", SOCKET, self._sockets.plain),
             Route("GET", "/healthz", self._health, public=True),
             Route("GET", "/readyz", self._readiness, public=True),
             *Endpoints(service).routes(),
+            *AudioHandlers(service, self._studio).routes(),
+            *self._realtime.routes(),
+            *self._calls.routes(),
         ]
         for wire in WIRES.values():
             handler = (answers if wire.conversation else prompts).over(wire)
@@ -153,7 +165,7 @@ class App:
         request_id.set(exchange.id)
         if self._settings.request_log:
             exchange.entry = self.entry()
-        caller = ANYONE
+        caller, secret = ANYONE, None
         headers, path = exchange.headers, exchange.path
         try:
             if exchange.repeated:
@@ -163,7 +175,9 @@ class App:
                     self._browsers.check(exchange)
                     if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
                         return None
-                caller = self._caller(exchange)
+                if path == CALLS:
+                    secret = self._realtime.redeem(exchange)
+                caller = self._caller(exchange) if secret is None else secret.caller
                 exchange.tenant = caller.tenant
                 exchange.budget = self.budget
             if b"upgrade" in headers and exchange.header(b"upgrade").lower() == "websocket":
@@ -171,7 +185,10 @@ class App:
             handler = self._router.handlers.get((exchange.method, path))
             if handler is None:
                 handler = self._router.find(exchange.method, path).handler
-            rest = handler(exchange, caller)
+            if secret is None:
+                rest = handler(exchange, caller)
+            else:
+                rest = self._calls.make(exchange, caller, secret)
         except Exception as error:
             _refuse(error, exchange, caller)
             return None
@@ -198,6 +215,7 @@ class App:
         if self._memory is not None:
             ending.append(self._memory.runs.drain(patience))
         await asyncio.gather(*ending)
+        await self._calls.close()
 
     def stop_all(self) -> None:
         """Stop running requests now."""
@@ -212,8 +230,10 @@ class App:
 
     async def close(self) -> None:
         """End what runs in the background, and let go of the store and the engine."""
+        await self._calls.close()
         if self._memory is not None:
             await self._memory.close()
+        await self._studio.close()
         await self._engine.close()
 
     def _websocket(
@@ -225,6 +245,11 @@ class App:
             _check_once(exchange)
             self._browsers.check(exchange)
             room = scope.get("extensions", {}).get(ROOM)
+            if exchange.path == REALTIME:
+                secret = self._realtime.redeem(exchange)
+                caller = self._caller(exchange) if secret is None else secret.caller
+                connect = self._realtime.connect
+                return connect(exchange, caller, scope, receive, send, room, secret)
             return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
         except FaultError as error:
             return deny(error.fault, exchange, scope, receive, send)
@@ -234,7 +259,7 @@ class App:
         request that goes round in a ring."""
         headers = exchange.headers
         tenant, key = "", None
-        if self._keys.needed or b"authorization" in headers or b"x-api-key" in headers:
+        if self._keys.needed or not headers.keys().isdisjoint(CREDENTIALS):
             tenant, key = self._keys.check(exchange)
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)

@@ -14,6 +14,7 @@ from hashlib import sha256
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
 from dragoman.stores.base import tenant_name
+from dragoman.wire.realtime import KEY_SUBPROTOCOL
 
 from .exchange import ID_HEADERS, Exchange, Headers, safe
 from .settings import Settings
@@ -105,6 +106,11 @@ class Keys:
         return _GUESSING
 
 
+_SUBPROTOCOLS = b"sec-websocket-protocol"
+CREDENTIALS = (b"authorization", b"x-api-key", _SUBPROTOCOLS)
+"""The headers that a credential may be in."""
+
+
 def presented(exchange: Exchange) -> str:
     """The credential that a request presents, in whatever header; empty where there is none. Raises
     FaultError for two that differ."""
@@ -115,6 +121,10 @@ def presented(exchange: Exchange) -> str:
         found.append(token.strip() if scheme.lower() == "bearer" else f"{scheme} {token}".lstrip())
     if b"x-api-key" in exchange.headers:
         found.append(exchange.header(b"x-api-key").strip())
+    if _SUBPROTOCOLS in exchange.headers:  # all that a page can send with a WebSocket
+        for offered in exchange.header(_SUBPROTOCOLS).split(","):
+            if offered.strip().startswith(KEY_SUBPROTOCOL):
+                found.append(offered.strip().removeprefix(KEY_SUBPROTOCOL))
     found = [each for each in found if each and each.strip().lower() != NO_KEY]
     if len(found) > 1 and found[0] != found[1]:
         raise FaultError(_DIFFER)
@@ -166,7 +176,8 @@ PREFLIGHT: Headers = [
 ]
 EXPOSED = (
     b"access-control-expose-headers",
-    b", ".join(ID_HEADERS) + b", x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
+    b", ".join(ID_HEADERS)
+    + b", location, x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
 )
 
 

@@ -8,13 +8,14 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import asdict, replace
 
-from dragoman.core.error import hint
-from dragoman.core.interfaces import Engine
+from dragoman.core.error import FaultError, hint
+from dragoman.core.interfaces import Engine, Secret
 from dragoman.engines.completions import remote
 from dragoman.engines.discover import Discovered
 from dragoman.engines.local import Target, find_target, is_local, stand_in
 from dragoman.engines.router import Route, Router
 from dragoman.tools.run import Hosted
+from dragoman.voice.studio import Studio, studio
 
 from .auth import is_loopback
 from .config import (
@@ -135,7 +136,30 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             answer_limit=settings.answer_limit,
             name=None if "://" in upstream.name else upstream.name,
         )
-    return Route(engine, upstream.models, upstream.aliases, upstream.name)
+    return Route(engine, upstream.models, upstream.aliases, upstream.name, upstream.realtime)
+
+
+def studio_of(settings: Settings, environ: Mapping[str, str], *, pocket: bool = False) -> Studio:
+    """What the server speaks and listens with, to talk with the pocket model alone or with any.
+    Raises ConfigurationError for what does not exist or is not installed, and for a variable that
+    holds no key."""
+    keys: dict[str, Secret] = {}
+    for name in ("speech", "transcription"):
+        if (variable := getattr(settings, f"{name}_key_env")) is not None:
+            if "://" not in getattr(settings, name):
+                raise ConfigurationError(f"{name}_key_env is for a URL in {name}.")
+            keys[f"{name}_key"] = read_key(environ, variable, f"the key to {name}")
+    try:
+        with explained():
+            return studio(
+                settings.speech,
+                settings.transcription,
+                detector=settings.speech_detection,
+                pocket=pocket,
+                **keys,
+            )
+    except FaultError as error:
+        raise ConfigurationError(error.fault.message) from None
 
 
 def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Hosted]:

@@ -70,6 +70,13 @@ class Upstream(Struct, frozen=True, kw_only=True):
     pass_client_key: Annotated[
         bool, about("Whether the client's own key is sent to it in place of ours.")
     ] = False
+    realtime: Annotated[
+        Literal["", "ga", "beta"],
+        about(
+            "The dialect of Realtime that it speaks, ga or beta: sessions with its models are then "
+            "relayed to it. Unset, they are made here, of single answers."
+        ),
+    ] = ""
     retries: Annotated[
         int,
         about(

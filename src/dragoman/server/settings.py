@@ -126,6 +126,28 @@ class Settings(Limits, frozen=True, kw_only=True):
         int,
         about("Maximum number of WebSockets that one key may have open, per worker.", ge=1),
     ] = 512
+    max_calls: Annotated[
+        int,
+        about(
+            "WebRTC calls that may go on at the same time. Where there are several keys, one of "
+            "them may have `share` of them.",
+            ge=1,
+        ),
+    ] = 64
+    call_host: Annotated[
+        str,
+        about(
+            "The address of this machine where WebRTC calls are awaited, by UDP; empty is `host`."
+        ),
+    ] = ""
+    session_audio: Annotated[
+        int,
+        about(
+            "Bytes of sound that a Realtime session may hold; beyond that the oldest is dropped, "
+            "and its transcript kept. A minute has 2.9 MB.",
+            ge=1024 * 1024,
+        ),
+    ] = 64 * 1024 * 1024
     queue_time: Annotated[
         float, about("Seconds that a request may wait for a free slot.", ge=0.1)
     ] = 30.0
@@ -270,6 +292,38 @@ class Settings(Limits, frozen=True, kw_only=True):
             "searched; empty searches by words alone."
         ),
     ] = ""
+    audio_limit: Annotated[
+        int, about("Maximum size of a recording to transcribe, in bytes.", ge=1)
+    ] = 25 * 1024 * 1024
+    speech: Annotated[
+        str,
+        about(
+            "What speaks: espeak-ng, espeak-ng=VOICE, piper=FILE, kokoro=FILE, the URL of a server "
+            "with /audio/speech (and, after a space, its model), none, or auto: espeak-ng where it "
+            "is installed."
+        ),
+    ] = "auto"
+    speech_key_env: Annotated[
+        str | None, about("The environment variable that holds our key to that server.")
+    ] = None
+    transcription: Annotated[
+        str,
+        about(
+            "What understands speech: pocketsphinx, pocketsphinx=GRAMMAR, faster-whisper=MODEL, "
+            "the URL of a server with /audio/transcriptions (and, after a space, its model), none, "
+            "or auto: pocketsphinx where it is installed."
+        ),
+    ] = "auto"
+    transcription_key_env: Annotated[
+        str | None, about("The environment variable that holds our key to that server.")
+    ] = None
+    speech_detection: Annotated[
+        str,
+        about(
+            "What tells speech from silence: energy, webrtc, silero, or auto: webrtc where it is "
+            "installed, and else energy."
+        ),
+    ] = "auto"
     inherit_instructions: Annotated[
         bool,
         about(

@@ -24,11 +24,14 @@ from dragoman.stores.memory import MemoryStore
 from dragoman.stores.serialize import size_of
 from dragoman.wire import error, json
 from dragoman.wire.json import LARGE, VALUE, Limits, marks
+from dragoman.wire.realtime import PATH as REALTIME
+from dragoman.wire.registry import BASE
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
-from .asgi import BUFFER, Receive, Room, Scope, Send
+from .asgi import Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
+from .channel import Channel
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import HEAVY, LIGHT, SMALL, Hold, too_large, widened
 from .log import Entry
@@ -123,9 +126,6 @@ LANES = 32
 """Lanes a connection may have at once."""
 WAITING = 32
 """Turns that may wait in one lane."""
-LIFETIME = 3600.0
-"""Seconds a connection may last."""
-
 TOO_OLD = Fault(
     "connection_limit",
     "This connection has lasted its 60 minutes; open another and go on there.",
@@ -230,11 +230,10 @@ class Turn(Responder):
         self._connection.abort()
 
 
-class Connection:
-    """Serves one client until it disconnects, or its time is over.
+class Connection(Channel):
+    """Answers the turns of one client.
 
-    Turns of one lane are answered one after the other, those of different lanes at once. One task
-    sends the frames of all; a client that does not read is disconnected.
+    Turns of one lane are answered one after the other, those of different lanes at once.
     """
 
     def __init__(
@@ -247,13 +246,8 @@ class Connection:
         send: Send,
         room: Room | None = None,
     ) -> None:
-        self.service = service
-        self.exchange = exchange
-        self.caller = caller
-        self._receive = receive
-        self._send = send
+        super().__init__(service, exchange, caller, receive, send, room)
         self._runs = runs
-        self._room = room
         self._recent: dict[str, Record] = {}
         self._sizes: dict[str, int] = {}
         self._remembered = 0  # bytes of those together
@@ -263,65 +257,39 @@ class Connection:
         self._asked = service.budget.hold(caller.tenant)  # for those, if they are many
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
-        self._queue: deque[bytes] = deque()  # frames to be sent, which as text may take much more
-        self._size = 0  # of those, and of the one that the client has not taken
-        self._unread = service.budget.hold(caller.tenant)  # for those, if they are many
-        self._sender: asyncio.Task[None] | None = None
-        self._sending = False
-        self._closing = False  # what is queued is the last
-        self._wakeup = asyncio.Event()
-        self._time = asyncio.timeout(None)
-        self.open: Counter[str] = Counter()  # connections of each tenant
 
-    async def serve(self, lifetime: float = LIFETIME) -> None:
-        """Accept the connection, receive frames and answer them."""
-        self._time, room, tenant = asyncio.timeout(lifetime), self._room, self.caller.tenant
-        self._sender = sender = asyncio.get_running_loop().create_task(self._send_queued())
-        self.open[tenant] += 1
-        try:
-            await self._receive()  # that it wants to connect
-            await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
-            if room is not None:
-                room.hold = self.service.budget.hold(tenant)
-                room.parse()
-            async with self._time:
-                while (message := await self._receive())["type"] == "websocket.receive":
-                    text = message.get("text")
-                    data = text.encode() if text else message.get("bytes") or b""
-                    if room is not None and room.hold is not None and room.hold.size:
-                        room.hold.close()  # it is ours now
-                    size = len(data)
-                    if size <= LARGE and (weight := size + VALUE * marks(data)) <= HEAVY:
-                        self._take(data, weight + (widened(data) if size > LIGHT else 0))
-                    else:
-                        await self._take_heavy(data)
-                    del data, text, message
-                    if room is not None and room.read_paused:
-                        await asyncio.sleep(0)  # more has come: others first
-                    elif room is not None and room.unparsed:
-                        asyncio.get_running_loop().call_soon(room.parse)
-        except TimeoutError:
-            if not sender.done():  # or it was the client that did not read
-                self._closing = True
-                self.write(refusal(TOO_OLD, None))
-                await sender
-        finally:
-            self.open[tenant] -= 1
-            if not self.open[tenant]:
-                del self.open[tenant]
-            for turn in [turn for lane in self._lanes.values() for turn in lane]:
-                self._log(turn)
-            self._queue.clear()
-            for task in (*self._tasks, sender):
-                task.cancel()
-            try:
-                await asyncio.gather(*self._tasks, sender, return_exceptions=True)
-            finally:  # turns that were cut off were remembered as they ended
-                self._recent.clear()
-                ours = (self._kept, self._unread, self._asked)
-                for hold in (*ours, None if room is None else room.hold):
-                    if hold is not None:
-                        hold.close()
+    async def opened(self) -> None:
+        """The client speaks first."""
+
+    async def take(self, data: bytes) -> None:
+        """A frame asks for a turn."""
+        size = len(data)
+        if size <= LARGE and (weight := size + VALUE * marks(data)) <= HEAVY:
+            self._take(data, weight + (widened(data) if size > LIGHT else 0))
+        else:
+            await self._take_heavy(data)
+
+    def expired(self) -> None:
+        """Say that time is over."""
+        self.write(refusal(TOO_OLD, None))
+
+    def drained(self) -> None:
+        """The turns may go on."""
+        for turn in tuple(self._turns):
+            turn.drained()
+
+    def holds(self) -> tuple[Hold, ...]:
+        """Memory for what is remembered, and for what is asked."""
+        return self._kept, self._asked
+
+    async def finish(self) -> None:
+        """Cancel the turns."""
+        for turn in [turn for lane in self._lanes.values() for turn in lane]:
+            self._log(turn)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._recent.clear()  # turns that were cut off were remembered as they ended
 
     # ---- turns ---------------------------------------------------------------------------
 
@@ -333,9 +301,9 @@ class Connection:
             lane = frame.stream_id
             queue = self._lanes.get(lane)
             if queue is None and len(self._lanes) >= LANES:
-                raise FaultError(_crowded(f"{LANES} lanes are open on this connection"))
+                raise FaultError(crowded(f"{LANES} lanes are open on this connection"))
             if queue is not None and len(queue) >= WAITING:
-                raise FaultError(_crowded(f"{WAITING} turns are waiting in this lane"))
+                raise FaultError(crowded(f"{WAITING} turns are waiting in this lane"))
             waiting = self._waiting + weight
             if waiting > SMALL:
                 self._asked.resize(waiting)
@@ -496,73 +464,21 @@ class Connection:
         if self._recent.pop(id, None) is not None:
             self._remembered -= self._sizes.pop(id)
 
-    # ---- frames --------------------------------------------------------------------------
 
-    def write(self, *frames: bytes) -> bool:
-        """Send frames. True where the client does not keep up."""
-        self._queue.extend(frames)
-        self._size += sum(map(len, frames))
-        self._wakeup.set()
-        if self._size > BUFFER and self._sender is not None:
-            try:
-                self._unread.resize(self._size)
-            except FaultError:  # the client leaves unread what there is no room for
-                self._sender.cancel()
-                self._queue.clear()
-                self.abort()
-        return self._sending or self._size > BUFFER
-
-    def abort(self) -> None:
-        """End the connection, and leave unsent what the client does not take."""
-        if self._room is not None:
-            self._room.transport.abort()
-        with suppress(RuntimeError):  # its time is over already
-            self._time.reschedule(0.0)
-
-    async def _send_queued(self) -> None:
-        """Send what is queued. A frame that the client does not take in time is the last: what
-        followed it would follow a gap."""
-        room = self._room
-        try:
-            while not self._closing or self._queue:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                self._sending = True
-                stall, loop = self.service.settings.stall, asyncio.get_running_loop()
-                async with asyncio.timeout(stall) as patience:
-                    last = 0  # bytes of the frame before
-                    while self._queue:
-                        frame = self._queue.popleft()
-                        await self._send({"type": "websocket.send", "text": frame.decode()})
-                        self._size -= last  # hosts send the next one when the client took that
-                        last = len(frame)
-                        patience.reschedule(loop.time() + stall)
-                    if room is not None:
-                        await room.writable.wait()
-                    self._size -= last
-                self._sending = False
-                if self._unread.size:
-                    self._unread.close()
-                for turn in tuple(self._turns):
-                    turn.drained()
-            await self._send({"type": "websocket.close", "code": 1000})
-        except TimeoutError:
-            self.abort()
-        except (OSError, RuntimeError):  # how hosts say that the client is gone
-            pass
-
-
-def _crowded(problem: str) -> Fault:
+def crowded(problem: str) -> Fault:
+    """The fault for too much at once."""
     return Fault("rate_limited", f"Too much at once: {problem}.", "client")
 
 
-PATH = f"/v1{RESPONSES.path}"
-"""The one path that speaks WebSocket."""
+PATH = BASE + RESPONSES.path
+"""The path of Responses over WebSocket."""
 
 DENIAL = "websocket.http.response"
 """The ASGI extension by which a refusal has a status and a body."""
 
-NO_SOCKET = Fault("not_found", f"There is no WebSocket here, only at {PATH}.", "client")
+NO_SOCKET = Fault(
+    "not_found", f"There is no WebSocket here, only at {PATH} and {BASE}{REALTIME}.", "client"
+)
 PLAIN = Fault(
     "upgrade_required", "GET opens a WebSocket here: send `Upgrade: websocket`, or POST.", "client"
 )
@@ -598,7 +514,7 @@ class Sockets:
             raise FaultError(NO_SOCKET)
         most = self._service.settings.max_sockets_per_key
         if self._open[caller.tenant] >= most:
-            raise FaultError(_crowded(f"{most} WebSockets are open (max_sockets_per_key)"))
+            raise FaultError(crowded(f"{most} WebSockets are open (max_sockets_per_key)"))
         made = Connection(self._service, self._runs, exchange, caller, receive, send, room)
         made.open = self._open
         return made.serve()

@@ -1,0 +1,470 @@
+"""A conversation over a session: turns, functions, and full-duplex speech, for programs.
+
+What comes from the session is taken at once and never waits for the program's own code: tools, a
+loudspeaker and whoever reads are tasks of their own. Every wait ends: with its event, the error
+about it, the end of the session, or after `patience` seconds of silence; and every stream ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Iterable,
+)
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Delta
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Secret
+from dragoman.core.item import Audio, FunctionCall, Item, Message
+from dragoman.core.response import Usage
+from dragoman.core.session_values import (
+    Answer,
+    Append,
+    Cancel,
+    Command,
+    Configure,
+    ConversationItemAdded,
+    ConversationItemDone,
+    CreateItem,
+    ItemDeleted,
+    Refused,
+    Respond,
+    ResponseCreated,
+    ResponseDone,
+    SessionConfig,
+    SessionCreated,
+    SessionEvent,
+    SessionResponse,
+    SessionUpdated,
+    TranscriptionCompleted,
+)
+from dragoman.engines.base import new_id
+from dragoman.engines.remote_session import RemoteSession
+from dragoman.engines.session import LiveSession, TurnSession, Voice
+from dragoman.tools.function import as_tool
+from dragoman.tools.run import Context, Result, Runner, Tool
+
+from .client import engine_of
+from .duplex import Duplex, Listener, Loudspeaker, Speech, played, text_of
+
+PATIENCE = 60.0
+"""Seconds without any sign of what is waited for."""
+ROUNDS = 16
+"""Times that a model may call functions in one round of `full_round`."""
+_MARK = "client_event_id"
+"""The label by which a response is known as the one that was asked for."""
+
+
+class Turn(Struct, frozen=True):
+    """One answer of the model. `status` is "completed", "cancelled", "incomplete" or "failed"."""
+
+    response: SessionResponse
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        return self.response.status
+
+    @property
+    def text(self) -> str:
+        """What was said, written or spoken."""
+        return "".join(text_of(item) for item in self.response.output)
+
+    @property
+    def calls(self) -> tuple[FunctionCall, ...]:
+        """The functions that the model asks for."""
+        return tuple(item for item in self.response.output if isinstance(item, FunctionCall))
+
+    @property
+    def usage(self) -> Usage:
+        """What it took; its counts are None where nobody counted."""
+        return self.response.usage or Usage()
+
+
+class Conversation:
+    """A session with a model, and what was said in it.
+
+    `target` is the address of a server that speaks Realtime (`wss://…/v1`), or else whatever
+    `dragoman.connect` takes: then the session is here, around that engine. `tools` are functions,
+    or tools, which are run when the model calls them. `changes` are fields of
+    `core.session_values.SessionConfig`.
+
+    >>> async def main() -> str:
+    ...     async with Conversation("script", model="script") as talk:
+    ...         return (await talk.say("Count to two.")).text
+    >>> asyncio.run(main())
+    '1, 2.'
+    """
+
+    def __init__(
+        self,
+        target: str | Engine,
+        *,
+        model: str = "",
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        history: Iterable[Item] = (),
+        key: Secret | str | None = None,
+        beta: bool = False,
+        voice: Voice | None = None,
+        caller: Caller = ANYONE,
+        patience: float = PATIENCE,
+        **changes: Any,
+    ) -> None:
+        self._runner = Runner([as_tool(each) for each in tools])
+        self._given = [*history]
+        self._caller = caller
+        self._patience = patience
+        self._changes = changes
+        self.live: LiveSession
+        if isinstance(target, str) and target.startswith(("ws://", "wss://")):
+            self.live = RemoteSession(target, model, self, key=key, beta=beta)
+        else:
+            config = SessionConfig(model=model, turn_detection=None)
+            self.live = TurnSession(engine_of(target), config, caller, self, voice)
+        self.state = "new"
+        self.config = SessionConfig()
+        self.errors: list[Fault] = []
+        """Errors that were no answer to something asked here."""
+        self._order: list[str] = []
+        self._items: dict[str, Item] = {}
+        self.active: set[str] = set()
+        self._over: set[str] = set()
+        self.listeners: set[Listener] = set()
+        self.fault: Fault | None = None
+        self._labels = False  # the server repeats the labels of responses
+
+    @property
+    def history(self) -> tuple[Item, ...]:
+        """The conversation so far, at any time."""
+        return tuple([self._items[id] for id in self._order])
+
+    # ---- opening and closing -------------------------------------------------------------------
+
+    async def connect(self) -> Self:
+        """Open the session, configure it, and put the history into it. Raises FaultError."""
+        if self.state != "new":
+            raise RuntimeError(f"the conversation is {self.state}: it connects once")
+        self.state = "connecting"
+        listener = self.listen()
+        try:
+            await self.live.open()
+            await self._until(listener, SessionCreated)
+            changes = {"tools": self._runner.offered(), **self._changes}
+            await self.configure(**changes)
+            for item in self._given:
+                await self.add(item)
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            self.listeners.discard(listener)
+        self.state = "connected"
+        return self
+
+    async def close(self) -> None:
+        """End the session. Its history can still be read."""
+        self.state = "terminating"
+        await self.live.close()
+        self.ended(Fault("cancelled", "The conversation was closed.", "client"))
+        self.state = "closed"
+
+    async def __aenter__(self) -> Self:
+        return await self.connect() if self.state == "new" else self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    # ---- single commands ------------------------------------------------------------------------
+
+    async def configure(self, **changes: Any) -> SessionConfig:
+        """Change the configuration. Raises FaultError where the session refuses."""
+        await self.ask(Configure(changes=changes), SessionUpdated)
+        return self.config
+
+    async def add(self, item: Item | str) -> Item:
+        """Put an item, or a user's text, at the end of the conversation."""
+        if isinstance(item, str):
+            item = Message("user", item)
+        if item.id is None:
+            item = replace(item, id=f"item_{new_id()[:24]}")
+        id = item.id or ""
+        await self.ask(
+            CreateItem(item=item),
+            ConversationItemAdded,
+            lambda event: event.item.id == id,
+        )
+        return self._items.get(id, item)
+
+    def append(self, audio: bytes) -> None:
+        """Give the session more of the user's sound: PCM16, 24 kHz."""
+        self.live.send(Append(audio=audio))
+
+    def interrupt(self) -> None:
+        """Cancel the model's answer, if it is answering."""
+        if self.active:
+            self.live.send(Cancel())
+
+    # ---- turns -----------------------------------------------------------------------------------
+
+    async def say(
+        self, *items: Item | str, play: Loudspeaker | None = None, **changes: Any
+    ) -> Turn:
+        """Add these, and have the model answer; `play` gets its sound. Raises FaultError where the
+        answer fails, the session ends, or nothing comes."""
+        turn = None
+        async for event in self.events(*items, **changes):
+            if isinstance(event, ResponseDone):
+                turn = Turn(event.response)
+            elif play is not None and _is(event, "audio"):
+                await played(play, b64decode(_data(event)))
+        if turn is None or turn.response.status == "failed":
+            fault = turn and turn.response.fault
+            raise FaultError(fault or Fault("upstream_error", "The answer failed.", "upstream"))
+        return turn
+
+    async def stream(self, *items: Item | str, **changes: Any) -> AsyncGenerator[str, None]:
+        """The same, as pieces of the text, written or spoken."""
+        async with aclosing(self.events(*items, **changes)) as events:
+            async for event in events:
+                if _is(event, "text") or _is(event, "transcript"):
+                    yield _data(event)
+                elif isinstance(event, ResponseDone) and event.response.fault is not None:
+                    raise FaultError(event.response.fault)
+
+    async def events(
+        self, *items: Item | str, **changes: Any
+    ) -> AsyncGenerator[SessionEvent, None]:
+        """The same, as the events of the answer. One that is left is cancelled."""
+        for each in items:
+            await self.add(each)
+        listener, mark, id = self.listen(), new_id(), ""
+        over = False
+        try:
+            command = Respond(event_id=mark, metadata={_MARK: mark}, changes=changes)
+            self.live.send(command)
+            while not over:
+                event = await self.next_event(listener)
+                match event:
+                    case Refused(event_id=about, fault=fault) if about in (mark, None) and not id:
+                        over = True
+                        raise FaultError(fault)
+                    case ResponseCreated(response=response):
+                        id = id or (response.id if self._is_ours(mark, event) else "")
+                    case ResponseDone(response=response) if response.id == id:
+                        over = True
+                        yield event
+                    case Answer(response_id=about) if about == id:
+                        yield event
+                    case _:
+                        pass
+        finally:
+            self.listeners.discard(listener)
+            if id and not over and self.state == "connected":
+                self.live.send(Cancel(response_id=id))
+
+    async def full_round(
+        self, *given: Item | str, rounds: int = ROUNDS, **changes: Any
+    ) -> AsyncGenerator[Item, None]:
+        """Add these, and go on until the model has answered without calling a function: what is
+        said, called and returned, item by item. Calls of one answer are run at once, and their
+        results sent in the order of the calls, with one request for the next answer."""
+        retries, items = True, given
+        for number in range(rounds + 1):
+            asked = dict(changes)
+            if number == rounds or not retries:
+                asked["tool_choice"] = "none"
+            turn = await self.say(*items, **asked)
+            for item in turn.response.output:
+                yield item
+            if not turn.calls or turn.status != "completed":
+                return
+            results = await self.run(turn.calls)
+            for result in results:
+                yield result.output
+            retries = all(result.retry for result in results if result.error)
+            items = tuple([result.output for result in results])
+            if not any(result.after == "model" for result in results):
+                for output in items:
+                    await self.add(output)
+                return
+
+    async def run(self, calls: Iterable[FunctionCall]) -> list[Result]:
+        """Run calls, all at once."""
+        return await asyncio.gather(
+            *[self._runner.run(call, Context(call, self._caller)) for call in calls]
+        )
+
+    async def respond(self) -> None:
+        """Have the model answer as soon as it answers nothing else; returns when it begins."""
+        listener = self.listen()
+        try:
+            while True:
+                while self.active:
+                    await self.next_event(listener)
+                mark = new_id()
+                ours = partial(self._is_ours, mark)
+                try:
+                    await self.ask(Respond(metadata={_MARK: mark}), ResponseCreated, ours)
+                    return
+                except FaultError:
+                    if not self.active or self.fault is not None:
+                        raise  # or else another one was quicker
+        finally:
+            self.listeners.discard(listener)
+
+    # ---- full duplex ---------------------------------------------------------------------------
+
+    async def full_duplex(
+        self, source: AsyncIterable[bytes], sink: Loudspeaker | None = None
+    ) -> AsyncGenerator[Speech, None]:
+        """Speak and listen at once: `source` gives the user's sound, `sink` plays the model's. A
+        `Speech` comes for each message, of either side, as it begins; several may go on at a time.
+
+        It ends when the source has, and what was said is answered. Raises what the source or the
+        sink raises, and FaultError where the session ends.
+        """
+        duplex = Duplex(self, source, sink)
+        try:
+            while (speech := await duplex.speeches.get()) is not None:
+                yield speech
+            duplex.check()
+        finally:
+            await duplex.close()
+
+    # ---- what the session says -----------------------------------------------------------------
+
+    def receive(self, events: list[SessionEvent]) -> None:
+        """Take events: the history first, then whoever waits for them."""
+        for event in events:
+            if isinstance(event, ResponseDone) and event.response.id in self._over:
+                continue  # a `cancelled` behind a `completed`
+            self._mirror(event)
+            for listener in self.listeners:
+                listener.queue.put_nowait(event)
+
+    def ended(self, fault: Fault) -> None:
+        """The session is over: so is every wait."""
+        if self.fault is None:
+            self.fault = fault
+            self.active.clear()
+            if self.state == "connected":
+                self.state = "disconnected"
+            for listener in self.listeners:
+                listener.queue.put_nowait(None)
+
+    def _mirror(self, event: SessionEvent) -> None:
+        match event:
+            case SessionCreated(config=config) | SessionUpdated(config=config):
+                self.config = config
+            case ConversationItemAdded(item=item, previous_item_id=previous):
+                id = item.id or ""
+                if id not in self._items:
+                    known = previous in self._items
+                    place = self._order.index(previous or "") + 1 if known else 0
+                    self._order.insert(place if known or previous is None else len(self._order), id)
+                self._items[id] = item
+            case ConversationItemDone(item=item) if item.id in self._items:
+                self._items[item.id or ""] = _merged(self._items[item.id or ""], item)
+            case ItemDeleted(item_id=id) if id in self._items:
+                del self._items[id]
+                self._order.remove(id)
+            case TranscriptionCompleted(item_id=id, content_index=number, transcript=text):
+                said = self._items.get(id)
+                if isinstance(said, Message) and number < len(said.parts):
+                    parts = [*said.parts]
+                    if isinstance(part := parts[number], Audio):
+                        parts[number] = replace(part, transcript=text.strip())
+                    self._items[id] = replace(said, content=tuple(parts))
+            case ResponseCreated(response=response):
+                self.active.add(response.id)
+                self._labels = self._labels or _MARK in (response.metadata or {})
+            case ResponseDone(response=response):
+                self.active.discard(response.id)
+                self._over.add(response.id)
+                for each in response.output:  # all that says so in the beta dialect
+                    if (have := self._items.get(each.id or "")) is not None:
+                        self._items[each.id or ""] = _merged(have, each)
+            case Refused(event_id=None, fault=fault):
+                self.errors.append(fault)
+
+    def _is_ours(self, mark: str, event: ResponseCreated) -> bool:
+        """Whether an answer is the one that was asked for with this label, as far as the server
+        repeats labels; a detector's answers have none."""
+        label = (event.response.metadata or {}).get(_MARK)
+        return label == mark or (label is None and not self._labels)
+
+    def listen(self) -> Listener:
+        listener = Listener()
+        self.listeners.add(listener)
+        return listener
+
+    async def next_event(self, listener: Listener) -> SessionEvent:
+        """The next event. Raises FaultError at the end of the session, and after long silence."""
+        if self.fault is not None and listener.queue.empty():
+            raise FaultError(self.fault)
+        try:
+            async with asyncio.timeout(self._patience):
+                event = await listener.queue.get()
+        except TimeoutError:
+            message = f"The session said nothing for {self._patience:g} s (patience)."
+            raise FaultError(Fault("upstream_timeout", message, "upstream")) from None
+        if event is None:
+            raise FaultError(self.fault or Fault("upstream_cut", "It ended.", "upstream"))
+        return event
+
+    async def _until(
+        self,
+        listener: Listener,
+        kind: type,
+        fits: Callable[[Any], bool] = lambda _: True,
+        event_id: str | None = None,
+    ) -> SessionEvent:
+        """Wait for an event; what is refused meanwhile, by this id or by none, is raised."""
+        while True:
+            event = await self.next_event(listener)
+            if isinstance(event, Refused) and event.event_id in (event_id, None):
+                raise FaultError(event.fault)
+            if isinstance(event, kind) and fits(event):
+                return event
+
+    async def ask(
+        self, command: Command, kind: type, fits: Callable[[Any], bool] = lambda _: True
+    ) -> SessionEvent:
+        """Send a command, and wait for what answers it: listening began before."""
+        listener, event_id = self.listen(), new_id()
+        try:
+            self.live.send(replace(command, event_id=event_id))
+            return await self._until(listener, kind, fits, event_id)
+        finally:
+            self.listeners.discard(listener)
+
+
+def _is(event: SessionEvent, kind: str) -> bool:
+    return isinstance(event, Answer) and isinstance(event.event, Delta) and event.event.kind == kind
+
+
+def _data(event: Any) -> str:
+    return str(event.event.data)
+
+
+def _merged(old: Item, new: Item) -> Item:
+    """An item that is done: transcripts that came before stay."""
+    if not isinstance(old, Message) or not isinstance(new, Message):
+        return new
+    parts = [
+        replace(part, transcript=before.transcript)
+        if isinstance(part, Audio) and part.transcript is None and isinstance(before, Audio)
+        else part
+        for part, before in zip(new.parts, [*old.parts, *new.parts[len(old.parts) :]], strict=False)
+    ]
+    return replace(new, content=tuple(parts))

@@ -1,0 +1,281 @@
+"""The items of a session in their order, with their sound, and as the model gets them."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from .error import Fault, FaultError, bad_request, quoted
+from .item import (
+    Audio,
+    Call,
+    CallOutput,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    Text,
+    Unknown,
+)
+from .session_values import ROOT
+from .sound import BYTES_PER_MS, Arena, Place, Spoken, wav
+
+NO_RESULT = "There is no result yet."
+"""Stands for the result of a call that has none: most servers refuse a call alone."""
+
+_OURS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomToolCallOutput)
+"""Items beside messages that have an id and a state which are the session's."""
+
+
+class Entry(Struct):
+    """An item of the conversation. A `hidden` one is for the model alone; an `open` one is being
+    answered. `spoken` is what its parts say, by their index; `heard` the transcript so far of one
+    that is being transcribed, and `fault` why it could not be."""
+
+    item: Item
+    hidden: bool = False
+    open: bool = False
+    spoken: dict[int, Spoken] = field(default_factory=dict)
+    heard: str | None = None
+    fault: Fault | None = None
+
+
+class Items:
+    """The conversation of a session: bounded, ordered, each item under its id.
+
+    >>> items = Items(most=8, most_text=100, most_audio=0)
+    >>> items.insert(Message("user", "One", id="a"), None).item.id
+    'a'
+    >>> items.insert(Message("user", "Two", id="b"), ROOT).item.id, items.before("a")
+    ('b', 'b')
+    """
+
+    def __init__(self, *, most: int, most_text: int, most_audio: int) -> None:
+        self._most = most
+        self._most_text = most_text
+        self._order: list[str] = []
+        self._entries: dict[str, Entry] = {}
+        self.sound = Arena(most_audio)
+        self.text = 0
+        """Characters of text, or nearly."""
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._entries
+
+    def entries(self) -> list[Entry]:
+        """The items in their order."""
+        return [self._entries[id] for id in self._order]
+
+    def get(self, id: str | None) -> Entry | None:
+        """The item with this id, if there is one."""
+        return self._entries.get(id or "")
+
+    def find(self, id: str, param: str = "item_id") -> Entry:
+        """The item with this id, which a client may name. Raises FaultError."""
+        entry = self._entries.get(id)
+        if entry is None or entry.hidden:
+            message = f"{param}: there is no item {quoted(id)} in the conversation"
+            raise FaultError(Fault("not_found", message, "client", param))
+        return entry
+
+    def before(self, id: str) -> str | None:
+        """The item in front of this one that clients see."""
+        return self._seen(self._order.index(id))
+
+    @property
+    def last(self) -> str | None:
+        """The last item that clients see."""
+        return self._seen(len(self._order))
+
+    def _seen(self, place: int) -> str | None:
+        for id in reversed(self._order[:place]):
+            if not self._entries[id].hidden:
+                return id
+        return None
+
+    def check_room(self, more: int) -> None:
+        """Raise FaultError where there is no room for an item with so many characters."""
+        if len(self._order) >= self._most or self.text + more > self._most_text:
+            message = (
+                f"The conversation has {len(self._order)} items of {self.text} characters, which is"
+                " as many as a session may have: delete some (conversation.item.delete)."
+            )
+            raise FaultError(Fault("too_large", message, "client", "item"))
+
+    def check_place(self, item: Item, previous: str | None) -> None:
+        """Raise FaultError where an item cannot be inserted there."""
+        if item_id(item) in self._entries:
+            problem = f"{quoted(item_id(item))} is the id of another item"
+            raise FaultError(bad_request(problem, "item.id"))
+        if previous is not None and previous != ROOT:
+            self.find(previous, "previous_item_id")
+
+    def insert(
+        self, item: Item, previous: str | None, *, open: bool = False, hidden: bool = False
+    ) -> Entry:
+        """Put an item behind another one, at the beginning (ROOT), or at the end."""
+        place = len(self._order)
+        if previous is not None:
+            place = 0 if previous == ROOT else self._order.index(previous) + 1
+        self._order.insert(place, item_id(item))
+        entry = self._entries[item_id(item)] = Entry(item, hidden, open)
+        self.text += weight(item)
+        return entry
+
+    def complete(self, item: Item) -> None:
+        """An item that was open, or not transcribed, is this."""
+        entry = self._entries[item_id(item)]
+        self.text += weight(item) - weight(entry.item)
+        entry.item, entry.open = item, False
+        for number, spoken in entry.spoken.items():
+            self._retell(entry, number, spoken)
+
+    def delete(self, id: str) -> None:
+        """Take an item out. Raises FaultError."""
+        entry = self.find(id)
+        if entry.open:
+            problem = "is still being answered; cancel the answer first (response.cancel)"
+            raise FaultError(bad_request(problem, "item_id"))
+        del self._entries[id]
+        self._order.remove(id)
+        self.text -= weight(entry.item)
+        self.sound.drop(id)
+
+    def truncate(self, id: str, number: int, end: int) -> None:
+        """Cut a spoken part, sound and transcript, at a position. Raises FaultError."""
+        entry = self.find(id)
+        spoken = entry.spoken.get(number)
+        if spoken is None:
+            problem = "is no part of the item that the model spoke"
+            raise FaultError(bad_request(problem, "content_index"))
+        if not 0 <= end <= spoken.length:
+            problem = f"is {end}, and must be between 0 and {spoken.length}, the length in ms"
+            raise FaultError(bad_request(problem, "audio_end_ms"))
+        spoken.cut(end)
+        self.sound.cut((id, number), end * BYTES_PER_MS)
+        if not entry.open:
+            self._retell(entry, number, spoken)
+
+    def _retell(self, entry: Entry, number: int, spoken: Spoken) -> None:
+        """Give a spoken part the transcript that is left of it."""
+        item = cast(Message, entry.item)  # no other speaks
+        parts = [*item.parts]
+        parts[number] = replace(parts[number], transcript=spoken.text)
+        entry.item = replace(item, content=tuple(parts))
+
+    def take_sounds(self, item: Item) -> tuple[Item, dict[Place, bytes]]:
+        """An item without the sound in it, and that. Raises FaultError for what is no sound."""
+        sounds: dict[Place, bytes] = {}
+        if not isinstance(item, Message):
+            return item, sounds
+        parts = [*item.parts]
+        for number, part in enumerate(parts):
+            if isinstance(part, Audio) and part.data is not None:
+                try:
+                    sounds[item_id(item), number] = b64decode(part.data, validate=True)
+                except ValueError:
+                    problem = "is not base64"
+                    path = f"item.content[{number}].audio"
+                    raise FaultError(bad_request(problem, path)) from None
+                parts[number] = replace(part, data=None)
+        return replace(item, content=tuple(parts)), sounds
+
+    def whole(self, item: Item) -> Item:
+        """An item with the sound that is stored of it."""
+        if not isinstance(item, Message):
+            return item
+        parts = [*item.parts]
+        for number, part in enumerate(parts):
+            if isinstance(part, Audio) and (sound := self.sound.get((item_id(item), number))):
+                parts[number] = replace(part, data=b64encode(sound).decode())
+        return replace(item, content=tuple(parts))
+
+    def for_model(self, entries: Iterable[Entry]) -> tuple[Item, ...]:
+        """Items as models get them: what was said as text, and sound that nobody transcribed as
+        WAV; without ids and states, which are the session's. Each call is followed by its result,
+        wherever that was created."""
+        items = [self._for_model(entry.item) for entry in entries]
+        results: dict[str, CallOutput] = {}
+        for item in items:
+            if isinstance(item, CallOutput):
+                results.setdefault(item.call_id, item)
+        calls = {item.call_id for item in items if isinstance(item, Call)}
+        arranged: list[Item] = []
+        owed: list[Item] = []  # the results of the calls before, which stay together
+        for item in items:
+            if isinstance(item, Call):
+                arranged.append(item)
+                owed.append(results.get(item.call_id) or _no_result(item))
+            elif not (item == _NOTHING or (isinstance(item, CallOutput) and item.call_id in calls)):
+                arranged += [*owed, item]
+                owed = []
+        return (*arranged, *owed)
+
+    def _for_model(self, item: Item) -> Item:
+        if not isinstance(item, Message):
+            return replace(item, id=None, status=None) if isinstance(item, _OURS) else item
+        parts: list[Part] = []
+        for number, part in enumerate(item.parts):
+            if isinstance(part, Audio):
+                sound = self.sound.get((item_id(item), number))
+                if part.transcript is not None or not sound:
+                    part = Text(part.transcript or "")
+                else:
+                    part = Audio(data=b64encode(wav(sound)).decode(), format="wav")
+            if part != _SILENCE:
+                parts.append(part)
+        if not parts and item.role == "assistant":  # cancelled before its first word
+            return _NOTHING
+        return replace(item, id=None, status=None, content=tuple(parts) or (_SILENCE,))
+
+
+def _no_result(call: Call) -> CallOutput:
+    if isinstance(call, FunctionCall):
+        return FunctionCallOutput(call.call_id, NO_RESULT)
+    return CustomToolCallOutput(call.call_id, NO_RESULT)
+
+
+_SILENCE = Text("")
+_NOTHING = Message("assistant")
+
+
+def item_id(item: Item) -> str:
+    """The id of an item of a session, which all have."""
+    return item.id or ""
+
+
+def type_of(item: Item) -> str:
+    """The type of an item."""
+    return item.kind if isinstance(item, Unknown) else str(item.__struct_config__.tag)
+
+
+def weight(item: Item) -> int:
+    """Characters of text in an item, or nearly; each counts as some besides."""
+    match item:
+        case Message():
+            return 64 + sum(map(_part_weight, item.parts))
+        case FunctionCall(arguments=text) | CustomToolCall(input=text):
+            return 64 + len(text)
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            return 64 + (len(output) if isinstance(output, str) else sum(map(_part_weight, output)))
+        case Reasoning():
+            return 64 + len(item.text) + len(item.encrypted or "")
+        case Unknown(value=fields):
+            return 64 + sum(len(str(value)) for value in fields.values())
+        case _:
+            return 64
+
+
+def _part_weight(part: Part) -> int:
+    texts: Sequence[str | None] = [
+        getattr(part, name, None) for name in ("text", "url", "transcript", "data")
+    ]
+    return 64 + sum(len(text) for text in texts if text)

@@ -1,0 +1,157 @@
+"""Sound of a session: PCM16 in a bounded arena, and what of a transcript was heard by when."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+
+RATE = 24_000
+"""Samples in a second: 16 bits, one channel."""
+BYTES_PER_MS = RATE * 2 // 1000
+ENDLESS = 0xFFFFFFFF
+"""The length, in a WAV file, of what has no length yet: OpenAI streams WAV with it."""
+
+Place = tuple[str, int]
+"""A part of an item: the item's id, and the part's index."""
+
+
+def milliseconds(size: int) -> int:
+    """How long so many bytes of sound are.
+
+    >>> milliseconds(48_000)
+    1000
+    """
+    return size // BYTES_PER_MS
+
+
+def wav_head(size: int | None = None, rate: int = RATE) -> bytes:
+    """The head of a WAV file; without a `size`, of one whose length is not known yet."""
+    whole, data = (ENDLESS, ENDLESS) if size is None else (36 + size, size)
+    head = b"WAVEfmt " + (16).to_bytes(4, "little") + b"\x01\0\x01\0"
+    rates = rate.to_bytes(4, "little") + (rate * 2).to_bytes(4, "little") + b"\x02\0\x10\0"
+    return (
+        b"RIFF" + whole.to_bytes(4, "little") + head + rates + b"data" + data.to_bytes(4, "little")
+    )
+
+
+def wav(audio: bytes, rate: int = RATE) -> bytes:
+    """The sound as a WAV file.
+
+    >>> len(wav(b"\\0" * 480)), wav(b"")[:4]
+    (524, b'RIFF')
+    """
+    return wav_head(len(audio), rate) + audio
+
+
+class Arena:
+    """Keeps the sound of parts, `most` bytes of it together: the oldest goes first.
+
+    >>> arena = Arena(4)
+    >>> arena.add(("a", 0), b"1234"), arena.add(("b", 0), b"56")
+    ([], [('a', 0)])
+    >>> arena.get(("a", 0)), arena.get(("b", 0)), arena.size
+    (b'', b'56', 2)
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: OrderedDict[Place, bytearray] = OrderedDict()
+        self.size = 0
+
+    def add(self, place: Place, audio: bytes) -> list[Place]:
+        """Add sound to a part. The parts whose sound was dropped for it: where it alone is more
+        than there is room for, itself."""
+        self._parts.setdefault(place, bytearray()).extend(audio)
+        self.size += len(audio)
+        dropped = []
+        while self.size > self._most:
+            oldest, sound = self._parts.popitem(last=False)
+            self.size -= len(sound)
+            dropped.append(oldest)
+        return dropped
+
+    def get(self, place: Place) -> bytes:
+        """The sound of a part; empty where there is none, or no longer."""
+        return bytes(self._parts.get(place, b""))
+
+    def cut(self, place: Place, size: int) -> None:
+        """Keep so many bytes of a part."""
+        if (sound := self._parts.get(place)) is not None:
+            self.size -= len(sound) - len(sound[:size])
+            del sound[size:]
+
+    def drop(self, item_id: str) -> None:
+        """Forget the sound of an item."""
+        for place in [place for place in self._parts if place[0] == item_id]:
+            self.size -= len(self._parts.pop(place))
+
+
+class Spoken:
+    """What a part says, and when: its transcript, by the position in its sound.
+
+    A piece of the transcript is spoken by the sound that follows, up to the next piece.
+
+    >>> spoken = Spoken()
+    >>> spoken.say("Good day. ")
+    >>> spoken.sound(48_000)
+    True
+    >>> spoken.say("How are you?")
+    >>> spoken.sound(96_000)
+    True
+    >>> spoken.heard(1000), spoken.heard(1700), spoken.length
+    ('Good day. ', 'Good day. How ', 3000)
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, str]] = []
+        self._size = 0
+        self._ended = False  # it was cut: what follows was not heard
+
+    @property
+    def length(self) -> int:
+        """Milliseconds of the sound."""
+        return milliseconds(self._size)
+
+    @property
+    def text(self) -> str:
+        """The transcript."""
+        return "".join([text for _, text in self._marks])
+
+    def say(self, text: str) -> None:
+        """Add a piece of the transcript."""
+        if self._ended:
+            return
+        if self._marks and self._marks[-1][0] == self._size:
+            text = self._marks.pop()[1] + text
+        self._marks.append((self._size, text))
+
+    def sound(self, size: int) -> bool:
+        """Add so many bytes of sound; false where they come too late to be heard."""
+        if not self._ended:
+            self._size += size
+        return not self._ended
+
+    def heard(self, ms: int) -> str:
+        """What was heard by a position: of the piece that it is in, the words that end before it
+        in proportion to its sound."""
+        return "".join([text for _, text in self._until(ms)])
+
+    def cut(self, ms: int) -> None:
+        """Forget what comes after a position, and what may yet come."""
+        self._ended = True
+        self._marks = self._until(ms)
+        self._size = min(self._size, ms * BYTES_PER_MS)
+
+    def _until(self, ms: int) -> list[tuple[int, str]]:
+        heard, end = [], ms * BYTES_PER_MS
+        stops = [*[at for at, _ in self._marks[1:]], self._size]
+        for (start, text), stop in zip(self._marks, stops, strict=False):
+            if end >= stop:
+                heard.append((start, text))
+            elif end > start:
+                most = len(text) * (end - start) // (stop - start)
+                words = re.findall(r"\s*\S+\s*", text)
+                while words and sum(map(len, words)) > most:
+                    words.pop()
+                heard.append((start, "".join(words)))
+        return heard

@@ -1,0 +1,184 @@
+"""A session of another server that speaks Realtime, GA or beta, as a session of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.interfaces import HOPS_HEADER, Secret
+from dragoman.core.session_values import Command
+from dragoman.net.errors import NetError
+from dragoman.net.websocket import CLOSED, RefusedError, WebSocket, open_websocket
+from dragoman.wire import json
+from dragoman.wire.error import decode
+from dragoman.wire.realtime import PATH
+from dragoman.wire.realtime.beta import to_beta, to_ga
+from dragoman.wire.realtime.commands import encode_command
+from dragoman.wire.realtime.events import decode_event
+
+from .session import SessionSink
+
+MAX_MESSAGE = 32 * 1024 * 1024
+"""Bytes of one event."""
+MAX_UNSENT = 64 * 1024 * 1024
+"""Bytes of commands that the other server has not taken: beyond that it is taken to be stuck."""
+SECONDS = 30.0
+"""How long it may take to connect."""
+
+
+def session_url(base: str, model: str) -> str:
+    """The address of a session with a model, by the base URL of a server.
+
+    >>> session_url("https://api.example.com/v1", "m")
+    'wss://api.example.com/v1/realtime?model=m'
+    >>> session_url("ws://127.0.0.1:8000/v1/realtime?intent=transcription", "")
+    'ws://127.0.0.1:8000/v1/realtime?intent=transcription'
+    """
+    from urllib.parse import quote
+
+    scheme, mark, rest = base.partition("://")
+    rest, _, query = rest.partition("?")
+    rest = rest.rstrip("/")
+    path = rest if rest.endswith(PATH) else rest + PATH
+    asked = "&".join(filter(None, [query, f"model={quote(model, safe='')}" if model else ""]))
+    scheme = {"http": "ws", "https": "wss"}.get(scheme, scheme)
+    return f"{scheme}{mark}{path}{'?' if asked else ''}{asked}"
+
+
+class RemoteSession:
+    """A session of the server at a base URL. `open` connects; the sink receives what it says.
+
+    With `beta` it is spoken to in the beta dialect. `take` gets its events in place of the sink, as
+    they stand; `hops` counts the gateways up to there. A connection that is lost ends the session:
+    a server does not let one be gone on with.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        model: str,
+        sink: SessionSink | None = None,
+        *,
+        key: Secret | str | None = None,
+        beta: bool = False,
+        hops: int = 0,
+        take: Callable[[str | bytes], None] | None = None,
+    ) -> None:
+        self.sink = sink
+        self.beta = beta
+        self._hops = hops
+        self._take = take or self._decode
+        self._url = session_url(base, model)
+        self._key = Secret(key) if isinstance(key, str) else key
+        self._socket: WebSocket | None = None
+        self._queue: deque[bytes] = deque()
+        self._size = 0  # of those
+        self._wakeup = asyncio.Event()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._taken = asyncio.Event()
+        self._taken.set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Connect. Raises FaultError."""
+        headers = {HOPS_HEADER: str(self._hops)} if self._hops else {}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key.reveal()}"
+        if self.beta:
+            headers["OpenAI-Beta"] = "realtime=v1"
+        try:
+            self._socket = await open_websocket(
+                self._url, headers, within=SECONDS, max_size=MAX_MESSAGE
+            )
+        except RefusedError as error:
+            raise FaultError(decode(error.status, error.body)) from error
+        except NetError as error:
+            fault = Fault(
+                "upstream_unreachable", f"No session could be opened: {error}.", "upstream"
+            )
+            raise FaultError(fault) from error
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._read(self._socket)),
+            loop.create_task(self._write(self._socket)),
+        ]
+
+    def send(self, command: Command) -> None:
+        """Send what asks for it."""
+        event = encode_command(command)
+        for each in to_beta(event) if self.beta else [event]:
+            self.send_raw(json.dump(each))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send an event that is encoded already."""
+        self._queue.append(data)
+        self._size += len(data)
+        self._wakeup.set()
+        if self._size > 1 << 20:
+            self._taken.clear()
+        if self._size > MAX_UNSENT:
+            self._over(Fault("upstream_timeout", "The session's server takes nothing.", "upstream"))
+
+    async def drain(self) -> None:
+        """Wait until most of what was sent is taken."""
+        await self._taken.wait()
+
+    def pause(self) -> None:
+        """Read nothing."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._flowing.set()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.sink = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            with suppress(Exception):
+                await self._socket.close()
+
+    def _decode(self, message: str | bytes) -> None:
+        """Hand on what an event says; one that is no JSON object says nothing."""
+        with suppress(ValueError):
+            event = json.load(message)
+            events = (to_ga(event) if self.beta else [event]) if isinstance(event, dict) else []
+            found = [each for one in events for each in decode_event(one)]
+            if found and self.sink is not None:
+                self.sink.receive(found)
+
+    def _over(self, fault: Fault) -> None:
+        sink, self.sink = self.sink, None
+        self._taken.set()
+        if sink is not None:
+            sink.ended(fault)
+
+    async def _read(self, socket: WebSocket) -> None:
+        try:
+            while True:
+                await self._flowing.wait()
+                self._take(await socket.recv())
+        except CLOSED as error:
+            code = error.rcvd.code if error.rcvd is not None else 0
+            reason = f" ({code} {error.rcvd.reason})" if error.rcvd is not None else ""
+            message = f"The session's server closed the connection{reason}. Open another session."
+            self._over(Fault("upstream_cut", message, "upstream"))
+
+    async def _write(self, socket: WebSocket) -> None:
+        with suppress(CLOSED):  # the reader says so
+            while True:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                while self._queue:
+                    data = self._queue.popleft()
+                    await socket.send(data.decode())
+                    self._size -= len(data)
+                    if self._size <= 1 << 20:
+                        self._taken.set()

@@ -1,0 +1,333 @@
+"""A turn engine as a session: drives the rules of `core.session` over any engine, and a voice.
+
+All of it happens on one event loop. Commands are taken at once; what must be awaited (an answer, a
+transcript) is a task or a handle of its own, so that nothing of a client's or a model's ever holds
+up the commands behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode, b64encode
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, unsupported
+from dragoman.core.event import Delta, Event
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle
+from dragoman.core.session import LIMITS, TOO_OLD, Session
+from dragoman.core.session_values import (
+    Answer,
+    Answered,
+    Append,
+    AudioFormat,
+    Command,
+    Configure,
+    Forget,
+    Generate,
+    Report,
+    SessionConfig,
+    SessionEvent,
+    SessionLimits,
+    SpeechStarted,
+    SpeechStopped,
+    Stop,
+    Tick,
+    Transcribe,
+    Transcribed,
+    Transcription,
+    TurnDetection,
+    Unreadable,
+)
+
+from .base import fault_from, new_id, now, start, wait_closed
+
+
+class Detector(Protocol):
+    """Finds where the user begins and stops to speak. It counts samples and has no clock: the same
+    sound in any pieces gives the same reports."""
+
+    def feed(self, audio: bytes) -> Iterable[SpeechStarted | SpeechStopped]:
+        """What became clear with this sound, by positions since the detector began."""
+        ...
+
+    def reset(self) -> None:
+        """Forget an utterance that has begun, and go on counting."""
+        ...
+
+
+class Voice(Protocol):
+    """What a session hears and speaks with. It belongs to one session; sound is PCM16, 24 kHz.
+
+    `hears` and `speaks` say whether there is anything to transcribe, or to speak, with.
+    """
+
+    @property
+    def hears(self) -> bool:
+        """Whether `transcribe` can be asked."""
+        ...
+
+    @property
+    def speaks(self) -> bool:
+        """Whether `speaking` makes answers of sound."""
+        ...
+
+    def detector(self, detection: TurnDetection) -> Detector:
+        """A detector of turns."""
+        ...
+
+    def transcribe(self, audio: bytes, options: Transcription) -> AsyncGenerator[str, None]:
+        """What is said, in pieces. Raises FaultError; closing it stops the work."""
+        ...
+
+    def speaking(self, engine: Engine) -> Engine:
+        """The engine, whose text becomes sound where a request's `modalities` have "audio"."""
+        ...
+
+    def decode(self, audio: bytes, format: str) -> bytes:
+        """G.711 (`pcmu`, `pcma`) as PCM16."""
+        ...
+
+    def encode(self, audio: bytes, format: str) -> bytes:
+        """PCM16 as G.711."""
+        ...
+
+
+class SessionSink(Protocol):
+    """Receives the events of a session."""
+
+    def receive(self, events: list[SessionEvent]) -> None:
+        """Take the next events, at least one. It is called on the event loop, and must not block or
+        raise."""
+        ...
+
+    def ended(self, fault: Fault) -> None:
+        """The session is over, for this reason, and nothing more comes. It is not called where the
+        session was closed by `close`."""
+        ...
+
+
+class LiveSession(Protocol):
+    """A session that is open: of an engine of turns, or of another server."""
+
+    def send(self, command: Command) -> None:
+        """Ask for something. What comes of it, errors too, are events."""
+        ...
+
+    async def open(self) -> None:
+        """Begin. Raises FaultError where that cannot be."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until most of what was sent is taken."""
+        ...
+
+    def pause(self) -> None:
+        """Produce as little as may be until `resume`: the client does not read."""
+        ...
+
+    def resume(self) -> None:
+        """Produce again."""
+        ...
+
+    async def close(self) -> None:
+        """End the session and all its work. The sink receives nothing more."""
+        ...
+
+
+class _Turn:
+    """One answer of the engine: its sink, and its handle."""
+
+    def __init__(self, session: TurnSession, response_id: str) -> None:
+        self._session = session
+        self._response_id = response_id
+        self.handle: Handle | None = None
+
+    def receive(self, events: list[Event]) -> None:
+        self._session.report(Answered(self._response_id, events))
+
+
+class TurnSession:
+    """A session over an engine that answers one request at a time.
+
+    Without a `voice` it is a session of text: models that hear get the user's sound as it is, and
+    nobody finds the ends of turns but the client. `engine` is asked as `caller`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: SessionConfig,
+        caller: Caller = ANYONE,
+        sink: SessionSink | None = None,
+        voice: Voice | None = None,
+        limits: SessionLimits = LIMITS,
+    ) -> None:
+        speaks = voice is not None and voice.speaks
+        self._engine = voice.speaking(engine) if voice is not None and speaks else engine
+        self._caller = caller
+        self.sink = sink
+        self._voice = voice
+        self._limits = limits
+        self.session = Session(
+            new_id(),
+            config,
+            transcribes=voice is not None and voice.hears,
+            speaks=speaks,
+            detects=voice is not None,
+            expires_at=now() + limits.lifetime_ms // 1000,
+            limits=limits,
+        )
+        self._turns: dict[str, _Turn] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._detector: Detector | None = None
+        self._detection: TurnDetection | None = None  # what that was made for
+        self._offset = 0  # its first sample's position, in milliseconds
+        self._paused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that the session holds, or nearly."""
+        return self.session.size
+
+    async def drain(self) -> None:
+        """All is taken at once; others have their turn."""
+        await asyncio.sleep(0)
+
+    async def open(self) -> None:
+        """Begin: the sink receives the first events."""
+        loop, lifetime = asyncio.get_running_loop(), self._limits.lifetime_ms
+        self._timer = loop.call_later(lifetime / 1000, self.report, Tick(lifetime))
+        self._hand_on(self.session.open())
+
+    def send(self, command: Command) -> None:
+        """Take a command; its events are received before this returns, as far as they are clear."""
+        format = self.session.config.input_format
+        if isinstance(command, Append):
+            audio = command.audio
+            if format != "pcm16" and self._voice is not None:
+                audio = self._voice.decode(audio, format)
+                command = replace(command, audio=audio)
+            detector = self._detector_now()
+            self.report(command)
+            for found in detector.feed(audio) if detector is not None else ():
+                self.report(type(found)(found.at_ms + self._offset))
+            return
+        if isinstance(command, Configure) and self._voice is None:
+            for side in ("input", "output"):
+                if command.changes.get(f"{side}_format", "pcm16") != "pcm16":
+                    problem = "is converted by the voice of a server, and this one has none"
+                    fault = unsupported(problem, f"session.audio.{side}.format")
+                    command = Unreadable(fault=fault, event_id=command.event_id)
+                    break
+        self.report(command)
+
+    def report(self, what: Command | Report) -> None:
+        """Hand something to the session, its events to the client, and do its work."""
+        events = self.session.receive(what)
+        if events:
+            self._hand_on(events)
+        work = self.session.work
+        while work:
+            match work.popleft():
+                case Generate(response_id=id, request=request):
+                    turn = self._turns[id] = _Turn(self, id)
+                    turn.handle = start(self._engine, request, self._caller, turn)
+                    if self._paused:
+                        turn.handle.pause()
+                case Stop(response_id=id):
+                    self._cancel(self._turns.pop(id, None))
+                case Transcribe(item_id=id, audio=audio, options=options):
+                    self._start(self._transcribe(id, audio, options))
+                case Forget():
+                    if self._detector is not None:
+                        self._detector.reset()
+        if isinstance(what, Answered) and not self.session.answering(what.response_id):
+            self._turns.pop(what.response_id, None)
+        if self.session.closed and self.sink is not None:
+            sink, self.sink = self.sink, None
+            sink.ended(TOO_OLD)
+
+    def pause(self) -> None:
+        """Pause the answers."""
+        self._paused = True
+        for turn in self._turns.values():
+            if turn.handle is not None:
+                turn.handle.pause()
+
+    def resume(self) -> None:
+        """Let the answers go on."""
+        self._paused = False
+        for turn in self._turns.values():
+            if turn.handle is not None:
+                turn.handle.resume()
+
+    async def close(self) -> None:
+        """Cancel all work, and wait until it has ended."""
+        self.sink, self.session.closed = None, True
+        if self._timer is not None:
+            self._timer.cancel()
+        for turn in self._turns.values():
+            self._cancel(turn)
+        self._turns.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    # ---- inside ----------------------------------------------------------------------------
+
+    def _hand_on(self, events: list[SessionEvent]) -> None:
+        format = self.session.config.output_format
+        if format != "pcm16" and self._voice is not None:
+            events = [self._encoded(event, format, self._voice) for event in events]
+        if self.sink is not None:
+            self.sink.receive(events)
+
+    def _encoded(self, event: SessionEvent, format: AudioFormat, voice: Voice) -> SessionEvent:
+        """An event whose sound is in the client's format."""
+        if not isinstance(event, Answer) or not isinstance(delta := event.event, Delta):
+            return event
+        if delta.kind != "audio":
+            return event
+        audio = voice.encode(b64decode(delta.data), format)
+        return replace(event, event=replace(delta, data=b64encode(audio).decode()))
+
+    def _detector_now(self) -> Detector | None:
+        """The detector for the configuration as it is."""
+        detection = self.session.config.turn_detection
+        if detection != self._detection:
+            self._detection, self._detector = detection, None
+            self._offset = self.session.position
+            if detection is not None and self._voice is not None:
+                self._detector = self._voice.detector(detection)
+        return self._detector
+
+    def _cancel(self, turn: _Turn | None) -> None:
+        if turn is not None and turn.handle is not None:
+            turn.handle.cancel()
+            task = asyncio.get_running_loop().create_task(wait_closed(turn.handle))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _transcribe(self, id: str, audio: bytes, options: Transcription) -> None:
+        """Report what an item says, or why that is not known."""
+        try:
+            if self._voice is None:  # pragma: no cover - only a voice is asked
+                return
+            async with aclosing(self._voice.transcribe(audio, options)) as pieces:
+                async for piece in pieces:
+                    self.report(Transcribed(id, piece))
+            self.report(Transcribed(id, done=True))
+        except Exception as error:
+            self.report(Transcribed(id, fault=fault_from(error, self._caller.key)))

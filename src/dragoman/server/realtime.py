@@ -1,0 +1,580 @@
+"""Realtime over WebSocket: the handshake, the dialect, and a session for each connection."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qs
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
+from dragoman.core.event import Event, Failed
+from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.item import JSON
+from dragoman.core.request import Request
+from dragoman.core.session import TOO_OLD
+from dragoman.core.session_values import (
+    Command,
+    ItemRetrieved,
+    Refused,
+    ResponseCreated,
+    ResponseDone,
+    SessionConfig,
+    SessionEvent,
+    SessionLimits,
+)
+from dragoman.engines.base import Wrapper, new_id, now
+from dragoman.engines.session import TurnSession, Voice
+from dragoman.wire import json
+from dragoman.wire.json import Limits
+from dragoman.wire.realtime import (
+    BETA_HEADER,
+    BETA_SUBPROTOCOL,
+    PATH,
+    SECRETS_PATH,
+    SUBPROTOCOL,
+)
+from dragoman.wire.realtime.beta import to_beta, to_ga
+from dragoman.wire.realtime.commands import command_of
+from dragoman.wire.realtime.config import decode_config, encode_session
+from dragoman.wire.realtime.events import encode_events
+from dragoman.wire.registry import BASE
+
+from .asgi import Receive, Room, Scope, Send
+from .auth import presented
+from .cancellation import GONE, too_late
+from .channel import LIFETIME, Channel
+from .exchange import Exchange, Route, fault_of
+from .limits import HEAVY, LIGHT, SMALL, weigh, widened
+from .log import Entry
+from .responder import Service
+from .websocket import PLAIN, crowded, deny
+
+if TYPE_CHECKING:
+    from dragoman.engines.remote_session import RemoteSession
+
+SOCKET = BASE + PATH
+PREFIX = "ek_"
+"""What client secrets begin with."""
+MAX_SECRETS = 10_000
+"""Client secrets that are not used yet; the oldest is forgotten first."""
+SECRET_SECONDS, MIN_SECONDS, MAX_SECONDS = 600, 10, 7200
+"""How long a client secret is good for, if its maker does not say, and bounds of that."""
+
+
+class Admitted(Wrapper):
+    """The engine behind the gate: each answer of a session takes the place of a request."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.engine)
+        self._service = service
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """The events of the engine, once there is a place for it."""
+        seconds = self._service.settings.deadline
+        try:
+            async with (
+                self._service.gate.place(caller.tenant),
+                asyncio.timeout(seconds),
+                aclosing(super().stream(request, caller)) as events,
+            ):
+                async for event in events:
+                    yield event
+        except TimeoutError:
+            yield Failed(too_late(seconds or 0))
+
+
+def decode_frame(data: bytes, limits: Limits, *, beta: bool = False) -> list[Command]:
+    """The commands of a frame. Raises FaultError for one that is no JSON object."""
+    json.check_size(data, limits)
+    value = json.parse(data).left()
+    return [command_of(event) for event in (to_ga(value) if beta else [value])]
+
+
+class Participant(Protocol):
+    """A client of a session."""
+
+    def emit(self, events: list[dict[str, JSON]]) -> bool:
+        """Send events of the GA dialect. True where the client does not keep up."""
+        ...
+
+    def close(self) -> None:
+        """The session is over: end the connection, once what was sent is taken."""
+        ...
+
+
+class ServedSession:
+    """One session and its clients: the sink of its events, and work that the server may stop while
+    something is answered.
+
+    Events go to all of its clients, in the order in which they joined; what answers one of them
+    alone, an error or an item that it wanted, to that one.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        caller: Caller,
+        config: SessionConfig,
+        voice: Voice | None,
+        request: tuple[str, str],
+    ) -> None:
+        self.service = service
+        self.caller = caller
+        self.clients: list[Participant] = []
+        self._slow: set[object] = set()  # what holds the answers up
+        self._asking: Participant | None = None
+        self._request = request  # the path and the id of what began it
+        self._seed = new_id()
+        self._sent = 0
+        self._model = config.model
+        self._running: dict[str, Entry | None] = {}
+        self._held = service.budget.hold(caller.tenant)
+        limits = SessionLimits(audio=service.settings.session_audio)
+        asking = replace(caller, wire="realtime", count=None)
+        self.live = TurnSession(Admitted(service), config, asking, self, voice, limits)
+
+    # ---- what clients call ---------------------------------------------------------------------
+
+    async def join(self, client: Participant) -> None:
+        """Take part. The first client opens the session; another one learns how it is."""
+        self.clients.append(client)
+        if len(self.clients) == 1:
+            await self.live.open()
+        else:
+            client.emit(encode_events(self.live.session.open(), self._event_id))
+
+    def leave(self, client: Participant) -> None:
+        """Take part no more."""
+        self.clients.remove(client)
+        self.caught_up(client)
+
+    async def take(self, client: Participant, data: bytes, *, beta: bool = False) -> None:
+        """A frame of a client: a command, as a rule."""
+        service, settings = self.service, self.service.settings
+        try:
+            size = len(data)
+            self._hold(self.live.size + size)
+            if (weight := weigh(data)) <= HEAVY:
+                self._hold(self.live.size + weight + (widened(data) if size > LIGHT else 0))
+                commands = decode_frame(data, settings, beta=beta)
+            else:
+                hold = service.budget.hold(self.caller.tenant)
+                try:
+                    commands = await service.decoded(
+                        data,
+                        self.caller,
+                        lambda body, limits: decode_frame(body, limits, beta=beta),
+                        hold.add,
+                    )
+                finally:
+                    hold.close()
+        except Exception as problem:  # the session goes on
+            self._asking = client
+            self.receive([Refused(fault_of(problem, self._request[1], self.caller.key))])
+            self._asking = None
+            return
+        for command in commands:
+            self.send(command, client)
+
+    def send(self, command: Command, client: Participant | None = None) -> None:
+        """A command of a client, or of the server itself."""
+        asking, self._asking = self._asking, client
+        self.live.send(command)
+        self._asking = asking
+        try:
+            self._hold(self.live.size)
+        except FaultError as problem:
+            self.stop(problem.fault)
+
+    def caught_up(self, client: object) -> None:
+        """A client has read what was written: the answers may go on."""
+        self._slow.discard(client)
+        if not self._slow:
+            self.live.resume()
+
+    async def close(self) -> None:
+        """End the session."""
+        self.service.roster.discard(self)
+        for id in [*self._running]:
+            self._log(id, None)
+        await self.live.close()
+        self._held.close()
+
+    # ---- what the session calls ----------------------------------------------------------------
+
+    def receive(self, events: list[SessionEvent]) -> None:
+        """Send events to the clients."""
+        mine: list[SessionEvent] = []  # for the client alone that asked for them
+        if self._asking is not None and len(self.clients) > 1:
+            mine = [event for event in events if isinstance(event, Refused | ItemRetrieved)]
+            events = [event for event in events if not isinstance(event, Refused | ItemRetrieved)]
+        for event in events:
+            if isinstance(event, ResponseCreated):
+                self._begun(event.response.id)
+            elif isinstance(event, ResponseDone):
+                self._log(event.response.id, event)
+        shown = encode_events(self.shown(events), self._event_id)
+        for client in [*self.clients]:
+            asked = client is self._asking
+            objects = shown + encode_events(mine, self._event_id) if asked else shown
+            if objects and client.emit(objects):
+                self._slow.add(client)
+                self.live.pause()
+
+    def shown(self, events: list[SessionEvent]) -> list[SessionEvent]:
+        """The events that clients are sent."""
+        return events
+
+    def ended(self, fault: Fault) -> None:
+        """The session has said why it is over."""
+        for client in [*self.clients]:
+            client.close()
+
+    def _event_id(self) -> str:
+        self._sent += 1
+        return f"event_{self._seed}{self._sent:04x}"
+
+    def _hold(self, size: int) -> None:
+        """Hold so much of the server's memory. Raises FaultError where there is no room."""
+        self._held.resize(size if size > SMALL else 0)
+
+    # ---- what the server calls -----------------------------------------------------------------
+
+    def stop(self, fault: Fault) -> None:
+        """End the session for this reason."""
+        self.service.roster.discard(self)
+        if fault is not GONE:
+            self.receive([Refused(fault)])
+        self.ended(fault)
+
+    def tick(self, now: float) -> None:
+        """The session has a clock of its own."""
+
+    def disconnected(self) -> None:
+        """Its clients have noticed, too."""
+
+    def drained(self) -> None:
+        """Its clients say so themselves."""
+
+    def _begun(self, id: str) -> None:
+        log, caller = self.service.log, self.caller
+        self._running[id] = None
+        if log is not None:
+            entry = Entry(log, self._model, "cancelled", None, caller.tenant, caller.key)
+            self._running[id] = entry
+        self.service.roster.works.add(self)
+
+    def _log(self, id: str, done: ResponseDone | None) -> None:
+        """Write the line of an answer that is over, with the session or by itself."""
+        entry = self._running.pop(id, None)
+        if not self._running:
+            self.service.roster.discard(self)
+        if entry is not None:
+            if done is not None:
+                response = done.response
+                entry.usage = response.usage
+                failed = response.fault.code if response.fault else response.status
+                entry.end = "" if response.status == "completed" else failed
+            entry.write("TURN", self._request[0], 200, self._request[1])
+
+
+class Connection(Channel):
+    """A client of a session by WebSocket: one that it has to itself, or one that is there."""
+
+    def __init__(
+        self,
+        service: Service,
+        exchange: Exchange,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        room: Room | None,
+        session: ServedSession,
+        *,
+        beta: bool,
+    ) -> None:
+        super().__init__(service, exchange, caller, receive, send, room)
+        self._beta = beta
+        self._session = session
+        self._own = not session.clients
+
+    async def opened(self) -> None:
+        """Begin the session, or join it."""
+        await self._session.join(self)
+
+    async def take(self, data: bytes) -> None:
+        """A frame of the client."""
+        await self._session.take(self, data, beta=self._beta)
+
+    def expired(self) -> None:
+        """The session has said so itself."""
+
+    def drained(self) -> None:
+        """The client has read what was written."""
+        self._session.caught_up(self)
+
+    async def finish(self) -> None:
+        """End the session that was this client's."""
+        if self in self._session.clients:
+            self._session.leave(self)
+        if self._own:
+            await self._session.close()
+
+    def emit(self, events: list[dict[str, JSON]]) -> bool:
+        """Send events to the client."""
+        if self._beta:
+            events = [each for event in events for each in to_beta(event)]
+        return self.write(*map(json.dump, events))
+
+
+class Relay(Channel):
+    """One session of another server, event by event; where both sides speak the same dialect, byte
+    for byte."""
+
+    live: RemoteSession
+
+    def __init__(
+        self,
+        service: Service,
+        exchange: Exchange,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        room: Room | None,
+        *,
+        beta: bool,
+    ) -> None:
+        super().__init__(service, exchange, caller, receive, send, room)
+        self._beta = beta
+
+    async def opened(self) -> None:
+        """Connect to the other server."""
+        self.live.sink = self
+        try:
+            await self.live.open()
+        except FaultError as problem:
+            self.ended(problem.fault)
+
+    async def take(self, data: bytes) -> None:
+        """An event of the client."""
+        for each in self._translated(data, to_beta if self.live.beta else to_ga):
+            self.live.send_raw(each)
+        await self.live.drain()
+
+    def taken(self, message: str | bytes) -> None:
+        """An event of the server."""
+        data = message.encode() if isinstance(message, str) else message
+        if self.write(*self._translated(data, to_beta if self._beta else to_ga)):
+            self.live.pause()
+
+    def _translated(
+        self, data: bytes, change: Callable[[dict[str, JSON]], list[dict[str, JSON]]]
+    ) -> list[bytes]:
+        """An event as the other side says it. What is no JSON object passes as it is: the side that
+        gets it will say so."""
+        if self._beta != self.live.beta:
+            with suppress(ValueError):
+                value = json.load(data)
+                if isinstance(value, dict):
+                    return [json.dump(each) for each in change(value)]
+        return [data]
+
+    def receive(self, events: list[SessionEvent]) -> None:
+        """Events are taken as they stand, not decoded."""
+
+    def ended(self, fault: Fault) -> None:
+        """The other server has ended the session: say why, and close."""
+        objects = encode_events([Refused(fault)], lambda: f"event_{new_id()}")
+        if self._beta:
+            objects = [each for event in objects for each in to_beta(event)]
+        self.write(*map(json.dump, objects))
+        self.close()
+
+    def expired(self) -> None:
+        """The other server has a limit of its own; ours is over."""
+        self.ended(TOO_OLD)
+
+    def drained(self) -> None:
+        """The client has read what was written."""
+        self.live.resume()
+
+    async def finish(self) -> None:
+        """End the session."""
+        await self.live.close()
+
+
+class ClientSecret(Struct, frozen=True):
+    """What a client secret opens: a session, for whoever made it."""
+
+    config: SessionConfig
+    caller: Caller
+    expires: float  # monotonic
+
+
+class Realtime:
+    """The sessions of one engine; `voice` makes the voice of each."""
+
+    def __init__(self, service: Service, voice: Callable[[], Voice] | None = None) -> None:
+        self._service = service
+        self._voice = voice
+        self.calls: dict[str, ServedSession] = {}
+        """The sessions of the WebRTC calls that are going on, by the ids of those."""
+        self._open: Counter[str] = Counter()  # by tenant
+        self._secrets: OrderedDict[str, ClientSecret] = OrderedDict()
+
+    def routes(self) -> list[Route]:
+        """The routes of what is no WebSocket."""
+        return [
+            Route("GET", SOCKET, self.plain),
+            Route("POST", BASE + SECRETS_PATH, self.make_secret),
+        ]
+
+    def plain(self, exchange: Exchange, caller: Caller) -> None:
+        """Answer a GET that asks for no WebSocket."""
+        exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
+
+    async def make_secret(self, exchange: Exchange, caller: Caller) -> None:
+        """Make a key that opens one session with this configuration, once and soon: for pages."""
+        if self._service.settings.workers > 1:
+            raise FaultError(SHARED)
+        fields = await self._service.read(exchange, caller, _decode_secret)
+        seconds = fields.pop("seconds")
+        config = SessionConfig(**fields)
+        value = PREFIX + secrets.token_urlsafe(32)
+        self._secrets[value] = ClientSecret(config, caller, time.monotonic() + seconds)
+        if len(self._secrets) > MAX_SECRETS:
+            self._secrets.popitem(last=False)
+        expires = now() + seconds
+        session = encode_session(f"sess_{new_id()}", config, 0)
+        answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": session}
+        exchange.reply(200, json.dump(answer))
+
+    def redeem(self, exchange: Exchange) -> ClientSecret | None:
+        """The secret that a connection presents, which is good for no other; None where it is a
+        key of another kind. Raises FaultError for one that is not good any more."""
+        value = presented(exchange)
+        if not value.startswith(PREFIX):
+            return None
+        found = self._secrets.pop(value, None)
+        if found is None or found.expires < time.monotonic():
+            raise FaultError(SPENT)
+        return found
+
+    async def connect(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        room: Room | None = None,
+        secret: ClientSecret | None = None,
+    ) -> None:
+        """Serves a session, or refuses the connection."""
+        try:
+            made = await self._made(exchange, caller, scope, receive, send, room, secret)
+        except FaultError as problem:
+            await deny(problem.fault, exchange, scope, receive, send)
+            return
+        made.open = self._open
+        if SUBPROTOCOL in (scope.get("subprotocols") or ()):
+            made.subprotocol = SUBPROTOCOL
+        # The session ends by itself a little earlier, and says so.
+        await made.serve(LIFETIME + 60)
+
+    async def _made(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        room: Room | None,
+        secret: ClientSecret | None,
+    ) -> Connection | Relay:
+        """The session that is asked for. Raises FaultError where none can be opened."""
+        most = self._service.settings.max_sockets_per_key
+        if self._open[caller.tenant] >= most:
+            raise FaultError(crowded(f"{most} sessions are open (max_sockets_per_key)"))
+        query = {name: values[0] for name, values in parse_qs(exchange.query.decode()).items()}
+        service, given = self._service, (exchange, caller, receive, send, room)
+        offered = scope.get("subprotocols") or ()
+        asked = b"realtime=v1" in exchange.headers.get(BETA_HEADER, b"")
+        beta = asked or BETA_SUBPROTOCOL in offered
+        if "call_id" in query:
+            return Connection(service, *given, self.call(query["call_id"], caller), beta=beta)
+        config = secret.config if secret is not None else SessionConfig()
+        if query.get("intent") == "transcription":
+            config = replace(config, kind="transcription")
+        if query.get("model"):
+            config = replace(config, model=query["model"])
+        if not config.model and config.kind == "realtime":
+            raise FaultError(bad_request("is missing in the query, ?model=…", "model"))
+        if secret is None:
+            relay = Relay(service, *given, beta=beta)
+            live = await self.upstream(config.model, caller, relay.taken)
+            if live is not None:
+                relay.live = live
+                return relay
+        request = exchange.path, exchange.id
+        session = ServedSession(service, caller, config, self.make_voice(), request)
+        return Connection(service, *given, session, beta=beta)
+
+    async def upstream(
+        self, model: str, caller: Caller, take: Callable[[str | bytes], None] | None = None
+    ) -> RemoteSession | None:
+        """A session of the server that has a model, where that speaks Realtime. Raises FaultError
+        where nobody has it."""
+        find = getattr(self._service.engine, "realtime_session", None)
+        if find is None or not model:
+            return None
+        found: RemoteSession | None = await find(model, caller, take)
+        return found
+
+    def make_voice(self) -> Voice | None:
+        """The voice of one session."""
+        return None if self._voice is None else self._voice()
+
+    def call(self, id: str, caller: Caller) -> ServedSession:
+        """The session of a call. Raises FaultError where the client has no such call."""
+        found = self.calls.get(id)
+        if found is None or found.caller.tenant != caller.tenant:
+            problem = f"There is no call {quoted(id)}; it may have ended."
+            raise FaultError(Fault("not_found", problem, "client", "call_id"))
+        return found
+
+
+def _decode_secret(body: bytes, limits: Limits) -> dict[str, JSON]:
+    """The configuration that a client secret is for, and the seconds that it is good for."""
+    fields = json.parse(body)
+    after, session = fields.object("expires_after"), fields.object("session")
+    seconds = None
+    if after is not None:
+        after.one_of("anchor", ("created_at",))
+        seconds = after.integer("seconds", MIN_SECONDS, MAX_SECONDS)
+    changes = decode_config(session) if session is not None else {}
+    return {**changes, "seconds": seconds or SECRET_SECONDS}
+
+
+SHARED = Fault(
+    "unsupported",
+    "Client secrets are remembered by one process, and this server has several: run it with "
+    "workers = 1, or give pages a key of their own.",
+    "server",
+)
+SPENT = Fault(
+    "authentication",
+    "This client secret has expired or was used: each opens one session. Make another one "
+    "(POST /v1/realtime/client_secrets).",
+    "client",
+)

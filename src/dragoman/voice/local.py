@@ -1,0 +1,188 @@
+"""Speech by Python libraries that run in processes of their own; see `worker`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from importlib.util import find_spec
+from typing import Any, cast
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.sound import RATE
+
+from . import worker
+from .sound import EXTRA, Resampler, resampled
+from .speech import Listening, Piece, Places, Speaking, Word, failed
+
+_SECONDS = 300.0
+"""How long a library may take for the next piece of an answer: some load large models first."""
+_HEARD_AT = 16_000
+"""Samples a second that recognisers want."""
+_MOST = 2
+"""Processes of one library."""
+
+
+class _LibraryError(FaultError):
+    """What the library raised. Its process lives, and takes the next order."""
+
+
+class _Process:
+    """A process that answers one order after another."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, name: str, option: str) -> _Process:
+        """Start it and wait until its library is loaded. Raises FaultError."""
+        process = cls(
+            await asyncio.create_subprocess_exec(
+                # As a file of its own: it needs nothing of this package, which takes long to load.
+                *(sys.executable, "-P", worker.__file__, name, option),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        )
+        try:
+            async for _ in process.answers(name):
+                pass  # nothing but that it is ready
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    def order(self, head: dict[str, Any], data: bytes) -> None:
+        cast(StreamWriter, self._process.stdin).write(worker.message(head, data))
+
+    async def answers(self, name: str) -> AsyncGenerator[worker.Answer, None]:
+        """What it answers to the order that was given. Raises FaultError."""
+        stream = cast(StreamReader, self._process.stdout)
+        while True:
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    head = json.loads(await stream.readuntil(b"\n"))
+                    data = await stream.readexactly(head["size"])
+            except TimeoutError:
+                raise FaultError(failed(name, f"no answer for {_SECONDS:g} s")) from None
+            except (EOFError, ConnectionError, ValueError):
+                raise FaultError(failed(name, "its process has died")) from None
+            if "error" in head:
+                raise _LibraryError(failed(name, head["error"]))
+            if head.get("done"):
+                return
+            yield head, data
+
+    async def end(self) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        await asyncio.shield(self._process.wait())
+
+
+class Library:
+    """A library in up to two processes, which start when they are first needed and stay."""
+
+    def __init__(self, name: str, option: str = "") -> None:
+        self.name = name
+        self._option = option
+        if find_spec(worker.NEEDED[name]) is None:
+            problem = f"{name} is not installed: {_INSTALL[name]}."
+            raise FaultError(Fault("unsupported", problem))
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._closed = False
+        self._places = Places(name, _MOST)
+
+    async def prepare(self) -> None:
+        """Load the library now: the first order would wait for it. Raises FaultError."""
+        async with self._places:
+            if not self._all:
+                self._idle.append(await self._started())
+
+    async def ask(self, head: dict[str, Any], data: bytes) -> AsyncGenerator[worker.Answer, None]:
+        """The answers to an order. Where nobody reads them to the end, the process ends: a library
+        cannot be told to stop."""
+        async with self._places:
+            process = self._idle.pop() if self._idle else None
+            if process is None:
+                process = await self._started()
+            usable = False
+            try:
+                process.order(head, data)
+                async with aclosing(process.answers(self.name)) as answers:
+                    async for answer in answers:
+                        yield answer
+                usable = True
+            except _LibraryError:
+                usable = True
+                raise
+            finally:
+                if usable:
+                    self._idle.append(process)
+                else:
+                    self._all.discard(process)
+                    await process.end()
+
+    async def _started(self) -> _Process:
+        process = await _Process.start(self.name, self._option)
+        if self._closed:  # while it loaded
+            await process.end()
+            raise FaultError(failed(self.name, "the server is closing"))
+        self._all.add(process)
+        return process
+
+    async def close(self) -> None:
+        """End the processes."""
+        self._closed = True
+        self._idle.clear()
+        while self._all:
+            await self._all.pop().end()
+
+
+_INSTALL = {
+    "pocketsphinx": EXTRA,
+    "faster-whisper": "pip install faster-whisper",
+    "kokoro": "pip install kokoro-onnx",
+    "miniaudio": EXTRA,
+}
+
+
+class LocalTranscriber(Library):
+    """Recognises speech: `pocketsphinx` with a grammar, `faster-whisper` with a model."""
+
+    @property
+    def ignores(self) -> tuple[str, ...]:
+        """PocketSphinx knows English, and no words but its own."""
+        return ("language", "prompt") if self.name == "pocketsphinx" else ()
+
+    @property
+    def quick(self) -> bool:
+        """Whether it costs little to recognise what may not be all."""
+        return self.name == "pocketsphinx" and bool(self._option)
+
+    async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
+        """The words, a piece for each stretch that the library recognises at once."""
+        order = {"language": asked.language, "prompt": asked.prompt, "words": asked.words}
+        sound = resampled(pcm, RATE, _HEARD_AT)
+        async with aclosing(self.ask(order, sound)) as answers:
+            async for head, _ in answers:
+                words = [Word(*each) for each in head["words"]]
+                yield Piece(head["text"], head.get("start"), head.get("end"), tuple(words))
+
+
+class LocalSynthesizer(Library):
+    """Speaks: `kokoro` with the file of its model."""
+
+    ignores = ("instructions",)
+
+    async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
+        """PCM16, a sentence at a time."""
+        order = {"text": text, "voice": how.voice, "speed": how.speed}
+        async with aclosing(self.ask(order, b"")) as answers:
+            async for head, pcm in answers:
+                yield Resampler(head["rate"], RATE).feed(pcm, last=True)

@@ -1,0 +1,85 @@
+"""Splits text that arrives in pieces into sentences, and makes of each what can be spoken."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 300
+"""Characters after which a sentence is spoken though it has no end."""
+
+_END = re.compile(r"""(?:[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n)\s*(?=\S)""")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\"'])(?:[A-Za-z]|Mrs?|Ms|Drs?|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|No|Nos|Fig|approx|ca|"
+    r"Inc|Ltd|Co|Gen|Col|Lt|Capt|Rev|Hon|Mt|z\.B|bzw|Nr|Hr|Fr|\d{1,2})\.$"
+)
+_BREAK = re.compile(r"[,;:—–]\s+|\s+")
+
+
+class Sentences:
+    """Gives sentences as soon as they are complete; joined they are the text, to the character.
+
+    A sentence keeps the space behind it, and ends where the next one begins: whether a full stop
+    was the last is seen there.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> list[str]:
+        """The sentences that this text completes."""
+        self._held += text
+        found, start = [], 0
+        for match in _END.finditer(self._held):
+            end = match.end()
+            if end == len(self._held):
+                break
+            stop = self._held[start : match.start() + 1]
+            newline = "\n" in match[0]
+            if not self._held[start:end].strip() or (not newline and _ABBREVIATION.search(stop)):
+                continue
+            found.append(self._held[start:end])
+            start = end
+        self._held = self._held[start:]
+        while len(self._held) > LONGEST:
+            breaks = [match.end() for match in _BREAK.finditer(self._held, LONGEST // 3, LONGEST)]
+            end = breaks[-1] if breaks else LONGEST
+            found.append(self._held[:end])
+            self._held = self._held[end:]
+        return found
+
+    def close(self) -> str:
+        """What is left; empty where nothing is."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+# ---- what can be spoken ----------------------------------------------------------------------
+
+_FENCE = re.compile(r"^[ \t]*(?:```.*|~~~.*|[-*_]{3,}[ \t]*|\|?[-:| ]+\|[-:| ]*)$", re.M)
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*(?:\s+\"[^\"]*\")?\)")
+_URL = re.compile(r"\bhttps?://([^\s/?#]+)[^\s]*", re.I)
+_BULLET = re.compile(r"^[ \t]*(?:#{1,6}[ \t]+|>[ \t]?|[-*+•][ \t]+)", re.M)
+_MARKS = re.compile(r"(\*\*|__|~~|`+|(?<!\w)[*_](?=\S)|(?<=\S)[*_](?!\w))")
+_UNSPOKEN = re.compile(
+    "[\u200b-\u200f\u2060\ufe0e\ufe0f\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff\x00-\x08\x0e-\x1f]"
+)
+
+
+def speakable(text: str) -> str:
+    """The text without what is for the eye: Markdown, the paths of links, pictograms.
+
+    >>> speakable("**Sunny** in [Paris](https://example.org/p), `20` degrees ☀️ _today_.")
+    'Sunny in Paris, 20 degrees today.'
+    """
+    text = _FENCE.sub(" ", text)
+    text = _LINK.sub(r"\1", text)
+    text = _URL.sub(r"\1", text)
+    text = _BULLET.sub("", text)
+    text = _MARKS.sub("", text)
+    text = _UNSPOKEN.sub("", text).replace("|", " ")
+    return " ".join(text.split())
+
+
+def words_in(text: str) -> bool:
+    """Whether there is anything to say."""
+    return any(letter.isalnum() for letter in text)

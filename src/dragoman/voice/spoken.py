@@ -1,0 +1,178 @@
+"""An engine whose answers are spoken: each sentence of another engine's text, as it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import ClassVar, Literal
+
+from msgspec.structs import replace
+
+from dragoman.core.error import CUT, FaultError, bad_request
+from dragoman.core.event import Delta, Event, Failed, ItemDone, PartAdded, PartDone
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.item import Audio, Message, Refusal, Text
+from dragoman.core.request import Request
+from dragoman.engines.base import ENDS, Prepared, Wrapper, fault_from
+
+from .sentences import Sentences, speakable, words_in
+from .speech import Speaking, Synthesizer
+
+FORMAT = "pcm16"
+_AHEAD = 256
+"""Events that are read from the engine while a sentence is spoken."""
+_AUDIO_DELTA = 9_600
+"""Bytes of sound in one event: a fifth of a second."""
+
+
+class Spoken(Wrapper):
+    """Speaks the text of an engine's messages where a request asks for audio.
+
+    The text of a transcript delta is what the audio deltas behind it say, up to the next one: so
+    whoever plays them knows which words were heard. The engine is read ahead while a sentence is
+    spoken. What is for the eye only (Markdown) is in the transcript and not spoken.
+    """
+
+    acts_on: ClassVar[frozenset[object] | None] = None
+
+    def __init__(self, engine: Engine, synthesizer: Synthesizer) -> None:
+        super().__init__(engine)
+        self._synthesizer = synthesizer
+
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Leave a request that asks for no audio alone."""
+        if "audio" not in (request.modalities or ()):
+            return None
+        return Prepared(request, engine=_Speaker(self.engine, self._synthesizer))
+
+
+class _Speaker(Wrapper):
+    """The engine for requests that do."""
+
+    def __init__(self, engine: Engine, synthesizer: Synthesizer) -> None:
+        super().__init__(engine)
+        self._synthesizer = synthesizer
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """The engine's answer with its texts spoken."""
+        try:
+            how = speaking(request)
+        except FaultError as error:
+            yield Failed(error.fault)
+            return
+        asked = replace(request, modalities=None, audio=None)
+        ahead: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
+        reader = asyncio.ensure_future(self._read(asked, caller, ahead))
+        parts: _Parts = {}
+        try:
+            while True:
+                event = await ahead.get()
+                async with aclosing(self._spoken(event, parts, how)) as events:
+                    async for spoken in events:
+                        yield spoken
+                if isinstance(event, ENDS):
+                    return
+        except FaultError as error:
+            yield Failed(error.fault)
+        finally:
+            reader.cancel()
+            await asyncio.wait((reader,))
+
+    async def _read(self, request: Request, caller: Caller, ahead: asyncio.Queue[Event]) -> None:
+        try:
+            async with aclosing(self.engine.stream(request, caller)) as events:
+                async for event in events:
+                    await ahead.put(event)
+            await ahead.put(Failed(CUT))  # which nobody reads, where it has ended before
+        except Exception as error:
+            await ahead.put(Failed(fault_from(error, caller.key)))
+
+    async def _spoken(
+        self, event: Event, parts: _Parts, how: Speaking
+    ) -> AsyncGenerator[Event, None]:
+        place = getattr(event, "index", None), getattr(event, "part_index", 0)
+        part = parts.get(place)
+        match event:
+            case PartAdded(index, number, Text() | Refusal()):
+                parts[index, number] = _Part()
+                yield PartAdded(index, number, Audio(format=FORMAT))
+            case Delta(index, number, kind, data) if isinstance(part, _Part):
+                for sentence in part.feed(data) if kind in ("text", "refusal") else ():
+                    async with aclosing(self._say(sentence, how, part)) as deltas:
+                        async for delta in deltas:
+                            yield Delta(index, number, *delta)
+            case PartDone(index, number) if isinstance(part, _Part):
+                if rest := part.sentences.close():
+                    async with aclosing(self._say(rest, how, part)) as deltas:
+                        async for delta in deltas:
+                            yield Delta(index, number, *delta)
+                parts[index, number] = audio = part.audio
+                yield PartDone(index, number, audio)
+            case ItemDone(index, Message() as message):
+                content = [
+                    spoken if isinstance(spoken := parts.get((index, number)), Audio) else given
+                    for number, given in enumerate(message.parts)
+                ]
+                yield ItemDone(index, replace(message, content=tuple(content)))
+            case _:
+                yield event
+
+    async def _say(
+        self, sentence: str, how: Speaking, part: _Part
+    ) -> AsyncGenerator[tuple[Literal["transcript", "audio"], str], None]:
+        """The kind and the data of each delta for a sentence."""
+        yield "transcript", sentence
+        text = speakable(sentence)
+        if not words_in(text):
+            return
+        held = b""
+        async with aclosing(self._synthesizer.speak(text, how)) as sound:
+            async for pcm in sound:
+                part.sound.append(pcm)
+                held += pcm
+                whole = len(held) - len(held) % _AUDIO_DELTA
+                for start in range(0, whole, _AUDIO_DELTA):
+                    yield "audio", b64encode(held[start : start + _AUDIO_DELTA]).decode()
+                held = held[whole:]
+        if held:
+            yield "audio", b64encode(held).decode()
+
+
+_Parts = dict[tuple[int | None, int], "_Part | Audio"]
+"""Parts that are being spoken, and those that were, by item and number."""
+
+
+class _Part:
+    """A part that is being spoken."""
+
+    def __init__(self) -> None:
+        self.sentences = Sentences()
+        self.sound: list[bytes] = []
+        self._text: list[str] = []
+
+    def feed(self, text: str) -> list[str]:
+        self._text.append(text)
+        return self.sentences.feed(text)
+
+    @property
+    def audio(self) -> Audio:
+        """The part as it stands."""
+        data = b64encode(b"".join(self.sound)).decode()
+        return Audio(data or None, FORMAT, "".join(self._text) or None)
+
+
+def speaking(request: Request) -> Speaking:
+    """How a request wants to be spoken to."""
+    audio = request.audio
+    voice = getattr(audio, "voice", None)
+    extra = (getattr(audio, "extra", None) or {}).get("realtime", {})
+    speed = extra.get("speed", 1.0)
+    if isinstance(voice, dict):  # a voice made at OpenAI, by its id
+        voice = voice.get("id")
+    if not isinstance(voice, str | None) or not isinstance(speed, int | float):
+        raise FaultError(bad_request("must be a name, and the speed a number", "voice"))
+    return Speaking(voice=voice, speed=float(speed))

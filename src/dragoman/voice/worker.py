@@ -1,0 +1,199 @@
+"""A process that recognises, makes or reads sound with a Python library: it takes orders on its
+standard input and answers on its standard output.
+
+Such libraries compute for seconds without letting go of the interpreter, and some crash: neither
+may happen to a server. An order is a line of JSON with its bytes behind it, and so is each answer;
+the last answer to an order says `done`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Answer = tuple[dict[str, Any], bytes]
+Engine = Callable[[dict[str, Any], bytes], Iterator[Answer]]
+
+
+def read(stream: BinaryIO) -> Answer | None:
+    """The next message; None at the end."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        return None
+    head: dict[str, Any] = json.loads(line)
+    return head, stream.read(head.get("size", 0))
+
+
+def message(head: dict[str, Any], data: bytes = b"") -> bytes:
+    """A message."""
+    return json.dumps({**head, "size": len(data)}).encode() + b"\n" + data
+
+
+_ROOM = 80.0
+"""The noise of a quiet room, as the deviation of its samples: -52 dB."""
+
+
+def pocketsphinx(grammar: str) -> Engine:
+    """CMU PocketSphinx with the English model that it ships. With a grammar (a file of JSGF, or
+    `pocket`: what the pocket model knows) only what that allows is recognised, and far better;
+    words are written as they are there."""
+    import numpy as np
+
+    decoder = import_module("pocketsphinx").Decoder(samprate=16_000, loglevel="FATAL")
+    written: dict[str, str] = {}
+    if grammar:
+        file = Path(__file__).with_name("pocket.gram") if grammar == "pocket" else Path(grammar)
+        text, written = spoken_grammar(file.read_text(encoding="utf-8"))
+        if missing := [word for word in written if decoder.lookup_word(word) is None]:
+            raise ValueError(f"the English model has no word {', '.join(missing)} of the grammar")
+        decoder.add_jsgf_string("grammar", text.encode())
+        decoder.activate_search("grammar")
+
+    def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
+        # Its model was trained in rooms: where there is no noise at all, it understands far less.
+        sound = np.frombuffer(pcm, dtype="<i2")
+        room = np.random.default_rng(1).normal(0, _ROOM, len(sound))
+        decoder.start_utt()
+        decoder.process_raw(
+            (sound + room).clip(-32_768, 32_767).astype("<i2").tobytes(), full_utt=True
+        )
+        decoder.end_utt()
+        if (found := decoder.hyp()) is not None:
+            said = " ".join([written.get(word, word) for word in found.hypstr.split()])
+            words = [*times()] if order["words"] else []
+            yield {"text": said[:1].upper() + said[1:], "words": words}, b""
+
+    def times() -> Iterator[tuple[str, float, float]]:
+        """Each word with when it begins and ends: there are 100 frames in a second."""
+        for each in decoder.seg():
+            word = each.word.partition("(")[0]  # the(2) is another way to say it
+            if word[:1].isalpha():  # <sil> is none
+                yield written.get(word, word), each.start_frame / 100, (each.end_frame + 1) / 100
+
+    return transcribe
+
+
+_JSGF = re.compile(
+    r"/\*.*?\*/|//[^\n]*|<[^>]*>|\{[^}]*\}|/[\d.]+/|\A#[^;\n]*;?"
+    r"|\b(?:grammar|import)\s[^;]*;|\bpublic\b|(?P<word>[^\W\d_][\w'.-]*)",
+    re.S,
+)
+"""What is in a grammar: comments, rules, tags, weights, the head and, last, words."""
+
+
+def spoken_grammar(text: str) -> tuple[str, dict[str, str]]:
+    """A grammar with its words in lower case, as dictionaries have them, and for each how it was
+    written."""
+    written: dict[str, str] = {}
+
+    def lower(match: re.Match[str]) -> str:
+        if (word := match["word"]) is None:
+            return match[0]
+        written.setdefault(word.lower(), word)
+        return word.lower()
+
+    return _JSGF.sub(lower, text), written
+
+
+def faster_whisper(model: str) -> Engine:
+    """Whisper by CTranslate2: a model by name, which it downloads once, or a folder."""
+    import numpy as np
+
+    whisper = import_module("faster_whisper").WhisperModel(model or "base", device="auto")
+
+    def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
+        sound = np.frombuffer(pcm, dtype="<i2").astype(np.float32) / 32_768
+        segments, _ = whisper.transcribe(
+            sound,
+            language=order["language"],
+            initial_prompt=order["prompt"],
+            word_timestamps=order["words"],
+        )
+        for number, segment in enumerate(segments):
+            text = segment.text if number else segment.text.lstrip()
+            words = [(each.word.strip(), each.start, each.end) for each in segment.words or ()]
+            times = {"start": segment.start, "end": segment.end, "words": words}
+            yield {"text": text, **times}, b""
+
+    return transcribe
+
+
+def kokoro(model: str) -> Engine:
+    """Kokoro by ONNX: its model file, with the file of its voices beside it (`voices*.bin`)."""
+    beside = sorted(Path(model).parent.glob("voices*.bin"))
+    if not beside:
+        raise FileNotFoundError(f"there is no voices*.bin beside {model}")
+    library = import_module("kokoro_onnx").Kokoro(model, str(beside[-1]))
+    voices = set(library.get_voices())
+
+    def speak(order: dict[str, Any], _: bytes) -> Iterator[Answer]:
+        asked = order["voice"]
+        voice = asked if asked in voices else next(v for v in ("af_heart", *sorted(voices)))
+        sound, rate = library.create(order["text"], voice, speed=order["speed"])
+        pcm = (sound.clip(-1, 1) * 32_767).astype("<i2").tobytes()
+        yield {"rate": rate}, pcm
+
+    return speak
+
+
+def miniaudio(_: str) -> Engine:
+    """Sound files, a second at a time: one channel, at the rate that is asked for."""
+    library = import_module("miniaudio")
+
+    def read_file(order: dict[str, Any], data: bytes) -> Iterator[Answer]:
+        rate, form = order["rate"], library.SampleFormat.SIGNED16
+        for samples in library.stream_memory(data, form, 1, rate, frames_to_read=rate):
+            yield {}, samples.tobytes()
+
+    return read_file
+
+
+ENGINES: dict[str, Callable[[str], Engine]] = {
+    "pocketsphinx": pocketsphinx,
+    "faster-whisper": faster_whisper,
+    "kokoro": kokoro,
+    "miniaudio": miniaudio,
+}
+NEEDED = {
+    "pocketsphinx": "pocketsphinx",
+    "faster-whisper": "faster_whisper",
+    "kokoro": "kokoro_onnx",
+    "miniaudio": "miniaudio",
+}
+"""The library of each."""
+
+
+def main(name: str, option: str) -> None:
+    """Answer orders until there are no more."""
+    orders = sys.stdin.buffer
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+
+    def answer(head: dict[str, Any], data: bytes = b"") -> None:
+        answers.write(message(head, data))
+        answers.flush()
+
+    try:
+        engine = ENGINES[name](option)
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {error}", "done": True})
+        return
+    answer({"done": True})
+    while (order := read(orders)) is not None:
+        try:
+            for head, data in engine(*order):
+                answer(head, data)
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}", "done": True})
+        else:
+            answer({"done": True})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,509 @@
+"""Realtime over WebSocket, as its clients speak it: over a real port, with real clients."""
+
+import asyncio
+import json
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+from msgspec.structs import replace
+from openai import AsyncOpenAI, OpenAI
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from dragoman.core.event import Finished
+from dragoman.core.interfaces import Secret
+from dragoman.core.response import Usage
+from dragoman.engines.remote import Remote
+from dragoman.engines.router import Route, Router
+from dragoman.server import realtime
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from dragoman.voice.studio import Studio
+from tests.engines.voices import LOUD, QUIET, Voice
+from tests.oracle import DATA, realtime_problems
+from tests.server.stubs import FINISHED, OPENING, Stub, saying, served, word
+from tests.wire.realtime.order_checker import Order
+from tests.wire.realtime.stage import calling
+
+PATH = "/v1/realtime"
+USER = {
+    "type": "conversation.item.create",
+    "item": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+}
+RESPOND = {"type": "response.create"}
+COUNTED = replace(FINISHED, usage=Usage(input_tokens=3, output_tokens=2))
+
+
+@asynccontextmanager
+async def served_app(
+    engine: Any = None, settings: Settings | None = None, **options: Any
+) -> AsyncIterator[tuple[App, int]]:
+    app = App(engine or Stub(), settings or Settings(), **options)
+    async with served(app, settings) as port:
+        yield app, port
+    await app.close()
+
+
+class Talk:
+    """A connection whose every event is held against the schema and the order."""
+
+    def __init__(self, socket: ClientConnection, *, strict: bool = True) -> None:
+        self.socket = socket
+        self.order = Order() if strict else None
+
+    async def say(self, *events: dict[str, Any]) -> None:
+        for event in events:
+            await self.socket.send(json.dumps(event))
+
+    async def next(self) -> dict[str, Any]:
+        event = json.loads(await self.socket.recv())
+        if self.order is not None:
+            assert realtime_problems(event) == [], event
+            self.order.feed(event)
+        return event
+
+    async def until(self, kind: str) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        while not events or events[-1]["type"] != kind:
+            events.append(await self.next())
+        return events
+
+
+@asynccontextmanager
+async def talking(
+    engine: Any = None,
+    *,
+    query: str = "?model=stub",
+    settings: Settings | None = None,
+    strict: bool = True,
+    app: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[Talk]:
+    """A session with a server around this engine."""
+    async with (
+        served_app(engine, settings, **(app or {})) as (_, port),
+        connect(f"ws://127.0.0.1:{port}{PATH}{query}", **options) as socket,
+    ):
+        yield Talk(socket, strict=strict)
+
+
+async def test_a_text_turn_of_the_openai_sdk() -> None:
+    engine = Stub(*OPENING, word("Hello"), *saying("Hello")[-3:-1], COUNTED)
+    async with served_app(engine) as (_, port):
+        client = AsyncOpenAI(
+            api_key="x",
+            base_url=f"http://127.0.0.1:{port}/v1",
+            websocket_base_url=f"ws://127.0.0.1:{port}/v1",
+        )
+        async with client.realtime.connect(model="stub") as connection:
+            await connection.session.update(
+                session={
+                    "type": "realtime",
+                    "instructions": "Be brief.",
+                    "output_modalities": ["text"],
+                }
+            )
+            await connection.conversation.item.create(item=USER["item"])
+            await connection.response.create()
+            kinds, text = [], ""
+            async for event in connection:
+                kinds.append(event.type)
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                if event.type == "response.done":
+                    assert event.response.usage is not None
+                    assert event.response.usage.total_tokens == 5
+                    assert event.response.status == "completed"
+                    break
+        await client.close()
+    assert text == "Hello"
+    assert kinds[:3] == ["session.created", "conversation.created", "session.updated"]
+    (request, caller) = engine.asked[0]
+    assert (request.instructions, request.model) == ("Be brief.", "stub")
+    assert [item.text for item in request.items] == ["Hi"]
+    assert caller.wire == "realtime"
+
+
+async def test_a_call_of_a_function_by_the_openai_sdk_without_async() -> None:
+    engine = Stub(*calling(("c1", "weather", '{"city": "Oslo"}')))
+
+    def talk(port: int) -> list[Any]:
+        client = OpenAI(
+            api_key="x",
+            base_url=f"http://127.0.0.1:{port}/v1",
+            websocket_base_url=f"ws://127.0.0.1:{port}/v1",
+        )
+        found: list[Any] = []
+        with client, client.realtime.connect(model="stub") as connection:
+            tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+            connection.session.update(session={"type": "realtime", "tools": [tool]})
+            for _ in range(2):
+                connection.response.create()
+                for event in connection:
+                    found.append(event)
+                    if event.type == "response.done":
+                        break
+                output = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+                connection.conversation.item.create(item=output)
+        return found
+
+    async with served_app(engine) as (_, port):
+        events = await asyncio.to_thread(talk, port)
+    (done, _) = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert (done.name, done.call_id, done.arguments) == ("weather", "c1", '{"city": "Oslo"}')
+    assert [tool.name for tool in engine.asked[0][0].tools] == ["weather"]
+    assert [type(item).__name__ for item in engine.asked[1][0].items] == [
+        "FunctionCall",
+        "FunctionCallOutput",
+    ]
+
+
+async def test_an_answer_is_cancelled_and_the_engine_with_it() -> None:
+    engine = Stub(*OPENING, word("Hello"), asyncio.Event())
+    async with talking(engine) as talk:
+        await talk.say(USER, RESPOND)
+        await talk.until("response.output_text.delta")
+        await talk.say({"type": "response.cancel"})
+        done = (await talk.until("response.done"))[-1]
+        assert done["response"]["status_details"] == {
+            "type": "cancelled",
+            "reason": "client_cancelled",
+        }
+        await asyncio.wait_for(engine.cancelled.wait(), 5)
+        await talk.say({"type": "response.cancel", "event_id": "mine"})
+        error = (await talk.next())["error"]
+        assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "mine")
+
+
+async def test_a_client_that_disconnects_cancels_the_engine() -> None:
+    engine = Stub(*OPENING, word("Hello"), asyncio.Event())
+    async with talking(engine) as talk:
+        await talk.say(USER, RESPOND)
+        await talk.until("response.output_text.delta")
+        await talk.socket.close()
+        await asyncio.wait_for(engine.cancelled.wait(), 5)
+
+
+async def test_what_makes_no_sense_is_an_error_and_the_session_goes_on() -> None:
+    async with talking() as talk:
+        await talk.until("conversation.created")
+        for frame in ("{", "[]", '{"type": "nonsense"}', "\0"):
+            await talk.socket.send(frame)
+            assert (await talk.next())["type"] == "error"
+        await talk.socket.send(b'{"type": "session.update", "session": {"type": "realtime"}}')
+        assert (await talk.next())["type"] == "session.updated"
+
+
+async def test_a_failing_engine_fails_the_answer_and_not_the_session() -> None:
+    async with talking(Stub(RuntimeError("secret"))) as talk:
+        for _ in range(2):
+            await talk.say(RESPOND)
+            done = (await talk.until("response.done"))[-1]
+            assert done["response"]["status"] == "failed"
+            assert "secret" not in json.dumps(done)
+
+
+async def test_an_append_of_many_bytes_is_decoded_and_one_of_too_many_refused() -> None:
+    sound = b64encode(bytes(3 * 1024 * 1024)).decode()
+    append = {"type": "input_audio_buffer.append", "audio": sound}
+    async with talking() as talk:
+        await talk.say(append, {"type": "input_audio_buffer.commit"})
+        await talk.until("conversation.item.done")
+    some = {**append, "audio": sound[:20_000]}
+    update = {"type": "session.update", "session": {"type": "realtime"}}
+    async with talking(settings=Settings(memory=150_000)) as talk:
+        await talk.until("conversation.created")
+        found = {}
+        while found.get("type") != "error":
+            await talk.say(some, update)
+            found = await talk.next()
+        assert found["error"]["code"] == "overloaded"
+        await talk.say({"type": "input_audio_buffer.clear"})
+        await talk.until("input_audio_buffer.cleared")
+
+
+async def test_a_session_is_refused_as_http_where_it_cannot_be_opened() -> None:
+    keyed = Settings(keys=(Secret("k" * 20),))
+    rows: list[tuple[dict[str, Any], int]] = [
+        ({"query": ""}, 400),
+        ({"query": "?call_id=rtc_1"}, 404),
+        ({"settings": keyed}, 401),
+        ({"settings": Settings(max_sockets_per_key=1)}, 0),
+    ]
+    for options, status in rows:
+        if status:
+            with pytest.raises(InvalidStatus) as refused:
+                async with talking(**options):
+                    pass
+            assert refused.value.response.status_code == status
+            continue
+        async with served_app(None, options["settings"]) as (_, port):
+            url = f"ws://127.0.0.1:{port}{PATH}?model=m"
+            async with connect(url):
+                with pytest.raises(InvalidStatus) as refused:
+                    async with connect(url):
+                        pass
+                assert refused.value.response.status_code == 429
+
+
+async def test_a_page_gives_its_key_as_a_subprotocol() -> None:
+    key = "k" * 20
+    offered = ["realtime", f"openai-insecure-api-key.{key}"]
+    settings = Settings(keys=(Secret(key),))
+    async with talking(settings=settings, subprotocols=offered) as talk:
+        assert talk.socket.subprotocol == "realtime"
+        await talk.until("conversation.created")
+    with pytest.raises(InvalidStatus):
+        async with talking(settings=settings, subprotocols=["realtime", f"{offered[1]}x"]):
+            pass
+
+
+async def test_the_beta_dialect_is_spoken_where_a_client_asks_for_it() -> None:
+    headers = {"OpenAI-Beta": "realtime=v1"}
+    async with talking(strict=False, additional_headers=headers) as talk:
+        update = {"modalities": ["text"], "instructions": "x", "turn_detection": None}
+        await talk.say({"type": "session.update", "session": update}, USER, RESPOND)
+        events = await talk.until("response.done")
+    kinds = [event["type"] for event in events]
+    assert "response.text.delta" in kinds
+    assert "conversation.item.created" in kinds
+    assert not any("output_text" in kind or kind.endswith(".added") for kind in kinds[:5])
+    session = events[kinds.index("session.updated")]["session"]
+    assert (session["modalities"], session["instructions"]) == (["text"], "x")
+    assert events[-1]["response"]["output"][0]["content"][0]["type"] == "text"
+    old = ["realtime", "openai-beta.realtime-v1"]
+    async with talking(strict=False, subprotocols=old) as talk:
+        assert "modalities" in (await talk.next())["session"]
+
+
+class Voiced(Studio, frozen=True):
+    """A studio of voices that need nothing."""
+
+    def open(self) -> Voice:
+        return Voice()
+
+
+async def test_a_spoken_turn_with_the_voice_of_the_server() -> None:
+    """Sound in, turns found, text for the model, sound out; and an interruption."""
+    engine = Stub(*saying("Fine, ", "thanks"))
+    audio = {"input": {"transcription": {"model": "w"}}}
+    update = {"type": "session.update", "session": {"type": "realtime", "audio": audio}}
+    speech = b64encode(QUIET * 100 + LOUD * 200 + QUIET * 10).decode()
+    async with talking(engine, app={"studio": Voiced(None, None)}) as talk:
+        await talk.say(update, {"type": "input_audio_buffer.append", "audio": speech})
+        events = await talk.until("response.done")
+        kinds = [event["type"] for event in events]
+        order = ["speech_started", "speech_stopped", "committed", "transcription.completed"]
+        places = [next(n for n, kind in enumerate(kinds) if kind.endswith(o)) for o in order]
+        assert places == sorted(places)
+        (item,) = events[-1]["response"]["output"]
+        assert item["content"] == [{"type": "output_audio", "transcript": "Fine, thanks"}]
+        engine.cues = (*OPENING, word("Well"), asyncio.Event())
+        await talk.say(RESPOND)
+        await talk.until("response.output_audio.delta")
+        await talk.say(
+            {"type": "input_audio_buffer.append", "audio": b64encode(LOUD * 50).decode()}
+        )
+        done = (await talk.until("response.done"))[-1]["response"]
+        assert done["status_details"]["reason"] == "turn_detected"
+        cut = {"item_id": done["output"][0]["id"], "content_index": 0, "audio_end_ms": 0}
+        await talk.say({"type": "conversation.item.truncate", **cut})
+        await talk.until("conversation.item.truncated")
+
+
+async def test_a_session_that_only_transcribes() -> None:
+    async with talking(query="?intent=transcription") as talk:
+        created = await talk.next()
+        assert created["session"]["type"] == "transcription"
+
+
+async def test_a_client_secret_opens_one_session_with_its_configuration(monkeypatch) -> None:
+    key = "k" * 20
+    settings = Settings(keys=(Secret(key),))
+    async with served_app(None, settings) as (_, port), httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+        session = {"type": "realtime", "model": "stub", "instructions": "Be brief."}
+        asked = {"expires_after": {"anchor": "created_at", "seconds": 60}, "session": session}
+        head = {"Authorization": f"Bearer {key}"}
+        made = (await http.post(url, json=asked, headers=head)).json()
+        assert realtime_problems_of_secret(made) == []
+        assert made["session"]["instructions"] == "Be brief."
+        socket = f"ws://127.0.0.1:{port}{PATH}"
+        bearer = {"Authorization": f"Bearer {made['value']}"}
+        async with connect(socket, additional_headers=bearer) as connection:
+            created = json.loads(await connection.recv())
+            assert created["session"]["instructions"] == "Be brief."
+            assert created["session"]["model"] == "stub"
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(socket, additional_headers=bearer):
+                pass
+        assert refused.value.response.status_code == 401
+        # One that nobody used in time, and one of too many, are good for nothing.
+        made = (await http.post(url, json={}, headers=head)).json()
+        later = time.monotonic() + 601
+        monkeypatch.setattr(realtime, "time", SimpleNamespace(monotonic=lambda: later))
+        bearer = {"Authorization": f"Bearer {made['value']}"}
+        with pytest.raises(InvalidStatus):
+            async with connect(f"{socket}?model=m", additional_headers=bearer):
+                pass
+        monkeypatch.setattr(realtime, "MAX_SECRETS", 1)
+        first = (await http.post(url, json={}, headers=head)).json()
+        await http.post(url, json={}, headers=head)
+        bearer = {"Authorization": f"Bearer {first['value']}"}
+        with pytest.raises(InvalidStatus):
+            async with connect(f"{socket}?model=m", additional_headers=bearer):
+                pass
+        wrong = await http.post(url, json={"expires_after": {"seconds": 1}}, headers=head)
+        assert wrong.status_code == 400
+
+
+def realtime_problems_of_secret(value: dict[str, Any]) -> list[str]:
+    assert value["value"].startswith("ek_")
+    document = json.loads((DATA / "realtime.json").read_text())["components"]["schemas"]
+    return sorted(set(document["RealtimeCreateClientSecretResponse"]["required"]) - set(value))
+
+
+async def test_client_secrets_are_for_one_process() -> None:
+    settings = Settings(workers=2)
+    async with served_app(None, settings) as (_, port), httpx2.AsyncClient() as http:
+        answer = await http.post(f"http://127.0.0.1:{port}{PATH}/client_secrets", json={})
+        assert answer.json()["error"]["code"] == "unsupported_parameter"
+        plain = await http.get(f"http://127.0.0.1:{port}{PATH}?model=m")
+        assert plain.status_code == 426
+
+
+async def test_a_client_that_does_not_read_pauses_the_engine() -> None:
+    """The engine is at most a few writes ahead of what the client has taken."""
+    words = [word("x" * 8_000)] * 1_500
+    engine = Stub(*OPENING, *words, *saying("")[-3:-1], Finished("completed"))
+    async with talking(engine, max_queue=1, max_size=None, strict=False) as talk:
+        await talk.say(RESPOND)
+        await engine.begun.wait()
+        said = -1
+        while engine.said != said:  # until it waits for us
+            said = engine.said
+            await asyncio.sleep(0.1)
+        assert said < len(words)
+        events = await talk.until("response.done")
+        assert len(events) > len(words)
+
+
+async def test_a_session_ends_when_its_time_is_over_and_says_so(monkeypatch) -> None:
+    limits = realtime.SessionLimits
+    monkeypatch.setattr(realtime, "SessionLimits", lambda **k: limits(**k, lifetime_ms=50))
+    async with talking() as talk:
+        error = (await talk.until("error"))[-1]
+        assert error["error"]["code"] == "session_expired"
+        with pytest.raises(ConnectionClosed):
+            await talk.next()
+
+
+async def test_a_server_that_shuts_down_ends_the_sessions_that_are_answering() -> None:
+    engine = Stub(*OPENING, asyncio.Event())
+    async with (
+        served_app(engine) as (app, port),
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=stub") as socket,
+    ):
+        talk = Talk(socket)
+        await talk.say(RESPOND)
+        await talk.until("response.content_part.added")
+        await app.drain(0)
+        error = (await talk.until("error"))[-1]
+        assert error["error"]["code"] == "shutting_down"
+        with pytest.raises(ConnectionClosed):
+            await talk.next()
+
+
+async def test_an_answer_takes_no_longer_than_the_deadline() -> None:
+    engine = Stub(*OPENING, asyncio.Event())
+    async with talking(engine, settings=Settings(deadline=0.1)) as talk:
+        await talk.say(RESPOND)
+        done = (await talk.until("response.done"))[-1]
+        assert done["response"]["status_details"]["error"]["code"] == "upstream_timeout"
+
+
+async def test_each_answer_has_a_line_in_the_log(capfd) -> None:
+    settings = Settings(request_log=True)
+    engine = Stub(*OPENING, *saying("")[-3:-1], COUNTED)
+    async with talking(engine, settings=settings) as talk:
+        await talk.say(RESPOND)
+        await talk.until("response.done")
+    from dragoman.server.log import LINES
+
+    LINES.wait()
+    assert "TURN /v1/realtime 200" in capfd.readouterr().err
+
+
+# ---- sessions of other servers ---------------------------------------------------------------
+
+
+@asynccontextmanager
+async def relayed(engine: Any, dialect: Any) -> AsyncIterator[int]:
+    """The port of a server that relays sessions with the models of another."""
+    async with served_app(engine) as (_, port):
+        upstream = Remote(f"http://127.0.0.1:{port}/v1", key="k")
+        route = Route(upstream, ("stub",), {"other": "stub"}, realtime=dialect)
+        local = Route(Stub(*saying("local"), models=("local",)), ("local",))
+        async with served_app(Router([route, local])) as (_, front):
+            yield front
+
+
+@pytest.mark.parametrize("dialect", ["ga", "beta"])
+@pytest.mark.parametrize("beta", [False, True])
+async def test_a_session_is_relayed_between_dialects(dialect, beta) -> None:
+    engine = Stub(*saying("Good ", "day"))
+    headers = {"OpenAI-Beta": "realtime=v1"} if beta else {}
+    async with (
+        relayed(engine, dialect) as port,
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=other", additional_headers=headers) as socket,
+    ):
+        talk = Talk(socket, strict=not beta and dialect == "ga")
+        if beta:
+            await talk.say({"type": "session.update", "session": {"instructions": "x"}})
+        await talk.say(USER, RESPOND)
+        kinds = [event["type"] for event in await talk.until("response.done")]
+        await talk.socket.send("{")
+        assert (await talk.next())["type"] == "error"
+    assert ("response.text.delta" in kinds) == beta
+    assert ("response.output_text.delta" in kinds) != beta
+    (request, caller) = engine.asked[0]
+    assert request.model == "stub"
+    assert caller.hops == 1
+    assert [item.text for item in request.items] == ["Hi"]
+
+
+async def test_a_session_with_a_model_of_ours_is_not_relayed() -> None:
+    engine = Stub()
+    async with (
+        relayed(engine, "ga") as port,
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=local") as socket,
+    ):
+        talk = Talk(socket)
+        await talk.say(RESPOND)
+        await talk.until("response.done")
+    assert engine.asked == []
+    async with relayed(engine, "ga") as port:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://127.0.0.1:{port}{PATH}?model=nobody"):
+                pass
+    assert refused.value.response.status_code == 404
+
+
+@pytest.mark.parametrize("beta", [False, True])
+async def test_a_session_that_its_server_ends_is_ended_and_says_why(beta) -> None:
+    headers = {"OpenAI-Beta": "realtime=v1"} if beta else {}
+    route = Route(Remote("http://127.0.0.1:1/v1"), ("stub",), realtime="ga")
+    async with (
+        served_app(Router([route])) as (_, port),
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=stub", additional_headers=headers) as socket,
+    ):
+        event = json.loads(await socket.recv())
+        assert event["error"]["code"] == "upstream_unreachable"
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
