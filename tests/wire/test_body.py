@@ -26,11 +26,12 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire import json as body
+from dragoman.wire import pieces
 from dragoman.wire.cache import Cache
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.registry import WIRES
-from dragoman.wire.responses import RESPONSES, items
+from dragoman.wire.responses import RESPONSES, encode, items
 from tests.cases import cases
 
 TALKING = [wire for wire in WIRES.values() if wire.conversation]
@@ -147,8 +148,8 @@ def test_many_values_are_encoded_each_on_a_line(texts) -> None:
 def test_long_texts_are_encoded_in_pieces(text, more, beside, monkeypatch) -> None:
     whole = {"a": text, "b": [text, Raw(b"[1]")], "c": beside}
     expected = body.load(body.dump(whole, more))
-    monkeypatch.setattr(body, "LONG", 4)
-    long = {"a": body.long(text), "b": [body.Long(text), Raw(b"[1]")], "c": beside}
+    monkeypatch.setattr(pieces, "LONG", 4)
+    long = {"a": pieces.long(text), "b": [pieces.Long(text), Raw(b"[1]")], "c": beside}
     assert body.load(body.dump(long, more)) == expected
 
 
@@ -166,17 +167,17 @@ def test_an_answer_of_long_texts_is_encoded_as_any_other(wire_text, monkeypatch)
     def encoded() -> list[bytes]:
         events = list(unfold(answer))
         again = RESPONSES.encoder(request, STANDARD)
-        pieces = [Delta(0, 0, "text", text)] * 2
+        deltas = [Delta(0, 0, "text", text)] * 2
         opening = Started("1", 1, "m"), ItemAdded(0, Message("assistant", ())), *events[2:3]
         return [
             RESPONSES.encode_response(answer, request, STANDARD),
             RESPONSES.encode_request(request, STANDARD)[0],
             RESPONSES.encoder(request, STANDARD).feed(events),
-            b"".join([again.feed([event]) for event in (*opening, *pieces)]),
+            b"".join([again.feed([event]) for event in (*opening, *deltas)]),
         ]
 
     plain = encoded()
-    for module in (body, items):
+    for module in (pieces, items, encode):
         monkeypatch.setattr(module, "LONG", 5)
     assert encoded() == plain
 

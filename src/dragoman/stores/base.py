@@ -10,10 +10,10 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -155,6 +155,45 @@ class Turns:
                 return await asyncio.to_thread(work, *given)
             finally:
                 self._next = 2 * time.monotonic() - begun
+
+
+class Together:
+    """Asks once what several ask at a time, as the readers of a run do."""
+
+    def __init__(self) -> None:
+        self._asking: dict[tuple[object, ...], asyncio.Task[Any]] = {}
+
+    async def ask(
+        self,
+        key: tuple[object, ...],
+        ask: Callable[[], Coroutine[Any, Any, T]],
+        seconds: float | None = None,
+    ) -> T | None:
+        """What was found for this key: for all who ask before it is begun, since they may know of
+        more by then; or with `seconds` for all who ask until it is found. None when they are up."""
+        loop = asyncio.get_running_loop()
+        key = loop, *key
+
+        async def for_all() -> T:
+            if seconds is None:
+                del self._asking[key]
+            try:
+                return await ask()
+            finally:
+                if seconds is not None:
+                    del self._asking[key]
+
+        if (asking := self._asking.get(key)) is None:
+            asking = self._asking[key] = loop.create_task(for_all())
+            asking.add_done_callback(_seen)
+        await asyncio.wait((asking,), timeout=seconds)
+        return asking.result() if asking.done() else None
+
+
+def _seen(done: asyncio.Task[Any]) -> None:
+    """Take note of an error: nobody may wait for it any more."""
+    if not done.cancelled():
+        done.exception()
 
 
 class TooMuchError(Exception):

@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from typing import Any
@@ -34,6 +35,7 @@ from .base import (
     Record,
     Room,
     RunStatus,
+    StoredAnswer,
     StoreError,
     input_id,
 )
@@ -264,10 +266,7 @@ def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]
     refer to, by their digests."""
     request, parts = record.request, dict[bytes, bytes]()
     large = record.size > APART
-
-    def packed(value: object) -> bytes:
-        return pack_apart(value, record.tenant, parts) if large else pack(value)
-
+    packed = partial(pack_apart, tenant=record.tenant, parts=parts) if large else pack
     body = _Body(
         request,
         record.status if record.response is None else "in_progress",
@@ -438,6 +437,11 @@ def unpack_records(rows: Sequence[Sequence[Any]], parts: Parts) -> list[Record]:
         for row in rows
         if not row[PARTS] or parts.have(digests(row[PARTS]))
     ]
+
+
+def unpack_answers(rows: Sequence[Sequence[Any]], parts: Parts) -> dict[str, StoredAnswer]:
+    """The answers of rows, by their ids."""
+    return {id: StoredAnswer(model_of(a), unpack(b, Response, parts)) for id, a, b, *_ in rows}
 
 
 def unpack_items(rows: Sequence[Sequence[Any]]) -> tuple[Item, ...]:

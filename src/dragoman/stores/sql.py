@@ -14,9 +14,9 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from msgspec.structs import replace
 
@@ -40,6 +40,7 @@ from .base import (
     StoredAnswer,
     StoreError,
     Subscribers,
+    Together,
     TooMuchError,
     Turns,
     call_digests,
@@ -54,12 +55,12 @@ from .serialize import (
     PARTS,
     Parts,
     digests,
-    model_of,
     pack,
     pack_apart,
     pack_events,
     texts_of,
     unpack,
+    unpack_answers,
     unpack_items,
     unpack_records,
     unpack_segments,
@@ -134,7 +135,7 @@ class Store(Files):
         self._pubsub = pubsub
         self.turns = Turns()
         self._packing = asyncio.Lock()
-        self._asked: dict[tuple[object, ...], asyncio.Task[Any]] = {}  # for several at a time
+        self._asked = Together()
 
     @property
     def secret(self) -> bytes:
@@ -199,12 +200,7 @@ class Store(Files):
         parts: dict[bytes, bytes] = {}
         pack_all = partial(pack_apart, tenant=tenant, parts=parts) if size > APART else pack
         data = await self.apart(size, pack_events, segment.events, pack_all)
-
-        def steps() -> Steps[bool]:
-            yield from add_parts(id, parts)
-            return (yield from append(id, segment, data))
-
-        if not await self._transact((), steps):
+        if not await self._transact((), partial(append, id, segment, data, parts)):
             raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -233,8 +229,9 @@ class Store(Files):
             keys, calls = index_keys(others), call_digests(response)
 
             def steps() -> Steps[bool]:
-                yield from add_parts(id, parts)
-                if segment is not None and not (yield from append(id, segment, events)):
+                if parts:
+                    yield from add_parts(id, parts)
+                if segment is not None and not (yield from append(id, segment, events, {})):
                     return False
                 live = yield _END, (id,)
                 if not live:
@@ -344,8 +341,7 @@ class Store(Files):
             room.read(size)
             if None in [row[1] for row in rows]:
                 rows = await self._read(f"{_ANSWER} {tail}", tenant, *some)
-            parts = await self._parts([row[2] for row in rows], room)
-            found |= await self.apart(size + parts.size, _answers, rows, parts)
+            found |= await self._whole_of([row[2] for row in rows], unpack_answers, rows, room=room)
         return tuple(found.values())
 
     async def log_size(self, id: str, most: int) -> tuple[int, int]:
@@ -363,8 +359,7 @@ class Store(Files):
 
     async def log(self, id: str, first: int = 0, most: int = 2**31) -> tuple[LogSegment, ...]:
         """The log from this index on, in order, `most` segments of it; nothing at its end."""
-        found = await self._together((id, first, most), partial(self._log, id, first, most))
-        return found or ()
+        return await self._asked.ask((id, first, most), partial(self._log, id, first, most)) or ()
 
     async def _log(self, id: str, first: int, most: int) -> tuple[LogSegment, ...]:
         statement = """SELECT s.first, s.events FROM segments s
@@ -373,16 +368,12 @@ class Store(Files):
             ORDER BY s.first LIMIT $3"""
         rows = await self._read(statement, id, first, most)
         if rows:
-            parts = await self._parts([data for _, data in rows])
-            size = parts.size + sum([len(data) for _, data in rows])
-            log = await self.apart(size, unpack_segments, rows, parts)
+            log = await self._whole_of([data for _, data in rows], unpack_segments, rows)
         else:
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"
             log = ()
             for (data,) in await self._read(whole, id):
-                parts = await self._parts([data])
-                size = parts.size + len(data)
-                response = await self.apart(size, unpack, data, Response, parts)
+                response = await self._whole_of([data], unpack, data, Response)
                 log = (LogSegment(0, tuple(unfold(response))),)
         from_here: list[LogSegment] = []
         for segment in log:
@@ -406,34 +397,7 @@ class Store(Files):
             await self._pubsub.wait(id, is_over, seconds, self.POLL)
             return live
 
-        return await self._together((id, length), looked, seconds) is not False
-
-    async def _together(
-        self,
-        key: tuple[object, ...],
-        ask: Callable[[], Coroutine[Any, Any, T]],
-        seconds: float | None = None,
-    ) -> T | None:
-        """What one finds for all who ask for the same at a time, as the readers of a run do: before
-        it was begun, since they may know of more by then, or in so many `seconds`, after which it
-        is None."""
-        loop = asyncio.get_running_loop()
-        key = loop, *key
-
-        async def for_all() -> T:
-            if seconds is None:
-                del self._asked[key]
-            try:
-                return await ask()
-            finally:
-                if seconds is not None:
-                    del self._asked[key]
-
-        if (asking := self._asked.get(key)) is None:
-            asking = self._asked[key] = loop.create_task(for_all())
-            asking.add_done_callback(_seen)
-        await asyncio.wait((asking,), timeout=seconds)
-        return asking.result() if asking.done() else None
+        return await self._asked.ask((id, length), looked, seconds) is not False
 
     async def list_responses(
         self, tenant: str, wire: str | None, paging: Paging, room: Room | None = None
@@ -482,19 +446,22 @@ class Store(Files):
     async def _recorded(self, rows: Sequence[Row], room: Room | None = None) -> list[Record]:
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
         between the two statements. Raises TooMuchError where there is no room for the parts."""
-        parts = await self._parts([], room, {d for row in rows for d in digests(row[PARTS])})
-        size = sum([len(row[DATA]) + len(row[RESPONSE_DATA] or b"") for row in rows])
-        return await self.apart(size + parts.size, unpack_records, rows, parts)
+        packed = [data for row in rows for data in (row[DATA], row[RESPONSE_DATA] or b"")]
+        wanted = {digest for row in rows for digest in digests(row[PARTS])}
+        return await self._whole_of(packed, unpack_records, rows, more=wanted, room=room)
 
-    async def _parts(
-        self, packed: Sequence[bytes], room: Room | None = None, more: Iterable[bytes] = ()
-    ) -> Parts:
-        """The parts with these digests, and the pieces of the long texts in packed values. Raises
-        TooMuchError where there is no room for them."""
-        room = room or Room()
-        found: list[Row] = []
-        wanted = {*more, *[digest for data in packed for digest in texts_of(data)]}
-        for some in chunks(wanted):
+    async def _whole_of(
+        self,
+        packed: Sequence[bytes],
+        work: Callable[..., T],
+        *given: object,
+        more: Iterable[bytes] = (),
+        room: Room | None = None,
+    ) -> T:
+        """What is made of packed values, with the pieces of their long texts and the parts with
+        these digests. Raises TooMuchError where there is no room for them."""
+        room, found = room or Room(), list[Row]()
+        for some in chunks({*more, *[digest for data in packed for digest in texts_of(data)]}):
             where = f"WHERE digest IN ({places(len(some), 2)})"
             statement = f"""SELECT digest, CASE WHEN size <= $1 THEN data END, size FROM parts,
                 (SELECT sum(length(data)) AS size FROM parts {where}) AS sizes {where}"""
@@ -506,7 +473,8 @@ class Store(Files):
                 room.hold(data[0][-1])
                 data = await self._read(statement, data[0][-1], *some)
             found += [row[:2] for row in data if row[1] is not None]
-        return Parts(found, room)
+        parts = Parts(found, room)
+        return await self.apart(parts.size + sum(map(len, packed)), work, *given, parts)
 
     # ---- leases --------------------------------------------------------------------------
 
@@ -730,13 +698,3 @@ class Store(Files):
     async def _compact(self) -> None:
         """Give the system the room back that was left."""
         return
-
-
-def _answers(rows: Sequence[Row], parts: Parts) -> dict[str, StoredAnswer]:
-    return {id: StoredAnswer(model_of(a), unpack(b, Response, parts)) for id, a, b, *_ in rows}
-
-
-def _seen(done: asyncio.Task[Any]) -> None:
-    """Take note of an error: nobody may wait for it any more."""
-    if not done.cancelled():
-        done.exception()

@@ -165,7 +165,7 @@ def add_parts(id: str, parts: dict[bytes, bytes]) -> Steps[None]:
     for digest in sorted(parts):
         yield _USE_MORE, (id, digest)
     statement = "SELECT parts FROM responses WHERE id = $1"
-    if parts and (rows := (yield statement, (id,))):
+    if rows := (yield statement, (id,)):
         for part in sorted(parts.items()):
             yield _PART, part
         known = rows[0][0] or b""
@@ -173,8 +173,10 @@ def add_parts(id: str, parts: dict[bytes, bytes]) -> Steps[None]:
         yield "UPDATE responses SET parts = $2 WHERE id = $1", (id, known + more)
 
 
-def append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
+def append(id: str, segment: LogSegment, events: bytes, parts: dict[bytes, bytes]) -> Steps[bool]:
     """Add to a log; False where no such run is live. Raises StoreError for a gap."""
+    if parts:
+        yield from add_parts(id, parts)
     if (yield _APPEND, (id, segment.first, len(segment.events), events)):
         return True
     if (yield f"SELECT u.seq {LIVE}", (id,)):

@@ -28,6 +28,8 @@ from msgspec.structs import fields as struct_fields
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import JSON
 
+from .pieces import in_pieces
+
 MAX_DEPTH = 256
 MAX_ANSWER = 64 * 1024 * 1024
 """The largest answer that is read as one JSON value, in bytes."""
@@ -298,28 +300,6 @@ def decode_strings(each: Sequence[bytes]) -> list[str]:
     return cast(list[str], texts[:good])
 
 
-LONG = 256 * 1024
-"""Characters of a text that are encoded in one call: no other thread runs meanwhile."""
-
-
-class Long:
-    """A longer text, which is encoded in pieces of so many.
-
-    >>> dump({"a": Long("b"), "c": 1})
-    b'{"a":"b","c":1}'
-    """
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def long(text: str) -> JSON:
-    """A text as it is, or `Long`."""
-    return text if len(text) <= LONG else Long(text)
-
-
 def dump(value: JSON, more: bytes = b"") -> bytes:
     """Encode as compact JSON, keys in the order they have; behind those of an object, `more` that
     is encoded already.
@@ -329,44 +309,8 @@ def dump(value: JSON, more: bytes = b"") -> bytes:
     try:
         data = _encoder.encode(value)
     except (TypeError, UnicodeEncodeError):
-        return _in_pieces(value, more)
+        return in_pieces(value, more, value_of)
     return b"%b,%b}" % (data[:-1], more) if more else data
-
-
-def _in_pieces(value: JSON, more: bytes) -> bytes:
-    """Encode what has long texts in it, or halves of surrogate pairs."""
-    texts: list[str] = []
-
-    def apart(value: Long) -> Raw:
-        texts.append(value.text)
-        return Raw(b"\0")  # which is in no JSON
-
-    def whole(value: Raw | Long) -> JSON:
-        return value.text if isinstance(value, Long) else value_of(value)
-
-    try:
-        rest = msgspec.json.Encoder(enc_hook=apart).encode(value)
-    except UnicodeEncodeError:
-        texts.clear()
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=whole)
-        units = text.encode("utf-16-le", "surrogatepass")
-        rest = units.decode("utf-16-le", "replace").encode()
-    if more:
-        rest = b"%b,%b}" % (rest[:-1], more)
-    if not texts:
-        return rest
-    first, *others = rest.split(b"\0")
-    pieces = [first]
-    for text, behind in zip(texts, others, strict=True):
-        pieces.append(b'"')
-        place = 0
-        while piece := text[place : place + LONG]:
-            if "\ud800" <= piece[-1] <= "\udbff" and len(piece) > 1:
-                piece = piece[:-1]  # its other half may follow
-            pieces.append(dump(piece)[1:-1])
-            place += len(piece)
-        pieces += b'"', behind
-    return b"".join(pieces)
 
 
 def dump_all(values: Sequence[JSON]) -> bytes:

@@ -37,7 +37,7 @@ from dragoman.core.lifecycle import FirstChoice, ItemSerializer
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
-from dragoman.wire.json import Long, long
+from dragoman.wire.pieces import LONG, Long, long
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from .items import (
@@ -137,7 +137,7 @@ class Encoder:
             before, after = self._before, self._after
             number, self._number = self._number, self._number + len(run)
             if len(run) == 1:
-                if len(run[0]) > json.LONG:
+                if len(run[0]) > LONG:
                     out += (b'%b%d,"delta":' % (before, number), json.dump(Long(run[0])), after)
                     continue
                 try:  # as `dump` does

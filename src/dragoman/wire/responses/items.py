@@ -39,7 +39,8 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.wire import json
-from dragoman.wire.json import ABSENT, LIMITS, LONG, Limits, Long, Reader, dense, kind, long
+from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, dense, kind
+from dragoman.wire.pieces import LONG, Long, long
 
 WIRE: Final = "responses"
 """The key of this wire in every `extra`."""
