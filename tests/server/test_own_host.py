@@ -429,7 +429,9 @@ async def test_paused_connection_reads_no_further_request(wire: str) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_large_bodies_are_not_copied_to_be_sent(wire: str, streamed: bool) -> None:
+async def test_large_bodies_are_not_copied_to_be_sent(
+    wire: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "word " * 100_000
     protocol, link = connected(App(Stub(*saying(text)), Settings()))
     sent: list[Any] = []
@@ -439,7 +441,7 @@ async def test_large_bodies_are_not_copied_to_be_sent(wire: str, streamed: bool)
         sent.append(data)
         write(data)
 
-    link.write = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(link, "write", noted)
     protocol.data_received(request(wire, stream=streamed))
     await until(link, b"0\r\n\r\n" if streamed else text.encode())
     assert not [data for data in sent if type(data) is bytes and len(data) > len(text)]

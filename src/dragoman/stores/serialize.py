@@ -384,7 +384,8 @@ class Parts:
             pieces = (self._packed[digest] for digest in digests)
             text = "".join([str(piece, "utf-8", "surrogatepass") for piece in pieces])
             self._values[digests] = text
-        return self._values[digests]  # type: ignore[no-any-return]
+        whole: str = self._values[digests]
+        return whole
 
 
 def _add(parts: dict[bytes, bytes], tenant: str, data: bytes) -> bytes:
