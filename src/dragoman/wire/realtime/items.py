@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from dragoman.core.conversation import type_of
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
@@ -105,8 +106,7 @@ def encode_item(item: Item) -> dict[str, JSON]:
         case Unknown(kind=kind, value=value, id=id):
             return {**value, "type": kind, **({"id": id} if id else {})}
         case _:
-            tag = quoted(str(item.__struct_config__.tag))
-            problem = f"is {tag}, which a session has no place for"
+            problem = f"is {quoted(type_of(item))}, which a session has no place for"
             raise FaultError(bad_request(problem, "item.type"))
 
 
