@@ -391,6 +391,8 @@ def test_what_is_played_is_known_to_the_frame() -> None:
     play.add("r6", "i6", 0, b"i" * FRAME)
     assert [play.next_frame() for _ in range(2)] == [b"h" * FRAME, b"i" * FRAME]
     assert [event.state for event in told[4:]] == ["started", "stopped", "started"]
+    play.end("r6")  # it was cancelled, with text that was not spoken yet
+    assert [(cut.item_id, cut.audio_end_ms) for cut in play.clear()] == [("i6", 20)]
 
 
 class Wire:
