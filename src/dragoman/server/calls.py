@@ -471,7 +471,7 @@ class Calls:
         finally:
             del self._realtime.calls[id], self._tasks[id]
             call.ended(ENDED)
-            await asyncio.gather(call.line.finish(), call.close(), return_exceptions=True)
+            await asyncio.gather(call.line.finish(), call.close())
 
     def control(self, exchange: Exchange, caller: Caller) -> None:
         """Hang up; what else can be done with calls is for those by telephone."""
