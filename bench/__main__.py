@@ -23,11 +23,7 @@ from msgspec.structs import replace
 
 from tests.architecture import calls
 
-<<<<<<< HEAD
-from . import agents, client, gateways, machine, realtime, start, state, tokens
-=======
-from . import agents, client, gateways, machine, programs, start, state, tokens
->>>>>>> main
+from . import agents, client, gateways, machine, programs, realtime, start, state, tokens
 from .gateways import STORED, UNSTORED, Gateway
 from .state import verdict
 from .works import WORKS, Load, Work
@@ -62,11 +58,7 @@ Figures = dict[tuple[str, Load], list[Figure]]
 def main() -> None:
     """Measure and print; `--write` puts the page into the documentation."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-<<<<<<< HEAD
-    choices = ("all", "agents", "gateways", "realtime", "state", "tokens")
-=======
-    choices = ("all", "agents", "gateways", "programs", "state", "tokens")
->>>>>>> main
+    choices = ("all", "agents", "gateways", "programs", "realtime", "state", "tokens")
     parser.add_argument("part", nargs="?", choices=choices, default="all", help="what to measure")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per work and round")
     parser.add_argument("--rounds", type=int, default=3)
