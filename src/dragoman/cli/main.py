@@ -243,7 +243,7 @@ def parser() -> argparse.ArgumentParser:
     _add_model(add)
     add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=_MARKED)
     add("--voice", metavar="NAME", help="the voice of the answers (alloy)")
-    add("--input", type=Path, metavar="FILE.wav", help="say this, in place of the microphone")
+    add("--input", type=Path, metavar="FILE", help="say this, in place of the microphone")
     add("--output", type=Path, metavar="FILE.wav", help="write there what would be heard")
     _add_voice(add)
 

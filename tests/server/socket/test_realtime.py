@@ -232,7 +232,7 @@ async def test_a_session_is_refused_as_http_where_it_cannot_be_opened() -> None:
     keyed = Settings(keys=(Secret("k" * 20),))
     rows: list[tuple[dict[str, Any], int]] = [
         ({"query": ""}, 400),
-        ({"query": "?call_id=rtc_1"}, 400),
+        ({"query": "?call_id=rtc_1"}, 404),
         ({"settings": keyed}, 401),
         ({"settings": Settings(max_sockets_per_key=1)}, 0),
     ]
