@@ -9,7 +9,7 @@ from typing import cast
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .error import Fault, FaultError, bad_request, quoted
+from .error import Code, Fault, FaultError, bad_request, quoted
 from .item import (
     Audio,
     Call,
@@ -78,12 +78,12 @@ class Items:
         """The item with this id, if there is one."""
         return self._entries.get(id or "")
 
-    def find(self, id: str, param: str = "item_id") -> Entry:
+    def find(self, id: str, param: str = "item_id", code: Code = "not_found") -> Entry:
         """The item with this id, which a client may name. Raises FaultError."""
         entry = self._entries.get(id)
         if entry is None or entry.hidden:
             message = f"{param}: there is no item {quoted(id)} in the conversation"
-            raise FaultError(Fault("not_found", message, "client", param))
+            raise FaultError(Fault(code, message, "client", param))
         return entry
 
     def before(self, id: str) -> str | None:
@@ -113,8 +113,7 @@ class Items:
     def check_place(self, item: Item, previous: str | None) -> None:
         """Raise FaultError where an item cannot be inserted there."""
         if item_id(item) in self._entries:
-            problem = f"{quoted(item_id(item))} is the id of another item"
-            raise FaultError(bad_request(problem, "item.id"))
+            raise taken(item_id(item), "another item")
         if previous is not None and previous != ROOT:
             self.find(previous, "previous_item_id")
 
@@ -235,6 +234,12 @@ class Items:
         if not parts and item.role == "assistant":  # cancelled before its first word
             return _NOTHING
         return replace(item, id=None, status=None, content=tuple(parts) or (_SILENCE,))
+
+
+def taken(id: str, what: str) -> FaultError:
+    """The error about an item whose id another has."""
+    problem = f"item.id: {quoted(id)} is the id of {what}"
+    return FaultError(Fault("item_exists", problem, "client", "item.id"))
 
 
 def _no_result(call: Call) -> CallOutput:

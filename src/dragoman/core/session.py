@@ -20,7 +20,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .conversation import Entry, Items, item_id, type_of, weight
+from .conversation import Entry, Items, item_id, taken, type_of, weight
 from .error import Fault, FaultError, bad_request
 from .event import (
     Delta,
@@ -69,7 +69,6 @@ from .session_values import (
     ItemDeleted,
     ItemRetrieved,
     ItemTruncated,
-    RateLimits,
     Refused,
     Report,
     Respond,
@@ -133,7 +132,10 @@ ACTIVE = Fault(
     "first (response.cancel); with conversation 'none' an answer may run beside it.",
     "client",
 )
-NOT_ACTIVE = Fault("not_active", "There is no such answer under way to be cancelled.", "client")
+NOT_ACTIVE = Fault(
+    "not_active", "Cancellation failed: there is no such answer under way.", "client"
+)
+"""Its first words are those by which LiveKit's client knows that nothing is wrong."""
 NO_SOUND = Fault(
     "upstream_error", "The model's server sent sound that is not base64. Ask again.", "upstream"
 )
@@ -143,6 +145,9 @@ TOO_OLD = Fault(
     "client",
 )
 
+
+FORGOTTEN = Loss("audio", "dropped", "the session holds as much sound as it may")
+"""The oldest sound is no longer stored. That is no `error`: Pipecat's client ends at one."""
 
 LIMITS = SessionLimits()
 
@@ -203,6 +208,8 @@ class Session:
         self._spoke = False  # the voice was heard: it stays
         self._buffer = bytearray()
         self._buffer_state: BufferState = "empty"
+        self._cut = False  # the beginning of what is in it was dropped
+        self._forgot = False  # sound of items was dropped, which nobody was told of
         self._begins = 0  # position of the buffer's first byte, in bytes
         self._utterance = ""  # the id of the item that is being said
         self._quiet_since = 0  # the position since which nobody speaks, in milliseconds
@@ -312,7 +319,7 @@ class Session:
                 if quiet >= patience:
                     self._time_out(quiet)
         elif self._shorten(self._limits.audio // 2):
-            raise _dropped("What was said first is no longer in the input buffer")
+            self._cut = True
 
     def _shorten(self, most: int) -> bool:
         """Drop the buffer's beginning; true if there were more than `most` bytes."""
@@ -331,6 +338,7 @@ class Session:
 
     def _clear(self, command: Clear) -> None:
         self._step(Clear)
+        self._cut = False
         self._begins += len(self._buffer)
         self._buffer.clear()
         self._utterance = ""
@@ -354,7 +362,8 @@ class Session:
         self._utterance = ""
         self._quiet_since = self.position
         self._buffer_state = "filled" if self._buffer else "empty"
-        self._emit(BufferCommitted(id, self.items.last))
+        self._emit(BufferCommitted(id, self.items.last, (FORGOTTEN,) if self._cut else ()))
+        self._cut = False
         item = Message("user", (Audio(format="pcm16"),), id=id, status="completed")
         self._insert(item, None, {(id, 0): audio})
 
@@ -434,9 +443,8 @@ class Session:
                 self.work.append(Transcribe(id, audio, options))
 
     def _store(self, place: Place, audio: bytes) -> None:
-        if dropped := self.items.sound.add(place, audio):
-            names = ", ".join([id for id, _ in dropped])
-            self._emit(Refused(_dropped(f"The sound of {names} is no longer stored").fault))
+        if self.items.sound.add(place, audio):
+            self._forgot = True
 
     def _create(self, command: CreateItem) -> None:
         item = command.item
@@ -447,12 +455,12 @@ class Session:
         item, sounds = self.items.take_sounds(item)
         self.items.check_room(weight(item))
         if item.id == self._utterance:
-            raise FaultError(bad_request("is the id of what the user is saying", "item.id"))
+            raise taken(item.id, "what the user is saying")
         self.items.check_place(item, command.previous_item_id)
         self._insert(item, command.previous_item_id, sounds)
 
     def _retrieve(self, command: Retrieve) -> None:
-        entry = self.items.find(command.item_id)
+        entry = self.items.find(command.item_id, code="item_not_found")
         self._emit(ItemRetrieved(self.items.whole(entry.item)))
 
     def _delete(self, command: Delete) -> None:
@@ -501,7 +509,7 @@ class Session:
         view = AnswerView(lambda: self._id("item"))
         answer = _Answer(response, config, command.conversation, entries, view)
         self._answers[response.id] = answer
-        self._emit(ResponseCreated(response), RateLimits())
+        self._emit(ResponseCreated(response))
         asked = self.items.entries() if entries is None else entries
         answer.awaited = {item_id(entry.item) for entry in asked if entry.heard is not None}
         if answer.awaited:
@@ -575,8 +583,13 @@ class Session:
             fault=fault,
             output=answer.view.output,
             usage=None if end is None else end.usage,
-            losses=(*answer.losses, *(end.losses if isinstance(end, Finished) else ())),
+            losses=(
+                *answer.losses,
+                *(end.losses if isinstance(end, Finished) else ()),
+                *((FORGOTTEN,) if self._forgot else ()),
+            ),
         )
+        self._forgot = False
         self._emit(ResponseDone(response))
         if answer.conversation:
             self._quiet_since = self.position
@@ -645,12 +658,6 @@ class Session:
             item = answer.view.hidden.pop(0)
             if answer.conversation:
                 self.items.insert(item, None, hidden=True)
-
-
-def _dropped(what: str) -> FaultError:
-    """What was dropped for want of room."""
-    message = f"{what}: the session holds as much sound as it may. Its transcript is kept."
-    return FaultError(Fault("too_large", message, "client", "audio"))
 
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {

@@ -364,6 +364,7 @@ class BufferCommitted(Struct, frozen=True, omit_defaults=True):
 
     item_id: str
     previous_item_id: str | None = None
+    losses: tuple[Loss, ...] = ()
 
 
 class BufferCleared(Struct, frozen=True, omit_defaults=True):

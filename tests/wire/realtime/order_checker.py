@@ -48,12 +48,7 @@ class Order:
         elif kind.startswith("response."):
             self.answer(kind, event)
         else:
-            assert kind in {
-                "session.created",
-                "session.updated",
-                "conversation.created",
-                "rate_limits.updated",
-            }, kind
+            assert kind in {"session.created", "session.updated", "conversation.created"}, kind
 
     def item(self, what: str, event: dict[str, Any]) -> None:
         id = event["item_id"] if "item_id" in event else event["item"]["id"]

@@ -117,6 +117,8 @@ def encode_part(part: Part, role: str) -> dict[str, JSON]:
             known: dict[str, JSON] = {"type": f"{side}_text", "text": text}
         case Audio(data=data, transcript=transcript):
             known = {"type": f"{side}_audio", **dense({"audio": data, "transcript": transcript})}
+            if side == "input":  # the Agents SDK in JavaScript wants null where there is none yet
+                known["transcript"] = transcript
         case Image(url=str(url), detail=detail):
             known = {"type": "input_image", "image_url": url, **dense({"detail": detail})}
         case UnknownPart(value=value):
