@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -25,8 +25,8 @@ from .item import (
     Text,
     Unknown,
 )
-from .session_values import ROOT
-from .sound import BYTES_PER_MS, Arena, Place, Spoken, wav
+from .session_values import ROOT, SessionConfig
+from .sound import BYTES_PER_MS, Arena, Spoken, from_base64, wav
 
 NO_RESULT = "There is no result yet."
 """Stands for the result of a call that has none: most servers refuse a call alone."""
@@ -170,32 +170,20 @@ class Items:
         parts[number] = replace(parts[number], transcript=spoken.text)
         entry.item = replace(item, content=tuple(parts))
 
-    def take_sounds(self, item: Item) -> tuple[Item, dict[Place, bytes]]:
-        """An item without the sound in it, and that. Raises FaultError for what is no sound."""
-        sounds: dict[Place, bytes] = {}
+    def whole(self, item: Item, most: int) -> tuple[Item, int]:
+        """An item with the sound that is stored of it, and the bytes of that; without its sound,
+        where that has more than `most`."""
         if not isinstance(item, Message):
-            return item, sounds
+            return item, 0
+        sounds = [self.sound.get((item_id(item), number)) for number in range(len(item.parts))]
+        size = sum(map(len, sounds))
+        if size > most:
+            return item, size
         parts = [*item.parts]
-        for number, part in enumerate(parts):
-            if isinstance(part, Audio) and part.data is not None:
-                try:
-                    sounds[item_id(item), number] = b64decode(part.data, validate=True)
-                except ValueError:
-                    problem = "is not base64"
-                    path = f"item.content[{number}].audio"
-                    raise FaultError(bad_request(problem, path)) from None
-                parts[number] = replace(part, data=None)
-        return replace(item, content=tuple(parts)), sounds
-
-    def whole(self, item: Item) -> Item:
-        """An item with the sound that is stored of it."""
-        if not isinstance(item, Message):
-            return item
-        parts = [*item.parts]
-        for number, part in enumerate(parts):
-            if isinstance(part, Audio) and (sound := self.sound.get((item_id(item), number))):
+        for number, sound in enumerate(sounds):
+            if isinstance(part := parts[number], Audio) and sound:
                 parts[number] = replace(part, data=b64encode(sound).decode())
-        return replace(item, content=tuple(parts))
+        return replace(item, content=tuple(parts)), size
 
     def for_model(self, entries: Iterable[Entry]) -> tuple[Item, ...]:
         """Items as models get them: what was said as text, and sound that nobody transcribed as
@@ -242,6 +230,24 @@ def taken(id: str, what: str) -> FaultError:
     return FaultError(Fault("item_exists", problem, "client", "item.id"))
 
 
+def take_sounds(item: Item) -> tuple[Item, dict[int, bytes]]:
+    """An item without the sound in it, and that by the index of its part. Raises FaultError for
+    what is no sound."""
+    sounds: dict[int, bytes] = {}
+    if not isinstance(item, Message):
+        return item, sounds
+    parts = [*item.parts]
+    for number, part in enumerate(parts):
+        if isinstance(part, Audio) and part.data is not None:
+            try:
+                sounds[number] = from_base64(part.data)
+            except ValueError:
+                path = f"item.content[{number}].audio"
+                raise FaultError(bad_request("is not base64", path)) from None
+            parts[number] = replace(part, data=None)
+    return (replace(item, content=tuple(parts)) if sounds else item), sounds
+
+
 def _no_result(call: Call) -> CallOutput:
     if isinstance(call, FunctionCall):
         return FunctionCallOutput(call.call_id, NO_RESULT)
@@ -277,6 +283,13 @@ def weight(item: Item) -> int:
             return 64 + sum(len(str(value)) for value in fields.values())
         case _:
             return 64
+
+
+def config_weight(config: SessionConfig) -> int:
+    """Characters of a configuration, or nearly."""
+    rest = (config.tools, config.transcription, config.prompt, config.voice, config.truncation)
+    others = (config.tracing, config.noise_reduction, config.include, config.extra)
+    return len(config.instructions) + len(repr((rest, others)))
 
 
 def _part_weight(part: Part) -> int:

@@ -20,26 +20,10 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .conversation import Entry, Items, item_id, taken, type_of, weight
-from .error import Fault, FaultError, bad_request
-from .event import (
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    ItemAdded,
-    ItemDone,
-    Started,
-)
-from .item import (
-    Audio,
-    Call,
-    CallOutput,
-    FunctionCall,
-    Item,
-    ItemReference,
-    Message,
-)
+from .conversation import Entry, Items, config_weight, item_id, take_sounds, taken, type_of, weight
+from .error import Fault, FaultError, bad_request, unsupported
+from .event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, Started
+from .item import Audio, Call, CallOutput, FunctionCall, Item, ItemReference, Message
 from .loss import Loss
 from .request import AudioOutput, Request, Sampling
 from .response import Status
@@ -153,13 +137,15 @@ LIMITS = SessionLimits()
 
 
 class _Answer(Struct):
-    """An answer that is not over. `awaited` are the items that must be transcribed first."""
+    """An answer that is not over. `size` are the characters that it alone was asked;
+    `awaited` are the items that must be transcribed first."""
 
     response: SessionResponse
     config: SessionConfig
     conversation: bool
     entries: list[Entry] | None
     view: AnswerView
+    size: int
     state: AnswerState = "running"
     awaited: set[str] = field(default_factory=set)
     losses: tuple[Loss, ...] = ()
@@ -215,11 +201,17 @@ class Session:
         self._quiet_since = 0  # the position since which nobody speaks, in milliseconds
         self._events: list[SessionEvent] = []
         self.config = self._fitting(config)
+        self._config_size = config_weight(config)
 
     @property
     def size(self) -> int:
         """Bytes that the session holds, or nearly."""
-        return self.items.sound.size + self.items.text + len(self._buffer)
+        return self.items.sound.size + self.items.text + len(self._buffer) + self._asked
+
+    @property
+    def _asked(self) -> int:
+        """Characters of the configuration, and of what answers alone were asked."""
+        return self._config_size + sum(answer.size for answer in self._answers.values())
 
     @property
     def position(self) -> int:
@@ -267,6 +259,7 @@ class Session:
         if self._spoke and changes.get("voice", self.config.voice) != self.config.voice:
             raise FaultError(bad_request("cannot be changed once it was heard", "session.voice"))
         asked = replace(self.config, **changes)
+        self._config_size = self._checked(asked)
         losses: tuple[Loss, ...] = ()
         self.config = self._fitting(asked)
         if asked.modalities != self.config.modalities:
@@ -278,6 +271,16 @@ class Session:
             if self._buffer_state == "speaking":
                 self._buffer_state, self._utterance = "filled", ""
         self._emit(SessionUpdated(self.id, self.config, self._expires_at, losses))
+
+    def _checked(self, config: SessionConfig) -> int:
+        """The size of a configuration. Raises FaultError where it is too much."""
+        if (size := config_weight(config)) > (most := self._limits.config):
+            message = (
+                f"The instructions, tools and options have {size} characters, and a session may "
+                f"have {most} of them."
+            )
+            raise FaultError(Fault("too_large", message, "client", "session"))
+        return size
 
     def _tick(self, report: Tick) -> None:
         if report.now_ms >= self._limits.lifetime_ms:
@@ -365,7 +368,7 @@ class Session:
         self._emit(BufferCommitted(id, self.items.last, (FORGOTTEN,) if self._cut else ()))
         self._cut = False
         item = Message("user", (Audio(format="pcm16"),), id=id, status="completed")
-        self._insert(item, None, {(id, 0): audio})
+        self._insert(item, None, {0: audio})
 
     def _speech_started(self, report: SpeechStarted) -> None:
         detection = self.config.turn_detection
@@ -427,17 +430,17 @@ class Session:
 
     # ---- the conversation ----------------------------------------------------------------------
 
-    def _insert(self, item: Item, previous: str | None, sounds: dict[Place, bytes]) -> None:
+    def _insert(self, item: Item, previous: str | None, sounds: dict[int, bytes]) -> None:
         """Put a whole item into the conversation, and have transcribed what was said."""
         entry = self.items.insert(item, previous)
         id = item_id(item)
         before = self.items.before(id)
         self._emit(ConversationItemAdded(item, before), ConversationItemDone(item, before))
-        for place, audio in sounds.items():
-            self._store(place, audio)
-            said = isinstance(item, Message) and item.parts[place[1]]
+        for number, audio in sounds.items():
+            self._store((id, number), audio)
+            said = isinstance(item, Message) and item.parts[number]
             silent = isinstance(said, Audio) and said.transcript is None
-            if self._transcribes and silent and place[1] == 0:
+            if self._transcribes and silent and number == 0:
                 entry.heard = ""
                 options = self.config.transcription or Transcription()
                 self.work.append(Transcribe(id, audio, options))
@@ -452,16 +455,19 @@ class Session:
             item = replace(item, id=self._id("item"))
         if isinstance(item, Message | Call | CallOutput):
             item = replace(item, status="completed")
-        item, sounds = self.items.take_sounds(item)
-        self.items.check_room(weight(item))
+        item, sounds = take_sounds(item)
+        self.items.check_room(weight(item) + self._asked)
         if item.id == self._utterance:
             raise taken(item.id, "what the user is saying")
         self.items.check_place(item, command.previous_item_id)
-        self._insert(item, command.previous_item_id, sounds)
+        self._insert(item, command.previous_item_id, {**command.sounds, **sounds})
 
     def _retrieve(self, command: Retrieve) -> None:
         entry = self.items.find(command.item_id, code="item_not_found")
-        self._emit(ItemRetrieved(self.items.whole(entry.item)))
+        most = self._limits.retrieved
+        item, size = self.items.whole(entry.item, most)
+        long = Loss("audio", "dropped", f"it has {size} bytes, and one event at most {most}")
+        self._emit(ItemRetrieved(item, (long,) if size > most else ()))
 
     def _delete(self, command: Delete) -> None:
         self.items.delete(command.item_id)
@@ -479,10 +485,10 @@ class Session:
             raise FaultError(bad_request("is not for sessions that only transcribe", "type"))
         if command.conversation and self.active:
             raise FaultError(ACTIVE)
-        self.items.check_room(0)
         if len(self._answers) >= (most := self._limits.responses):
             message = f"{most} answers are under way, and no more may be: wait for one of them."
             raise FaultError(Fault("rate_limited", message, "client"))
+        self.items.check_room(sum(map(weight, command.input or ())) + self._asked)
         self._begin(command)
 
     def _begin(self, command: Respond) -> None:
@@ -496,7 +502,13 @@ class Session:
                 else Entry(item)
                 for item in command.input
             ]
+            if any(take_sounds(item)[1] for item in command.input):
+                problem = "sound is taken in items of the conversation; refer to one by its id"
+                raise FaultError(unsupported(problem, "response.input"))
         config = self._fitting(replace(self.config, **command.changes))
+        size = sum(map(weight, command.input or ()))
+        if command.changes:
+            size += self._checked(config)
         response = SessionResponse(
             id=self._id("resp"),
             conversation_id=self.conversation_id if command.conversation else None,
@@ -507,7 +519,7 @@ class Session:
             max_output_tokens=config.max_output_tokens,
         )
         view = AnswerView(lambda: self._id("item"))
-        answer = _Answer(response, config, command.conversation, entries, view)
+        answer = _Answer(response, config, command.conversation, entries, view, size)
         self._answers[response.id] = answer
         self._emit(ResponseCreated(response))
         asked = self.items.entries() if entries is None else entries
@@ -581,7 +593,7 @@ class Session:
             status=status,
             reason=reason,
             fault=fault,
-            output=answer.view.output,
+            output=tuple(answer.view.output),
             usage=None if end is None else end.usage,
             losses=(
                 *answer.losses,

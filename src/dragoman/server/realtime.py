@@ -21,6 +21,7 @@ from dragoman.core.item import JSON
 from dragoman.core.request import Request
 from dragoman.core.session import TOO_OLD
 from dragoman.core.session_values import (
+    Append,
     Command,
     Refused,
     ResponseCreated,
@@ -159,6 +160,8 @@ class Connection(Channel):
             return
         for command in commands:
             self.live.send(command)
+            if isinstance(command, Append):
+                await self.live.drain()
         self._settle()
 
     def expired(self) -> None:

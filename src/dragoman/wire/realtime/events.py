@@ -122,8 +122,9 @@ def _encode(event: SessionEvent) -> list[tuple[str, Object]]:
         case ConversationItemDone(item=item, previous_item_id=previous):
             item_fields = {"previous_item_id": previous, "item": encode_item(item)}
             return [("conversation.item.done", item_fields)]
-        case ItemRetrieved(item=item):
-            return [("conversation.item.retrieved", {"item": encode_item(item)})]
+        case ItemRetrieved(item=item, losses=losses):
+            retrieved = {"item": encode_item(item), **reported(losses)}
+            return [("conversation.item.retrieved", retrieved)]
         case BufferCommitted(item_id=id, previous_item_id=previous, losses=losses):
             committed = {"item_id": id, "previous_item_id": previous, **reported(losses)}
             return [("input_audio_buffer.committed", committed)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import LONGEST_NAME, FaultError, bad_request
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -42,10 +42,12 @@ def to_extra(fields: dict[str, JSON]) -> Extra | None:
 def decode_item(fields: Fields) -> Item:
     """An item. One of a kind we do not know is carried unchanged. Raises FaultError."""
     kind = fields.need("type")
-    if kind not in ("message", "function_call", "function_call_output", "item_reference"):
-        return Unknown(WIRE, kind, fields.left(), fields.string("id"))
     id = fields.string("id") or None
+    if id is not None and len(id) > LONGEST_NAME:
+        raise fields.wrong("id", f"has more than {LONGEST_NAME} characters")
     fields.any("object")
+    if kind not in ("message", "function_call", "function_call_output", "item_reference"):
+        return Unknown(WIRE, kind, fields.left(), id)
     status: Any = fields.one_of("status", STATES)
     match kind:
         case "message":
