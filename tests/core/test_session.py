@@ -77,7 +77,7 @@ from dragoman.core.session_values import (
     Truncate,
     TurnDetection,
 )
-from dragoman.core.sound import Arena, Spoken
+from dragoman.core.sound import Arena, Spoken, from_base64
 
 MS = b"\0\1" * 24
 MANUAL = SessionConfig(model="m", turn_detection=None)
@@ -691,3 +691,66 @@ def test_a_transcript_without_sound_is_not_heard() -> None:
     spoken.say("b")
     assert (spoken.text, spoken.length, spoken.heard(0)) == ("ab", 0, "ab")
     assert Spoken().heard(5) == ""
+
+
+# ---- bounds ---------------------------------------------------------------------------------
+
+
+def test_a_configuration_and_what_is_asked_beside_the_conversation_are_bounded() -> None:
+    limits = SessionLimits(config=1_000, text=3_000)
+    session = opened(limits=limits)
+    assert refusal(session.receive(Configure(changes={"instructions": "a" * 1_000}))).code == (
+        "too_large"
+    )
+    assert session.config.instructions == ""
+    session.receive(Configure(changes={"instructions": "a" * 700}))
+    assert session.size - opened().size == 700
+    long = Respond(changes={"instructions": "b" * 1_000}, conversation=False)
+    assert refusal(session.receive(long)).code == "too_large"
+    asked = Respond(conversation=False, input=(Message("user", "c" * 1_500),))
+    session.receive(asked)
+    assert session.size - opened().size > 2_200
+    assert refusal(session.receive(asked)).code == "too_large"
+    assert refusal(session.receive(user("d" * 1_000))).code == "too_large"
+    session.receive(Cancel(response_id=of(session, Generate)[0].response_id))
+    session.receive(user("d" * 1_000))
+    assert [entry.item.text for entry in session.items.entries()] == ["d" * 1_000]  # type: ignore[union-attr]
+
+
+def test_sound_is_no_input_of_a_single_answer() -> None:
+    session = opened()
+    said = Message("user", (Audio("AAAA", "pcm16"),))
+    fault = refusal(session.receive(Respond(conversation=False, input=(said,))))
+    assert (fault.code, fault.param) == ("unsupported", "response.input")
+
+
+def test_an_item_is_given_back_with_as_much_sound_as_an_event_may_have() -> None:
+    session = opened(limits=SessionLimits(retrieved=len(MS) * 150))
+    for length in (150, 151):
+        session.receive(Append(audio=MS * length))
+        session.receive(Commit())
+    short, long = [
+        session.receive(Retrieve(item_id=entry.item.id or ""))[0]
+        for entry in session.items.entries()
+    ]
+    assert isinstance(short, ItemRetrieved)
+    assert isinstance(long, ItemRetrieved)
+    assert short.losses == ()
+    (loss,) = long.losses
+    assert (loss.field, loss.action) == ("audio", "dropped")
+    assert [len(each.item.parts[0].data or "") for each in (short, long)] == [9_600, 0]  # type: ignore[union-attr]
+
+
+def test_errors_about_ids_have_the_codes_that_clients_know() -> None:
+    session = opened()
+    session.receive(user("a", "one"))
+    assert refusal(session.receive(user("b", "one"))).code == "item_exists"
+    assert refusal(session.receive(Retrieve(item_id="two"))).code == "item_not_found"
+    assert refusal(session.receive(Delete(item_id="two"))).code == "not_found"
+    assert refusal(session.receive(Cancel())).message.startswith("Cancellation failed")
+
+
+@pytest.mark.parametrize("text", ["AA==AAAA", "A", "!!!!", "é", "AA==="])
+def test_what_is_no_base64_is_no_sound(text) -> None:
+    with pytest.raises(ValueError):
+        from_base64(text)

@@ -331,3 +331,35 @@ async def test_a_server_that_is_paused_is_not_read_and_one_that_takes_nothing_is
         assert events.fault is not None
         assert "takes nothing" in events.fault.message
         await session.close()
+
+
+async def test_much_sound_at_once_is_taken_in_pieces_and_what_follows_behind_it() -> None:
+    """A turn in one event is as one in many: it was cut when the detector was far behind."""
+    voice = Voice()
+    async with opened(None, voice, transcription=Transcription()) as (session, events):
+        session.send(Append(audio=QUIET * 100 + LOUD * 5_000 + QUIET * 100 + LOUD * 4_000))
+        session.send(Commit())
+        assert session.session.position == 1_000
+        await session.drain()
+        await events.until(TranscriptionCompleted, 2)
+        assert [len(heard) // 48 for heard in voice.heard] == [5_000, 4_000]
+        session.send(Configure(changes={"input_format": "pcmu"}))
+        session.send(Append(audio=b"\1" * 16_001))
+        assert session.session.position == 9_200 + 1_000
+        await session.drain()
+        assert session.session.position == 9_200 + 2_000
+
+
+async def test_a_session_whose_voice_fails_says_so_and_is_over() -> None:
+    voice = Voice()
+    async with opened(None, voice) as (session, events):
+        session.send(Append(audio=QUIET))
+        voice.ears[0].feed = lambda audio: 1 / 0  # type: ignore[assignment, method-assign]
+        session.send(Append(audio=QUIET * 2_000))
+        refused = await events.until(Refused)
+        assert refused.fault.code == "internal"
+        assert events.fault == refused.fault
+        await session.drain()
+        said = len(events)
+        session.send(Cancel())
+        assert len(events) == said
