@@ -285,11 +285,18 @@ def weight(item: Item) -> int:
             return 64
 
 
-def config_weight(config: SessionConfig) -> int:
-    """Characters of a configuration, or nearly."""
+def config_weight(config: SessionConfig, most: int) -> int:
+    """Characters of a configuration, or nearly. Raises FaultError where there are more."""
     rest = (config.tools, config.transcription, config.prompt, config.voice, config.truncation)
     others = (config.tracing, config.noise_reduction, config.include, config.extra)
-    return len(config.instructions) + len(repr((rest, others)))
+    size = len(config.instructions) + len(repr((rest, others)))
+    if size > most:
+        message = (
+            f"The instructions, tools and options have {size} characters, and a session may have "
+            f"{most} of them."
+        )
+        raise FaultError(Fault("too_large", message, "client", "session"))
+    return size
 
 
 def _part_weight(part: Part) -> int:

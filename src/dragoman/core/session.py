@@ -201,7 +201,7 @@ class Session:
         self._quiet_since = 0  # the position since which nobody speaks, in milliseconds
         self._events: list[SessionEvent] = []
         self.config = self._fitting(config)
-        self._config_size = config_weight(config)
+        self._config_size = config_weight(config, limits.config)
 
     @property
     def size(self) -> int:
@@ -259,7 +259,7 @@ class Session:
         if self._spoke and changes.get("voice", self.config.voice) != self.config.voice:
             raise FaultError(bad_request("cannot be changed once it was heard", "session.voice"))
         asked = replace(self.config, **changes)
-        self._config_size = self._checked(asked)
+        self._config_size = config_weight(asked, self._limits.config)
         losses: tuple[Loss, ...] = ()
         self.config = self._fitting(asked)
         if asked.modalities != self.config.modalities:
@@ -271,16 +271,6 @@ class Session:
             if self._buffer_state == "speaking":
                 self._buffer_state, self._utterance = "filled", ""
         self._emit(SessionUpdated(self.id, self.config, self._expires_at, losses))
-
-    def _checked(self, config: SessionConfig) -> int:
-        """The size of a configuration. Raises FaultError where it is too much."""
-        if (size := config_weight(config)) > (most := self._limits.config):
-            message = (
-                f"The instructions, tools and options have {size} characters, and a session may "
-                f"have {most} of them."
-            )
-            raise FaultError(Fault("too_large", message, "client", "session"))
-        return size
 
     def _tick(self, report: Tick) -> None:
         if report.now_ms >= self._limits.lifetime_ms:
@@ -508,7 +498,7 @@ class Session:
         config = self._fitting(replace(self.config, **command.changes))
         size = sum(map(weight, command.input or ()))
         if command.changes:
-            size += self._checked(config)
+            size += config_weight(config, self._limits.config)
         response = SessionResponse(
             id=self._id("resp"),
             conversation_id=self.conversation_id if command.conversation else None,
