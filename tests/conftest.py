@@ -19,6 +19,12 @@ from typing import Any
 import pytest
 
 import dragoman
+
+try:
+    import fcntl
+except ImportError:  # on Windows each compiles for itself
+    fcntl = None
+
 from tests.samples import FULL, load_profile
 from tests.steady import LOOPS
 
@@ -87,31 +93,39 @@ def postgres() -> Iterator[object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """What collection makes, ten thousand tests, is there to stay: the garbage collector need not
-    look at it again and again, which takes as long as all else here, and not afterwards either."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
+    look at it again and again, which takes as long as all else here, and not afterwards either.
+    Nor need coverage, which takes twice as long as all else: it counts how our modules are
+    imported, all but the one that brings an SDK of a second, and then what `counted` lets it."""
+    with after_the_first(session.config):
+        if controller := coverage_of(session.config):
+            # The controller of xdist runs no test.
+            here = not session.config.pluginmanager.hasplugin("dsession")
+            for module in walk_packages(dragoman.__path__, "dragoman.") if here else ():
+                if not module.name.endswith(("__main__", "tools.mcp_client")):
+                    import_module(module.name)
+            controller.pause()
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.freeze()
+            gc.enable()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Modules that wait until they are used are imported while that counts, but for the one that
-    brings an SDK of a second."""
-    found = walk_packages(dragoman.__path__, "dragoman.") if coverage_of(session.config) else ()
-    for module in found:
-        if not module.name.endswith(("__main__", "tools.mcp_client")):
-            import_module(module.name)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """From here on coverage counts what `counted` lets it. The controller of xdist runs no test."""
-    if controller := coverage_of(session.config):
-        controller.pause()
+@contextmanager
+def after_the_first(config: pytest.Config) -> Iterator[None]:
+    """The first of xdist's workers alone, then the others: they read what it compiled."""
+    if fcntl is None or not hasattr(config, "workerinput"):
+        yield
+        return
+    with Path(config.option.basetemp).with_name("collected").open("a") as done:
+        fcntl.flock(done, fcntl.LOCK_EX)
+        if os.fstat(done.fileno()).st_size:
+            fcntl.flock(done, fcntl.LOCK_UN)
+        yield
+        done.write("another\n")
 
 
 @pytest.hookimpl(wrapper=True)

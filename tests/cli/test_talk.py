@@ -1,5 +1,6 @@
 """`talk`: what is heard, said, interrupted and called, with WAV files and with devices played."""
 
+import re
 import signal
 import sys
 import threading
@@ -9,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main, talk
-from dragoman.cli.talk import ECHO, FRAME, Playback
+from dragoman.cli.talk import ECHO
 from dragoman.core.error import Fault
-from dragoman.voice.sound import BYTES_PER_MS, read_wav, wav
+from dragoman.core.sound import BYTES_PER_MS, wav
+from dragoman.voice.detection import FRAME
 from dragoman.voice.speech import Piece
 from dragoman.voice.studio import Studio
+from dragoman.voice.talk import Playback, Talk
 from tests.cli.stage import Screen
-from tests.voice.fakes import Listener, Speaker, said_in
+from tests.voice.fakes import Files, Listener, Speaker, read_wav, said_in
 from tests.voice.test_session import loud
 
 LONG = "Count to 12"
@@ -39,7 +42,7 @@ def voices(monkeypatch):
 
     def give(*heard: str, fault: Fault | None = None) -> Speaker:
         speaker = Speaker(fault)
-        studio = Studio(speaker, Understands(*heard), "energy")
+        studio = Studio(speaker, Understands(*heard), "energy", Files())
         monkeypatch.setattr(talk, "studio_of", lambda *_, **__: studio)
         return speaker
 
@@ -103,7 +106,7 @@ def test_what_goes_wrong_is_said(voices, capfd) -> None:
     ("words", "problem"),
     [
         (("--input", "none.wav"), "none.wav cannot be read"),
-        (("--input", "text.wav"), "text.wav: The sound is no WAV file"),
+        (("--input", "text.wav"), "text.wav: file: is no sound that is known"),
         (("--output", "a.wav"), "--output is for what is said to an --input"),
         (("--input", "said.wav", "--output", "no/a.wav"), "cannot be written"),
         (("--input", "said.wav", "--speech", "none"), "This server cannot speak"),
@@ -203,14 +206,23 @@ def test_playback_counts_what_was_played_of_each_item() -> None:
 
 def test_a_session_that_ends_ends_the_conversation(voices, monkeypatch, capfd) -> None:
     voices(LONG)
-    ended = Fault("session_expired", "The session is over.")
+    append = Talk.append
 
-    class Short(talk.TurnSession):
-        def send(self, command) -> None:
-            super().send(command)
-            self.sink.ended(ended)
+    def once(self: Talk, audio: bytes) -> None:
+        append(self, audio)
+        self.ended(Fault("session_expired", "The session is over."))
 
-    monkeypatch.setattr(talk, "TurnSession", Short)
+    monkeypatch.setattr(Talk, "append", once)
     _, heard = with_files(say(400, "count for me", 700), status=1)
-    assert len(heard) == FRAME
+    assert len(heard) <= FRAME
     assert "The session is over." in capfd.readouterr().err
+
+
+def test_levels_are_shown_on_a_terminal_between_the_lines(voices, monkeypatch) -> None:
+    voices(LONG)
+    monkeypatch.setattr(Screen, "isatty", lambda self: True)
+    shown, _ = with_files(say(400, "count for me", 700))
+    assert "\r\x1b[Kyou ·" in shown
+    assert "you ▮" in shown
+    lines = re.sub(r"\r\x1b\[K[^\r\n]*(?=\r)|\x1b\[0?m|\r\x1b\[K", "", shown)
+    assert lines == f"> {LONG}\n{ANSWER}\n"

@@ -45,7 +45,7 @@ from tests.wire.realtime.stage import calling
 
 BROKE = Fault("upstream_error", "It broke.", "upstream")
 SOUND = bytes(4_800)  # 100 ms
-TOLD = SessionConfig(transcription=Transcription(model="w"))
+TOLD = SessionConfig(transcription=Transcription(model="w"), turn_detection=None)
 
 
 class Scripted:
@@ -56,7 +56,7 @@ class Scripted:
         self.rules = rules
         self.sent: list[Command] = []
         self.closed = False
-        self.config = SessionConfig()
+        self.config = SessionConfig(turn_detection=None)
         talk.live = self
 
     async def open(self) -> None:
@@ -423,6 +423,14 @@ async def test_r3_13_a_stream_for_each_message_of_both_sides() -> None:
     assert played == [SOUND]
     assert len(session.of(Append)) == 3
     assert len(session.of(Respond)) == 1
+
+
+async def test_silence_that_a_detector_has_heard_is_no_turn() -> None:
+    talk, session = scripted(commits(), SPEAKS)
+    session.config = SessionConfig()
+    async with talk:
+        assert await collect(talk.full_duplex(sounds(3))) == []
+    assert session.of(Commit) == []
 
 
 async def test_r3_w8_a_transcription_that_fails_or_is_off_ends_the_users_stream() -> None:

@@ -744,7 +744,8 @@ def test_an_item_is_given_back_with_as_much_sound_as_an_event_may_have() -> None
 def test_errors_about_ids_have_the_codes_that_clients_know() -> None:
     session = opened()
     session.receive(user("a", "one"))
-    assert refusal(session.receive(user("b", "one"))).code == "item_exists"
+    for id in ("one", ROOT):
+        assert refusal(session.receive(user("b", id))).code == "item_exists"
     assert refusal(session.receive(Retrieve(item_id="two"))).code == "item_not_found"
     assert refusal(session.receive(Delete(item_id="two"))).code == "not_found"
     assert refusal(session.receive(Cancel())).message.startswith("Cancellation failed")

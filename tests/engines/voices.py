@@ -49,6 +49,8 @@ class Ears:
 class Speaking(Wrapper):
     """Speaks an engine's text: a millisecond for each letter."""
 
+    letter = LOUD
+
     async def stream(
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
@@ -59,7 +61,7 @@ class Speaking(Wrapper):
                         yield PartAdded(event.index, 0, Audio(format="pcm16"))
                     case Delta(data=text):
                         yield Delta(event.index, 0, "transcript", text)
-                        sound = b64encode(LOUD * len(text)).decode()
+                        sound = b64encode(self.letter * len(text)).decode()
                         yield Delta(event.index, 0, "audio", sound)
                     case PartDone(part=Text(text=text)):
                         yield PartDone(event.index, 0, Audio(format="pcm16", transcript=text))

@@ -27,10 +27,6 @@ from dragoman.program import (
     user,
     with_temperature,
 )
-from tests.upstream.llamacpp import llamacpp
-
-__all__ = ["llamacpp"]
-
 
 PERSON = {
     "type": "object",

@@ -3,9 +3,6 @@
 import re
 
 from tests.architecture.tree import ROOT
-from tests.upstream.llamacpp import llamacpp
-
-__all__ = ["llamacpp"]
 
 GUIDE = (ROOT / "docs/guide/programs.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.error import unsupported
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities
@@ -207,6 +208,27 @@ async def test_a_means_that_the_server_refuses_is_given_up_for_the_next() -> Non
     engine = Server("vllm", refusal)
     with pytest.raises(Exception, match="no such field"):
         await run(engine, select(["a"], name="x", guarantee="enforced"))
+
+
+async def test_a_refused_means_is_no_attempt() -> None:
+    refusal = unsupported("no such field", "regex")
+    engine = Server("sglang", refusal, "1815")
+    engine.known = replace(engine.known, constraints={"regex": "regex"})
+    lm = await run(engine, regex("[0-9]{4}", "year", attempts=1))
+    assert (lm["year"], lm.guarantee("year")) == ("1815", "verified")
+
+
+async def test_what_is_found_in_an_answer_is_verified_and_not_enforced() -> None:
+    engine = Server("openai", CustomToolCall("c1", "answer", "the year 1815."))
+    assert (await run(engine, YEAR)).guarantee("year") == "verified"
+
+
+async def test_enforced_that_a_server_does_not_keep_is_an_error() -> None:
+    engine = Server("sglang", "Well")
+    with pytest.raises(ProgramError, match="said nothing that matches"):
+        await run(engine, regex("[0-9]", "x", guarantee="enforced"))
+    assert len(engine.asked) == 4
+    assert isinstance(engine.asked[-1].format, JSONSchema)  # the last of its means
 
 
 async def test_a_server_that_ignores_its_field_is_found_out() -> None:

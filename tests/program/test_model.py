@@ -89,6 +89,37 @@ def test_a_block_is_captured_between_its_opener_and_closer() -> None:
     assert lm.items[0].text == "A <b>one x</b>!"
 
 
+async def test_a_role_that_two_tasks_use_is_another_block_in_each() -> None:
+    role_, arrived = user(), asyncio.Event()
+    lm = Model(Stage("x"))
+
+    async def first() -> Model:
+        async with role_:
+            found = lm + "one "
+            arrived.set()
+            await asyncio.sleep(0)
+            return found + "turn"
+
+    async def second() -> None:
+        await arrived.wait()
+        async with role_:
+            assert [item.text for item in (lm + "other").items] == ["other"]
+
+    found, _ = await asyncio.gather(first(), second())
+    assert [item.text for item in found.items] == ["one turn"]
+
+
+def test_the_marks_of_a_block_are_deltas_too() -> None:
+    lm = Model(Stage("x"))
+    with assistant():
+        with block("inner", opener="<b>", closer="</b>"):
+            inside = list(lm.stream("one ", gen("x")))
+        after = list(inside[-1].model.stream("!"))
+    assert [str(delta) for delta in inside] == ["<b>", "one ", "x", ""]
+    assert [str(delta) for delta in after] == ["</b>", "!"]
+    assert after[-1].model.items[0].text == "<b>one x</b>!"
+
+
 def test_a_block_that_ends_with_its_role_ends_in_that_turn() -> None:
     lm = Model(Stage("x"))
     with user(), block("all", closer="."):
@@ -167,6 +198,17 @@ def test_captures_nest_and_inner_names_are_captured_too() -> None:
     assert lm.captures == {"how": "so", "year": "1815", "all": "It was so in 1815", "end": " End"}
 
 
+def test_a_capture_around_tools_has_all_text_of_the_turn() -> None:
+    def now() -> str:
+        """The time."""
+        return "noon"
+
+    lm = question(Model(Stage([Message("assistant", "Wait. "), call("now")], "It is noon.")))
+    with assistant():
+        lm += "Well. " + capture("So: " + gen("x", tools=[now]), "all")
+    assert lm["all"] == "So: Wait. It is noon."
+
+
 def test_a_capture_knows_its_tokens_and_usage_adds_up(pocket) -> None:
     lm = question(Model(pocket, temperature=0))
     with assistant():
@@ -193,8 +235,26 @@ def test_save_and_load_give_the_same_model(tmp_path) -> None:
     again = Model(stage).load((tmp_path / "program.json").read_bytes())
     assert str(again) == str(lm)
     assert (again.captures, again.items, again.usage) == (lm.captures, lm.items, lm.usage)
-    with pytest.raises(ValueError, match="version 2"):
-        lm.load(b'{"version": 2}')
+
+
+def test_sound_is_bytes_again_when_a_program_is_loaded() -> None:
+    lm = Model(Stage("x")).set("sound", b"RIFF\xff").set("n", 1)
+    assert lm.load(lm.dump()).captures == {"sound": b"RIFF\xff", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"version": 2}', "version 2"),
+        (b"[]", "no saved program"),
+        (b"{", "no saved program"),
+        (b'{"version": 1}', "no saved program"),
+        (b'{"version": 1, "turns": 3, "captures": {}, "usage": {}}', "no saved program"),
+    ],
+)
+def test_what_is_no_saved_program_is_a_value_error(data, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        Model(Stage("x")).load(data)
 
 
 # ---- settings --------------------------------------------------------------------------------

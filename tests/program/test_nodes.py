@@ -1,11 +1,15 @@
 """Nodes: what can be written, what is wrong to write, and how texts match."""
 
 import operator
+import re
 from collections import OrderedDict
 
 import pytest
 
+from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import Audio, Image
+from dragoman.engines.token.constraints import GrammarState, byte_compiler
+from dragoman.formats.format import Grammar
 from dragoman.program import (
     Model,
     Tool,
@@ -31,7 +35,7 @@ from dragoman.program import (
     zero_or_more,
 )
 from dragoman.program import nodes as tree
-from dragoman.program.grammar import to_gbnf
+from dragoman.program.grammar import to_gbnf, to_lark
 
 
 def named(text: str) -> str:
@@ -224,6 +228,38 @@ def test_grammars_in_gbnf() -> None:
         assert (found and found.replace("( (", "((")) == (
             expected and expected.replace("( (", "((")
         ), node
+
+
+def test_the_same_substring_twice_has_rules_for_both_in_gbnf() -> None:
+    found = to_gbnf(substring("a b") + substring("a b"))
+    heads = {line.partition(" ")[0] for line in found.splitlines()}
+    assert set(re.findall(r"s\d", found)) == heads - {"root"}
+
+
+def test_a_grammar_that_is_worn_out_is_compiled_anew(monkeypatch) -> None:
+    """The copies of a matcher share states, of which there is a limit."""
+    node = regex("[a-c]+x", name="n")
+    assert match(node, "abx") is not None
+    compiled = byte_compiler().compiled(Grammar(to_lark(node)))
+    accept, tries = GrammarState.accept, []
+
+    def worn(state, data):
+        tries.append(state)
+        if state._compiled is compiled:
+            compiled.worn = True
+            raise FaultError(bad_request("too large"))
+        accept(state, data)
+
+    monkeypatch.setattr(GrammarState, "accept", worn)
+    assert match(node, "cbx").captures == {"n": "cbx"}
+    assert len(tries) == 2
+
+    def large(state, data):
+        raise FaultError(bad_request("too large"))
+
+    monkeypatch.setattr(GrammarState, "accept", large)
+    with pytest.raises(FaultError, match="too large"):
+        match(node, "cbx")
 
 
 def test_images_and_sounds_are_known_by_their_first_bytes(tmp_path) -> None:

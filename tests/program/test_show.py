@@ -113,6 +113,9 @@ def test_a_file_is_run_and_its_models_are_written_as_a_page(tmp_path, capsys) ->
     assert "has no model" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "no.py")]) == 1
     assert main(["run", "codex", "--html", str(page)]) == 1
+    with pytest.raises(SystemExit):
+        main(["run", "codx"])
+    assert "no program 'codx'; did you mean codex?" in capsys.readouterr().err
 
 
 def test_sound_is_shown_by_its_transcript() -> None:

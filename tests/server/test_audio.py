@@ -13,18 +13,19 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Secret
+from dragoman.core.sound import BYTES_PER_MS, wav
 from dragoman.server.app import App
 from dragoman.server.build import studio_of
 from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import Settings
 from dragoman.server.testing import Transport
 from dragoman.voice.remote import RemoteSynthesizer, RemoteTranscriber
-from dragoman.voice.sound import BYTES_PER_MS, read_wav, sniff, wav
+from dragoman.voice.sound import sniff
 from dragoman.voice.speech import Listening, Speaking
 from dragoman.voice.studio import Studio
 from tests.mock import Mock, Reply, mock
 from tests.server.stubs import Call, Stub, served
-from tests.voice.fakes import Listener, Speaker, said_in, spoken
+from tests.voice.fakes import Files, Listener, Speaker, read_wav, said_in, spoken
 from tests.voice.test_session import Hears, said
 
 SPEECH, TRANSCRIPTIONS = "/v1/audio/speech", "/v1/audio/transcriptions"
@@ -33,7 +34,9 @@ BROKEN = Fault("upstream_error", "the voice broke", "upstream")
 
 
 def app(speaker: Speaker | None = None, listener: Listener | None = None, **given) -> App:
-    return App(Stub(), replace(SETTINGS, **given), studio=Studio(speaker, listener, "energy"))
+    return App(
+        Stub(), replace(SETTINGS, **given), studio=Studio(speaker, listener, "energy", Files())
+    )
 
 
 @asynccontextmanager
@@ -188,6 +191,21 @@ async def test_sdk_transcribes_in_each_format() -> None:
     assert (listener.asked[0].language, listener.asked[0].prompt) == ("en", "Days.")
 
 
+async def test_what_is_asked_of_a_voice_in_vain_is_reported() -> None:
+    given = body(instructions="Whisper.", vendor="x")
+    call = await Call(app(Speaker()), SPEECH, given)()
+    assert call.headers["x-dragoman-loss"] == "dropped: vendor, instructions"
+
+
+async def test_sdk_gets_the_times_of_words() -> None:
+    async with sdk(app(listener=Listener())) as client:
+        asked = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+        whole = await client.audio.transcriptions.create(
+            file=("a.wav", wav(spoken("Good day"))), model="whisper-1", **asked
+        )
+    assert [(each.word, each.end) for each in whole.words] == [("Good", 0.04), ("day", 0.08)]
+
+
 async def test_what_a_recogniser_does_not_know_is_reported() -> None:
     call = await transcription(app(listener=Listener()), wav(spoken("Hi")), temperature="0.5")
     assert call.json["text"] == "Hi"
@@ -197,7 +215,7 @@ async def test_what_a_recogniser_does_not_know_is_reported() -> None:
 @pytest.mark.parametrize(
     ("sound", "status", "problem"),
     [
-        (b"ID3", 400, "is mp3; send a WAV file"),
+        (b"\0\0\0\x20ftypM4A ", 400, "file: is mp4; send wav, mp3, flac, ogg"),
         (b"Hello", 400, "is no sound that is known here"),
         (wav(b""), 400, "has no sound in it"),
         (b"RIFF\0\0\0\0WAVE", 400, "ends before its sound"),
@@ -387,10 +405,8 @@ async def test_the_page_to_talk_on_is_public_and_loads_nothing_from_elsewhere() 
     assert b"http://" not in call.body
 
 
-async def test_a_recording_that_would_be_large_once_read_is_refused_before() -> None:
-    """A second of 1,000 samples becomes one of 24,000."""
-    small = wav(bytes(100_000), 1_000)
-    call = await transcription(app(listener=Listener(), memory=1_000_000), small)
+async def test_a_recording_that_is_large_once_read_is_refused_while_it_is_read() -> None:
+    call = await transcription(app(listener=Listener(), memory=1_000_000), wav(bytes(300_000)))
     assert call.status == 413
 
 

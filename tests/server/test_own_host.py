@@ -313,7 +313,7 @@ def collected() -> Iterator[list[Any]]:
     """What only the collector could remove, of ours."""
     found: list[Any] = []
     gc.collect()
-    gc.freeze()  # what other tests left behind is not looked at
+    gc.freeze()  # what other tests left behind is not looked at, here or later
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         yield found
@@ -322,7 +322,6 @@ def collected() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.unfreeze()
 
 
 LEFT: dict[str, tuple[Any, ...]] = {

@@ -3,9 +3,11 @@
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator
+from typing import ClassVar
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.voice.speech import Listening, Piece, Speaking
+from dragoman.voice.sound import WavReader
+from dragoman.voice.speech import Listening, Piece, Speaking, Word
 
 MS_A_CHARACTER = 10
 
@@ -13,6 +15,8 @@ MS_A_CHARACTER = 10
 class Speaker:
     """Says each character in 10 ms of samples that are its number. `fault` ends the first sentence
     with it in its middle; `held` says a sentence but for its end until it is set."""
+
+    ignores: ClassVar = ("instructions",)
 
     def __init__(self, fault: Fault | None = None, held: asyncio.Event | None = None) -> None:
         self.said: list[str] = []
@@ -43,6 +47,25 @@ class Speaker:
         self.closed = True
 
 
+def read_wav(data: bytes) -> bytes:
+    """PCM16 of a WAV file. Raises FaultError for what is none."""
+    return WavReader().feed(data, last=True)
+
+
+class Files:
+    """Reads WAV files, in place of the library that reads all kinds in its process."""
+
+    async def ask(self, head: dict, data: bytes) -> AsyncGenerator[tuple[dict, bytes], None]:
+        try:
+            pcm = read_wav(data)
+        except FaultError as error:
+            raise FaultError(Fault("upstream_error", error.fault.message, "upstream")) from None
+        for start in range(0, len(pcm), 48_000):
+            yield {}, pcm[start : start + 48_000]
+
+    async def close(self) -> None: ...
+
+
 def said_in(pcm: bytes) -> str:
     """What such sound says."""
     samples = array("h", pcm)
@@ -51,6 +74,8 @@ def said_in(pcm: bytes) -> str:
 
 class Listener:
     """Understands what `Speaker` says, word by word."""
+
+    ignores: ClassVar = ()
 
     def __init__(self, fault: Fault | None = None, held: asyncio.Event | None = None) -> None:
         self.asked: list[Listening] = []
@@ -65,7 +90,8 @@ class Listener:
         try:
             for word in said_in(pcm).split():
                 end = place + len(word) * MS_A_CHARACTER / 1000
-                yield Piece(f" {word}" if place else word, place, end)
+                times = (Word(word, place, end),) if asked.words else ()
+                yield Piece(f" {word}" if place else word, place, end, times)
                 place = end + MS_A_CHARACTER / 1000
                 if self._fault is not None:
                     raise FaultError(self._fault)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.error import FaultError
+from dragoman.core.sound import BYTES_PER_MS
 from dragoman.voice.detection import (
     FRAME,
     Detector,
@@ -21,7 +22,6 @@ from dragoman.voice.detection import (
     scorer,
     to_16k,
 )
-from dragoman.voice.sound import BYTES_PER_MS
 from tests.samples import samples
 
 NOISE = random.Random(5)

@@ -19,12 +19,13 @@ from dragoman.core.session_values import (
     Truncate,
     TurnDetection,
 )
+from dragoman.core.sound import BYTES_PER_MS
 from dragoman.engines.local import find_target
 from dragoman.voice.detection import Detector, Started, Stopped, scorer
 from dragoman.voice.programs import ESpeak
-from dragoman.voice.sound import BYTES_PER_MS
 from dragoman.voice.speech import Speaking
 from dragoman.voice.studio import studio
+from tests.server.socket.phone import calling, on_loopback
 from tests.voice.test_session import Client
 
 if shutil.which("espeak-ng") is None:
@@ -105,3 +106,22 @@ async def test_weather_is_asked_for_called_for_told_and_interrupted() -> None:
     assert client.of(TranscriptionCompleted)[-1].transcript == "Thank you"
     await client.session.close()
     await made.close()
+
+
+async def test_a_call_by_webrtc_understands_and_is_heard(monkeypatch) -> None:
+    """Speech that went through Opus is understood, and so is what the server plays."""
+    on_loopback(monkeypatch)
+    made = studio(transcription="pocketsphinx=pocket")
+    async with calling(find_target("pocket").load(), studio=made) as (_, phone):
+        await phone.dial("?model=pocket")
+        audio = {"input": {"transcription": {"model": "any"}}}
+        await phone.say({"type": "session.update", "session": {"type": "realtime", "audio": audio}})
+        await phone.until("session.updated")
+        phone.microphone.say(await speech("Thank you.") + bytes(500 * BYTES_PER_MS))
+        heard = await phone.until("conversation.item.input_audio_transcription.completed")
+        assert heard["transcript"] == "Thank you"
+        done = await phone.until("response.done")
+        (part,) = done["response"]["output"][0]["content"]
+        assert part["transcript"] == "You are welcome."
+        await phone.until("output_audio_buffer.stopped")
+        assert sum(level > 1_000 for _, level in phone.heard) > 20  # frames

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
+import math
 import os
 import sys
 from array import array
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dragoman.core.error import FaultError
+from dragoman.core.sound import RATE, wav
 from dragoman.voice import programs, worker
 from dragoman.voice.local import LocalSynthesizer, LocalTranscriber
 from dragoman.voice.programs import ESpeak, Piper
-from dragoman.voice.sound import RATE, wav
+from dragoman.voice.sound import SoundEncoder
 from dragoman.voice.speech import Listening, Speaking
 from dragoman.voice.studio import Studio, studio
 
@@ -161,14 +165,15 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path, monkeypatch) -> 
 
 WHISPER = """
 from collections import namedtuple
-Segment = namedtuple("Segment", "text start end")
+Segment = namedtuple("Segment", "text start end words")
+Word = namedtuple("Word", "start end word")
 print("a library that talks")
 class WhisperModel:
     def __init__(self, name, device):
         if name == "missing":
             raise ValueError("no such model")
         self.name = name
-    def transcribe(self, sound, language, initial_prompt):
+    def transcribe(self, sound, language, initial_prompt, word_timestamps):
         if initial_prompt == "raise":
             raise ValueError("boom")
         if initial_prompt == "die":
@@ -178,7 +183,8 @@ class WhisperModel:
             import time
             time.sleep(1000)
         about = f" {self.name} {language} {len(sound)} {sound.dtype}"
-        return iter([Segment(about, 0.0, 0.5), Segment(" again", 0.5, 1.0)]), None
+        words = [Word(0.5, 1.0, " again")] if word_timestamps else None
+        return iter([Segment(about, 0.0, 0.5, None), Segment(" again", 0.5, 1.0, words)]), None
 """
 KOKORO = """
 import numpy
@@ -219,6 +225,7 @@ async def test_whisper_in_its_process_lives_through_what_it_raises_and_dies_alon
     first = whisper._idle[0]
     with pytest.raises(FaultError, match="faster-whisper failed: ValueError: boom"):
         await heard(whisper, prompt="raise")
+    assert whisper._idle == [first]
     with pytest.raises(FaultError, match="its process has died"):
         await heard(whisper, prompt="die")
     assert await heard(whisper, language="en") == expected
@@ -260,6 +267,39 @@ def test_a_grammar_is_in_lower_case_and_its_words_are_known_as_they_were_written
     assert {"Paris", "York", "what"} <= set(worker.spoken_grammar(shipped)[1].values())
 
 
+DATA = Path(__file__).parents[1] / "data"
+
+
+async def test_recordings_of_all_kinds_are_read(tmp_path) -> None:
+    """A tone of 440 Hz, a tenth of a second at the least, is one whatever file it is in."""
+    tone = array("h", [round(16_384 * math.sin(n * 440 * math.tau / RATE)) for n in range(4_800)])
+    mp3 = SoundEncoder("mp3")
+    high = bytes((value >> 8) + 128 for value in tone)
+    recordings = {
+        "wav": wav(tone.tobytes()),
+        "8 bits": wav(high).replace(b"\2\0\x10\0", b"\1\0\x08\0"),
+        "8 kHz": wav(tone[::3].tobytes(), 8_000),
+        "mp3": mp3.feed(tone.tobytes()) + mp3.close(),
+        "flac": (DATA / "tone.flac").read_bytes(),
+        "ogg": (DATA / "tone.ogg").read_bytes(),
+    }
+    reader = studio("none", "none", detector="energy")
+    assert await reader.read(recordings["wav"]) == tone.tobytes()
+    for name, recording in recordings.items():
+        claimed: list[int] = []
+        samples = array("h", await reader.read(recording, claimed.append))
+        loud = [sample for sample in samples if abs(sample) > 2_000]
+        cycles = sum(a < 0 <= b for a, b in pairwise(loud))
+        assert abs(cycles - (44 if name in ("flac", "ogg") else 88)) <= 2, name
+        assert max(samples) > 12_000, name
+        assert sum(claimed) == 4 * len(samples)
+    await reader.close()
+    rate = {"rate": RATE}
+    assert b"".join(pcm for _, pcm in worker.miniaudio("")(rate, wav(PCM))) == PCM
+    with pytest.raises(FaultError, match=r"is read with miniaudio \(pip install"):
+        await Studio(None, None).read(wav(PCM))
+
+
 def test_messages_of_a_process_are_read_as_they_are_written(tmp_path) -> None:
     path = tmp_path / "messages"
     path.write_bytes(worker.message({"a": 1}, b"data") + worker.message({"done": True}) + b"{")
@@ -298,6 +338,10 @@ class Sphinx:
 
         return Found if len(self.heard) > 10 else None
 
+    def seg(self) -> list[object]:
+        said = ["<s>", "ask", "ada(2)", "<sil>", "of", "rome", "</s>"]
+        return [SimpleNamespace(word=w, start_frame=n, end_frame=n) for n, w in enumerate(said)]
+
     Decoder = None
 
 
@@ -309,10 +353,15 @@ def test_pocketsphinx_writes_words_as_the_grammar_does(tmp_path, monkeypatch) ->
     transcribe = worker.pocketsphinx(str(grammar))
     lower = "#JSGF V1.0;\ngrammar a;\npublic <said> = ask ada of rome;"
     assert Sphinx.latest.calls == [("grammar", lower.encode()), ("search", "grammar")]
-    assert list(transcribe({}, bytes(2_000))) == [({"text": "Ask Ada of Rome"}, b"")]
+    ((head, _),) = transcribe({"words": True}, bytes(2_000))
+    assert head["text"] == "Ask Ada of Rome"
+    times = [("ask", 0.01, 0.02), ("Ada", 0.02, 0.03), ("of", 0.04, 0.05), ("Rome", 0.05, 0.06)]
+    assert head["words"] == times
     assert 40 < max(Sphinx.latest.heard) < 400  # the noise of a quiet room
-    assert list(transcribe({}, bytes(8))) == []
-    assert list(worker.pocketsphinx("")({}, bytes(2_000))) == [({"text": "Ask ada of rome"}, b"")]
+    order = {"words": False}
+    assert list(transcribe(order, bytes(8))) == []
+    said = {"text": "Ask ada of rome", "words": []}
+    assert list(worker.pocketsphinx("")(order, bytes(2_000))) == [(said, b"")]
     grammar.write_text("#JSGF V1.0;\ngrammar a;\npublic <said> = ask Beelzebub;")
     with pytest.raises(ValueError, match="no word beelzebub of the grammar"):
         worker.pocketsphinx(str(grammar))
@@ -322,9 +371,10 @@ def test_libraries_are_asked_as_their_documentation_says(libraries, monkeypatch)
     for name in ("faster_whisper", "kokoro_onnx"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     whisper = worker.faster_whisper("")
-    order = {"language": "en", "prompt": None}
-    texts = [head["text"] for head, _ in whisper(order, bytes(64))]
-    assert texts == ["base en 32 float32", " again"]
+    order = {"language": "en", "prompt": None, "words": True}
+    heads = [head for head, _ in whisper(order, bytes(64))]
+    assert [head["text"] for head in heads] == ["base en 32 float32", " again"]
+    assert [head["words"] for head in heads] == [[], [("again", 0.5, 1.0)]]
     (libraries / "voices-v1.0.bin").touch()
     speak = worker.kokoro(str(libraries / "kokoro.onnx"))
     ((head, pcm),) = speak({"text": "a", "voice": "am_adam", "speed": 2.0}, b"")

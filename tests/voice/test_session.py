@@ -32,16 +32,18 @@ from dragoman.core.session_values import (
     Truncate,
     TurnDetection,
 )
+from dragoman.core.sound import BYTES_PER_MS
 from dragoman.engines.session import TurnSession
-from dragoman.voice.sound import BYTES_PER_MS
+from dragoman.voice.session import SessionDetector
 from dragoman.voice.speech import Piece
-from dragoman.voice.studio import SessionDetector, Studio
+from dragoman.voice.studio import Studio
 from tests.samples import samples
 from tests.voice.fakes import MS_A_CHARACTER, Listener, Speaker, said_in, spoken
 from tests.voice.test_spoken import BEGUN, ENDED, Plays, message
 
 ANSWER = "It is sunny in Paris today. Take a hat with you, and drink enough water. Have a good day."
 FRAME_MS = 20
+SILENCE_MS = 400
 
 
 class Client:
@@ -97,7 +99,8 @@ class Client:
 
 def said(text: str) -> bytes:
     """A user says this, with silence around it. It is loud enough to be found."""
-    return bytes(400 * BYTES_PER_MS) + loud(text) + bytes(400 * BYTES_PER_MS)
+    silence = bytes(SILENCE_MS * BYTES_PER_MS)
+    return silence + loud(text) + silence
 
 
 def loud(text: str) -> bytes:
@@ -160,8 +163,12 @@ async def test_at_any_instant_an_interruption_leaves_what_was_heard() -> None:
         await client.until(lambda event: isinstance(event, Answer))
         while len(client.sound()) < min(instant + 200, length) * BYTES_PER_MS:
             await asyncio.sleep(0)
-        mark = len(client.events)
-        client.hear(said("stop"))
+        mark, sound, cancelled_at = len(client.events), said("stop"), None
+        for start in range(0, len(sound), FRAME_MS * BYTES_PER_MS):
+            client.hear(sound[start : start + FRAME_MS * BYTES_PER_MS])
+            if cancelled_at is None and client.of(ResponseDone):
+                cancelled_at = start // BYTES_PER_MS + FRAME_MS
+        assert cancelled_at - SILENCE_MS <= 100  # of what the user says
         done = await client.until(lambda event: isinstance(event, ResponseDone), mark)
         assert (done.response.status, done.response.reason) == ("cancelled", "turn_detected")
         (item,) = [

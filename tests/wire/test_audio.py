@@ -12,14 +12,25 @@ from openai.types.audio import (
 
 from dragoman.core.error import FaultError
 from dragoman.wire import audio
-from dragoman.wire.audio import Segment, decode_speech, decode_transcription, encode_transcript
-from dragoman.wire.multipart import Part
+from dragoman.wire.audio import (
+    Segment,
+    SpeechRequest,
+    TranscriptionRequest,
+    decode_speech,
+    decode_transcription,
+    encode_transcript,
+)
+from dragoman.wire.multipart import Part, find_boundary, read_parts
 
 SEGMENTS = [Segment("Hello there.", 0, 1.2), Segment(" ", 1.2, 2), Segment(" Bye.", 3661.25, 3662)]
 
 
 def field(name: str, text: str) -> Part:
     return Part(name, memoryview(text.encode()))
+
+
+def asking(format: str) -> TranscriptionRequest:
+    return TranscriptionRequest(model="m", data=memoryview(b""), format=format)
 
 
 FILE = Part("file", memoryview(b"RIFF"), "a.wav")
@@ -39,7 +50,52 @@ def test_speech_request_with_everything() -> None:
     }
     asked = decode_speech(json.dumps(body).encode())
     assert (asked.voice, asked.format, asked.speed, asked.sse) == ("voice_1", "wav", 1.5, True)
-    assert asked.instructions == "Whisper."
+    assert (asked.instructions, asked.ignored) == ("Whisper.", ("vendor_field",))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        SpeechRequest(model="m", text="Hi", voice="nova", format="pcm"),
+        SpeechRequest(model="m", text="Hi", voice="a", speed=2.0, instructions="Whisper."),
+    ],
+)
+def test_a_speech_request_that_is_sent_is_the_one_that_is_read(asked) -> None:
+    assert decode_speech(audio.encode_speech(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"language": "en", "prompt": "Days.", "stream": True, "format": "text"}]
+)
+def test_a_transcription_request_that_is_sent_is_the_one_that_is_read(more) -> None:
+    asked = TranscriptionRequest(model="m", data=memoryview(b"RIFF"), **more)
+    media_type, body = audio.encode_transcription(asked, "x")
+    assert decode_transcription(read_parts(body, find_boundary(media_type))) == asked
+
+
+@pytest.mark.parametrize(
+    ("event", "known", "added"),
+    [
+        (audio.transcript_delta("Hi"), "", "Hi"),
+        (audio.transcript_done("Hi all"), "Hi", " all"),
+        (audio.transcript_done("Hi"), "Ho", ""),
+        (b"[DONE]", "Hi", ""),
+        (b'{"type": "session.created"}', "", ""),
+    ],
+)
+def test_events_of_a_transcript_add_to_what_is_known(event, known, added) -> None:
+    assert audio.read_transcript_event(event.removeprefix(b"data: "), known) == added
+
+
+def test_a_transcript_of_another_server_is_read_or_says_what_is_wrong() -> None:
+    assert audio.read_transcript(b'{"text": "Hi"}') == "Hi"
+    for answer in (b"Hi", b"{}"):
+        with pytest.raises(ValueError, match=r"."):
+            audio.read_transcript(answer)
+    broken = b'{"error": {"message": "boom"}}'
+    for read in (audio.read_transcript, lambda event: audio.read_transcript_event(event, "")):
+        with pytest.raises(FaultError, match="boom"):
+            read(broken)
 
 
 def test_speech_request_needs_no_voice_and_is_mp3_by_default() -> None:
@@ -79,13 +135,26 @@ def test_speech_events_carry_the_sound_and_end() -> None:
 
 
 def test_transcription_request_with_everything() -> None:
-    lists = [field("timestamp_granularities[]", each) for each in ("word", "segment")]
+    lists = [field("include[]", each) for each in ("logprobs", "x")]
     rest = [("language", "en"), ("prompt", "Names."), ("stream", "true"), ("temperature", "0")]
     fields = [field(name, text) for name, text in (*rest, ("vendor", "1"))]
     asked = decode_transcription([FILE, MODEL, *lists, *fields])
     assert (asked.language, asked.prompt, asked.stream) == ("en", "Names.", True)
-    assert asked.ignored == ("timestamp_granularities", "temperature", "vendor")
+    assert asked.ignored == ("include", "temperature", "vendor")
     assert bytes(asked.data) == b"RIFF"
+
+
+def test_words_are_asked_for_with_their_times() -> None:
+    lists = [field("timestamp_granularities[]", each) for each in ("word", "segment")]
+    asked = decode_transcription([FILE, MODEL, *lists, field("response_format", "verbose_json")])
+    assert (asked.words, asked.ignored) == (True, ())
+    said = [Segment("Hi you.", 0, 1, (("Hi", 0, 0.5), ("you", 0.50001, 1)))]
+    value = json.loads(encode_transcript(asked, said, 1)[1])
+    TranscriptionVerbose.model_validate(value)
+    assert value["words"] == [
+        {"word": "Hi", "start": 0, "end": 0.5},
+        {"word": "you", "start": 0.5, "end": 1},
+    ]
 
 
 def test_empty_fields_of_a_form_are_absent() -> None:
@@ -105,6 +174,8 @@ def test_empty_fields_of_a_form_are_absent() -> None:
         ([FILE, MODEL, field("stream", "yes")], "stream"),
         ([FILE, MODEL, field("response_format", "xml")], "response_format"),
         ([FILE, MODEL, field("response_format", "diarized_json")], "response_format"),
+        ([FILE, MODEL, field("timestamp_granularities[]", "word")], "timestamp_granularities"),
+        ([FILE, MODEL, field("timestamp_granularities[]", "year")], "timestamp_granularities"),
         (
             [FILE, MODEL, field("response_format", "srt"), field("stream", "true")],
             "response_format",
@@ -140,7 +211,7 @@ def test_wrong_form_names_the_field(parts, param) -> None:
     ],
 )
 def test_transcript_as_text(format, media_type, body) -> None:
-    assert encode_transcript(format, SEGMENTS, 3662.5) == (media_type, body.encode())
+    assert encode_transcript(asking(format), SEGMENTS, 3662.5) == (media_type, body.encode())
 
 
 @pytest.mark.parametrize(
@@ -151,7 +222,7 @@ def test_transcript_as_text(format, media_type, body) -> None:
     ],
 )
 def test_transcript_as_json_is_what_the_sdk_reads(format, model) -> None:
-    media_type, body = encode_transcript(format, SEGMENTS, 3662.5)
+    media_type, body = encode_transcript(asking(format), SEGMENTS, 3662.5)
     value = json.loads(body)
     assert media_type == b"application/json"
     model.model_validate(value)

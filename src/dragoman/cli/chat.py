@@ -54,6 +54,8 @@ from .serve import Row, configured, row, table, visible
 T = TypeVar("T")
 
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
+_ERASE = "\r\x1b[K"
+"""What clears a line on a terminal."""
 
 
 SHOWN = {
@@ -73,6 +75,7 @@ class Renderer:
         self._colours = terminal
         self._colour = _PLAIN
         self._at_start = True
+        self._status = False
 
     def event(self, event: Event) -> None:
         """Render one event."""
@@ -107,6 +110,9 @@ class Renderer:
         """Write text, in this colour."""
         if self._colours:
             text = visible(text)
+            if self._status:
+                sys.stdout.write(_ERASE)
+                self._status = False
             if colour != self._colour:
                 sys.stdout.write(_PLAIN + colour)
                 self._colour = colour
@@ -123,6 +129,13 @@ class Renderer:
         if self._colours:
             sys.stdout.write(_PLAIN)
             self._colour = _PLAIN
+
+    def status(self, text: str) -> None:
+        """Show this on a terminal, where no line was begun, until something is written."""
+        if self._colours and self._at_start:
+            sys.stdout.write(f"{_ERASE}{text}")
+            sys.stdout.flush()
+            self._status = True
 
 
 NOTHING = (

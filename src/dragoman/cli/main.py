@@ -138,15 +138,7 @@ _RUN = (
     "-- is for the program; its exit status is ours."
 )
 _HTML = "of a file: the page to write, with what its models said (dragoman.program)"
-
-
-class _Programs(tuple[str, ...]):
-    """The names of programs, among which are all files of Python."""
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or str(name).endswith(".py")
-
-
+_PROGRAMS = ("codex", "claude", "opencode")
 _RUN_AT = "the Dragoman to ask; by default the one on the usual port, or else one is started"
 _TARGETS = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
 _CONFIG = "the configuration (dragoman.toml, if it exists)"
@@ -251,7 +243,7 @@ def parser() -> argparse.ArgumentParser:
     _add_model(add)
     add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=_MARKED)
     add("--voice", metavar="NAME", help="the voice of the answers (alloy)")
-    add("--input", type=Path, metavar="FILE.wav", help="say this, in place of the microphone")
+    add("--input", type=Path, metavar="FILE", help="say this, in place of the microphone")
     add("--output", type=Path, metavar="FILE.wav", help="write there what would be heard")
     _add_voice(add)
 
@@ -259,9 +251,8 @@ def parser() -> argparse.ArgumentParser:
     add("file", type=Path, metavar="FILE.py", help="the file")
 
     add = command("run", "run Codex, Claude Code or opencode on a model, or a program", _RUN)
-    names = _Programs(("codex", "claude", "opencode"))
-    about = f"the program: {', '.join(names)}, or a file of Python"
-    add("program", choices=names, metavar="PROGRAM", help=about)
+    about = f"the program: {', '.join(_PROGRAMS)}, or a file of Python"
+    add("program", type=_program, metavar="PROGRAM", help=about)
     add("--html", type=Path, metavar="PAGE", help=_HTML)
     add("targets", nargs="*", metavar="TARGET", help=_TARGETS)
     add("--model", "-m", help="the model's name; the first listed by default")
@@ -354,6 +345,13 @@ layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 f
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Those that some model has; another is sent as it is, with a note, unless it looks like one."""
+
+
+def _program(text: str) -> str:
+    if text not in _PROGRAMS and not text.endswith(".py"):
+        near = hint(text, _PROGRAMS) or f"; there is {', '.join(_PROGRAMS)}, or a FILE.py"
+        raise argparse.ArgumentTypeError(f"there is no program {text!r}{near}")
+    return text
 
 
 def effort(text: str) -> str:

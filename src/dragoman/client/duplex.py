@@ -188,7 +188,8 @@ class Duplex:
         """Send the user's sound, and at its end what is left in the buffer."""
         try:
             async for audio in source:
-                self._pending = True
+                # A detector says what of it is speech: the rest belongs to no item.
+                self._pending |= self._talk.config.turn_detection is None
                 self._talk.append(audio)
                 await self._talk.live.drain()
             await self._talk.configure()  # answered behind all that was sent

@@ -112,6 +112,8 @@ class Items:
 
     def check_place(self, item: Item, previous: str | None) -> None:
         """Raise FaultError where an item cannot be inserted there."""
+        if item_id(item) == ROOT:
+            raise taken(ROOT, "the place before the first item")
         if item_id(item) in self._entries:
             raise taken(item_id(item), "another item")
         if previous is not None and previous != ROOT:

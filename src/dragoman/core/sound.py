@@ -9,6 +9,8 @@ from collections import OrderedDict
 RATE = 24_000
 """Samples in a second: 16 bits, one channel."""
 BYTES_PER_MS = RATE * 2 // 1000
+ENDLESS = 0xFFFFFFFF
+"""The length, in a WAV file, of what has no length yet: OpenAI streams WAV with it."""
 
 Place = tuple[str, int]
 """A part of an item: the item's id, and the part's index."""
@@ -39,24 +41,23 @@ _STEP = 1 << 20
 """Characters of base64, which take 4 ms."""
 
 
-def wav(audio: bytes) -> bytes:
+def wav_head(size: int | None = None, rate: int = RATE) -> bytes:
+    """The head of a WAV file; without a `size`, of one whose length is not known yet."""
+    whole, data = (ENDLESS, ENDLESS) if size is None else (36 + size, size)
+    head = b"WAVEfmt " + (16).to_bytes(4, "little") + b"\x01\0\x01\0"
+    rates = rate.to_bytes(4, "little") + (rate * 2).to_bytes(4, "little") + b"\x02\0\x10\0"
+    return (
+        b"RIFF" + whole.to_bytes(4, "little") + head + rates + b"data" + data.to_bytes(4, "little")
+    )
+
+
+def wav(audio: bytes, rate: int = RATE) -> bytes:
     """The sound as a WAV file.
 
     >>> len(wav(b"\\0" * 480)), wav(b"")[:4]
     (524, b'RIFF')
     """
-    size = len(audio)
-    head = b"WAVEfmt " + (16).to_bytes(4, "little") + b"\x01\0\x01\0"
-    rates = RATE.to_bytes(4, "little") + (RATE * 2).to_bytes(4, "little") + b"\x02\0\x10\0"
-    return (
-        b"RIFF"
-        + (36 + size).to_bytes(4, "little")
-        + head
-        + rates
-        + b"data"
-        + size.to_bytes(4, "little")
-        + audio
-    )
+    return wav_head(len(audio), rate) + audio
 
 
 class Arena:

@@ -206,7 +206,8 @@ class TurnSession:
     @property
     def size(self) -> int:
         """Bytes that the session holds, or nearly."""
-        return self.session.size
+        waiting = sum(len(each.audio) for each in self._queue if isinstance(each, Append))
+        return self.session.size + waiting
 
     async def drain(self) -> None:
         """Wait until all that was sent is taken; others have their turn."""

@@ -23,7 +23,7 @@ from dragoman.formats.grammar.schema import enforceable
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Tool as RunnableTool
 
-from .grammar import check, match, to_lark
+from .grammar import check, to_lark
 from .nodes import (
     Bound,
     Gen,
@@ -43,8 +43,6 @@ from .nodes import (
     loose,
     node,
 )
-
-__all__ = ["match"]
 
 _GUARANTEES = (None, "enforced", "verified", "best-effort")
 
@@ -167,6 +165,7 @@ def gen(
 def select(options: Iterable[object], name: str | None = None, **how: Unpack[NodeOptions]) -> Node:
     """One of several: texts, numbers or nodes.
 
+    >>> from dragoman.program import match
     >>> match(select(["yes", "no"], name="answer"), "no").captures
     {'answer': 'no'}
     """
@@ -195,6 +194,7 @@ def regex(pattern: str, name: str | None = None, **options: Unpack[NodeOptions])
     """Text that a regular expression (of Rust's kind: no looking around) matches from end to end.
     Raises ValueError for what is none.
 
+    >>> from dragoman.program import match
     >>> match("in " + regex("[0-9]{4}", name="year"), "in 1815")["year"]
     '1815'
     """
@@ -213,6 +213,7 @@ def json(
 
     Raises ValueError, naming the keyword, for a schema that cannot be enforced.
 
+    >>> from dragoman.program import match
     >>> match(json(schema={"type": "integer"}), "12") is not None
     True
     """
@@ -261,6 +262,7 @@ def lark(text: str, name: str | None = None, **options: Unpack[NodeOptions]) -> 
     """Text of a grammar: in Lark, as llguidance has it, whose first rule is `start`; or in GBNF.
     Raises ValueError for what is no grammar.
 
+    >>> from dragoman.program import match
     >>> match(lark('start: "a" start?'), "aaa") is not None
     True
     """
@@ -275,6 +277,7 @@ def lark(text: str, name: str | None = None, **options: Unpack[NodeOptions]) -> 
 def grammar(value: object, name: str | None = None, **options: Unpack[NodeOptions]) -> Node:
     """Nodes and texts as one grammar: generated in one request, as a whole.
 
+    >>> from dragoman.program import match
     >>> match(grammar("a" + regex("[0-9]", name="digit"), name="all"), "a1").captures
     {'all': 'a1', 'digit': '1'}
     """
@@ -287,6 +290,7 @@ def grammar(value: object, name: str | None = None, **options: Unpack[NodeOption
 def repeat(value: object, least: int = 0, most: int | None = None) -> Node:
     """A node `least` to `most` times; without `most` any number of times.
 
+    >>> from dragoman.program import match
     >>> match(repeat("ab", 1, 2), "ababab")
     """
     if least < 0 or (most is not None and most < max(least, 1)):
@@ -326,6 +330,7 @@ def substring(
 ) -> Node:
     """A stretch of a text, of whole words by default; a function may cut it into other chunks.
 
+    >>> from dragoman.program import match
     >>> match(substring("the quick brown fox"), "quick brown") is not None
     True
     """
@@ -406,7 +411,9 @@ def _bytes(source: str | Path | bytes, kind: str) -> bytes:
     return Path(source).read_bytes()
 
 
-def gen_audio(name: str | None = None, *, voice: str = "alloy", **options: Any) -> Node:
+def gen_audio(
+    name: str | None = None, *, voice: str = "alloy", **options: Unpack[NodeOptions]
+) -> Node:
     """Let the model speak aloud: the transcript is the text of the program, and the capture is a
     WAV file of 24 kHz, in bytes."""
     return GenAudio(_options({"name": name, **options}), voice)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON, Message
-from dragoman.engines.token.constraints import byte_compiler, matches
+from dragoman.engines.token.constraints import GrammarState, byte_compiler, matches
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.demand import RULE, Demand, JSONBody, lark_literals, problem
 from dragoman.formats.grammar.lark import slashed
@@ -72,13 +72,12 @@ def fitting(value: Node, text: str) -> bool | None:
         if text in texts:
             return True
         return False if any(each.startswith(text) for each in texts) else None
-    matcher = _compiled(_Writer(flexible=True).whole(value)).matcher.deep_copy()
-    data = text.encode()
-    if matcher.try_consume_tokens(list(data)) != len(data):
-        if isinstance(body := bare(value), Json) and _is_json(body, text):
-            return True  # its keys in another order
-        return None
-    return bool(matcher.is_accepting())
+    state = _followed(_Writer(flexible=True).whole(value), text)
+    if state is not None:
+        return state.accepting
+    if isinstance(body := bare(value), Json) and _is_json(body, text):
+        return True  # its keys in another order
+    return None
 
 
 def captures(value: Node, text: str) -> dict[str, Any]:
@@ -99,9 +98,8 @@ def captures(value: Node, text: str) -> dict[str, Any]:
                     if (part := hit[f"g{n}"]) is not None
                 ]
     if pairs is None:
-        matcher = _compiled(_Writer(flexible=True, capturing=True).whole(value)).matcher.deep_copy()
-        matcher.try_consume_tokens(list(text.encode()))
-        said: list[tuple[str, bytes]] = matcher.get_captures()
+        state = _followed(_Writer(flexible=True, capturing=True).whole(value), text)
+        said = state.captures if state is not None else []
         pairs = [(name, part.decode("utf-8", "replace")) for name, part in said]
     for name, part in pairs:
         if name not in lists:
@@ -114,13 +112,26 @@ def captures(value: Node, text: str) -> dict[str, Any]:
 def check(value: Node) -> None:
     """Raise ValueError where a node is no grammar, in words that say what is wrong."""
     try:
-        _compiled(_Writer().whole(value))
+        byte_compiler().compiled(Grammar(_Writer().whole(value)))
     except FaultError as error:
         raise ValueError(f"{label(value)}: {error.fault.message}") from None
 
 
-def _compiled(lark: str) -> Any:
-    return byte_compiler().compiled(Grammar(lark))
+def _followed(lark: str, text: str) -> GrammarState | None:
+    """The state of a grammar after a text; None where that does not match. Raises FaultError where
+    the grammar is too large for it."""
+    renewed = False
+    while True:
+        state = byte_compiler().constrain(Grammar(lark))
+        try:
+            state.accept(text.encode())
+            return state
+        except FaultError as error:
+            if error.fault.code == "internal":  # it does not match
+                return None
+            if renewed:
+                raise
+            renewed = True  # other texts have worn it out, so the next is compiled anew
 
 
 def bare(value: Node) -> Node:
@@ -229,30 +240,24 @@ def regular(value: Node, groups: list[str] | None = None) -> str | None:
             inner = regular(body, groups)
             most_said = "" if most is None else most
             return None if inner is None else f"(?:{inner}){{{least},{most_said}}}"
-        case Gen(stop=stop, options=own):
-            if any(len(each) > 1 for each in stop) or value.stop_regex:
-                return None
-            inner = f"[^{''.join(map(_in_class, stop))}]*" if stop else ANY
-            return _group(inner, own.name, groups)
-        case Bound(body=body, options=own):
+        case Gen(options=own) | Bound(options=own):
             place = None
             if groups is not None and own.name is not None:
                 place = len(groups)
                 groups.append(own.name)
-            inner = regular(body, groups)
+            inner = _free(value) if isinstance(value, Gen) else regular(value.body, groups)
             return inner if inner is None or place is None else f"(?P<g{place}>{inner})"
     return None
 
 
-def _group(pattern: str, name: str | None, groups: list[str] | None) -> str:
-    if groups is None or name is None:
-        return pattern
-    groups.append(name)
-    return f"(?P<g{len(groups) - 1}>{pattern})"
-
-
-def _in_class(letter: str) -> str:
-    return f"\\u{{{ord(letter):x}}}" if not letter.isprintable() else re.escape(letter)
+def _free(value: Gen) -> str | None:
+    """The regular expression of free text before its stops; None where one has several letters."""
+    if any(len(each) > 1 for each in value.stop) or value.stop_regex:
+        return None
+    letters = "".join(
+        re.escape(each) if each.isprintable() else f"\\u{{{ord(each):x}}}" for each in value.stop
+    )
+    return f"[^{letters}]*" if letters else ANY
 
 
 # ---- Lark ------------------------------------------------------------------------------------
@@ -399,10 +404,11 @@ def _gbnf(value: Node, rules: dict[Any, str]) -> str | None:
         case Lark(text=text):
             return _lark_in_gbnf(text, rules)
         case Substring(chunks=chunks):
-            names = [f"s{len(rules) + place}" for place in range(len(chunks))]
+            own = len(rules)
+            names = [f"s{own + place}" for place in range(len(chunks))]
             for place, chunk in enumerate(chunks):
                 rest = f" ({names[place + 1]})?" if place + 1 < len(chunks) else ""
-                rules[value, place] = f"{names[place]} ::= {_quoted(chunk)}{rest}"
+                rules[own, place] = f"{names[place]} ::= {_quoted(chunk)}{rest}"
             return f"({' | '.join(names)})?"
         case Rule(key=key, build=build):
             name = f"f{list(rules).index(key)}" if key in rules else f"f{len(rules)}"

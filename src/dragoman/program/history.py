@@ -6,7 +6,9 @@ the open blocks are context variables, so that threads and tasks have their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Literal, Self, cast
 
@@ -95,11 +97,13 @@ class Piece:
 
 
 class Turn:
-    """What one role says. `mark` tells one role block from the next; `last` is its last piece."""
+    """What one role says. `mark` is the block that it was said in; `last` is its last piece."""
 
     __slots__ = ("_items", "before", "last", "mark", "role")
 
-    def __init__(self, before: Turn | None, role: str, mark: object, last: Piece | None) -> None:
+    def __init__(
+        self, before: Turn | None, role: str, mark: OpenRole | None, last: Piece | None
+    ) -> None:
         self.before, self.role, self.mark, self.last = before, role, mark, last
         self._items: tuple[Item, ...] | None = None
 
@@ -151,28 +155,21 @@ _ITEMS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomToo
 # ---- roles and blocks ------------------------------------------------------------------------
 
 
-class _Scope:
+class _Scope(AbstractContextManager["_Scope"]):
     """A block of code in which a context variable has a value; `with`, or `async with`."""
 
-    def __enter__(self) -> Self:
-        self._enter()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._exit()
-
     async def __aenter__(self) -> Self:
-        self._enter()
+        self.__enter__()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        self._exit()
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
 
-    def _enter(self) -> None:
-        raise NotImplementedError
 
-    def _exit(self) -> None:
-        raise NotImplementedError
+class OpenRole(Struct, frozen=True, eq=False):
+    """The role block that code is in; every block is another."""
+
+    name: str
 
 
 class Role(_Scope):
@@ -183,16 +180,15 @@ class Role(_Scope):
             known = ", ".join(ROLES)
             raise ValueError(f"there is no role {name!r}; the roles are {known}")
         self.name = name
-        self.mark: object = None
 
-    def _enter(self) -> None:
+    def __enter__(self) -> Self:
         if (outer := open_role.get()) is not None:
             fix = f"end `with {outer.name}():` first"
             raise ValueError(f"{self.name} cannot be inside {outer.name}; {fix}")
-        self.mark = object()
-        open_role.set(self)
+        open_role.set(OpenRole(self.name))
+        return self
 
-    def _exit(self) -> None:
+    def __exit__(self, *error: object) -> None:
         open_role.set(None)
 
 
@@ -202,17 +198,18 @@ class Block(_Scope):
     def __init__(self, name: str | None, opener: str, closer: str) -> None:
         self.name, self.opener, self.closer = name, opener, closer
 
-    def _enter(self) -> None:
+    def __enter__(self) -> Self:
         blocks = open_blocks.get()
         if self in blocks:
             raise ValueError("this block is open already; make another with block(…)")
         open_blocks.set((*blocks, self))
+        return self
 
-    def _exit(self) -> None:
+    def __exit__(self, *error: object) -> None:
         open_blocks.set(tuple(each for each in open_blocks.get() if each is not self))
 
 
-open_role: ContextVar[Role | None] = ContextVar("open_role", default=None)
+open_role: ContextVar[OpenRole | None] = ContextVar("open_role", default=None)
 open_blocks: ContextVar[tuple[Block, ...]] = ContextVar("open_blocks", default=())
 
 
@@ -272,8 +269,8 @@ class State:
         if current is None:
             problem = "nothing can be said outside a role"
             raise ValueError(f"{problem}; write `with user():`, assistant or system around it")
-        if found.turn is None or found.turn.mark is not current.mark:
-            turn = Turn(found.turn, current.name, current.mark, None)
+        if found.turn is None or found.turn.mark is not current:
+            turn = Turn(found.turn, current.name, current, None)
             found = State(turn, found.captures, found.usage, found.blocks)
         for each in open_blocks.get():
             if all(known is not each for known, _ in found.blocks):
@@ -294,7 +291,7 @@ class State:
             if any(each is closed for each in current):
                 continue
             left = tuple(each for each in found.blocks if each is not entry)
-            said = _since(found.turn, start)
+            said = since(found.turn, start)
             found = State(found.turn, found.captures, found.usage, left)
             if closed.closer:
                 found = found.added(closed.closer)
@@ -354,7 +351,7 @@ class State:
         found = self.captures.get(name)
         if self.partial is not None and self.partial[0] == name:
             _, append, start = self.partial
-            now = Capture(_since(self.turn, start), end="unfinished")
+            now = Capture(since(self.turn, start), end="unfinished")
             if not append:
                 return now
             return [*(found.all() if isinstance(found, Listed) else ()), now]
@@ -383,14 +380,14 @@ class State:
         shown = []
         for turn in self.turns():
             body = "".join(map(_shown, (piece.value for piece in turn.pieces())))
-            opened = turn is self.turn and current is not None and turn.mark is current.mark
+            opened = turn is self.turn and current is not None and turn.mark is current
             end = "" if opened else "<|im_end|>\n"
             shown.append(f"<|im_start|>{turn.role}\n{body}{end}")
         return "".join(shown)
 
 
-def _since(turn: Turn | None, start: Piece | None) -> str:
-    """The text of a turn after one of its pieces."""
+def since(turn: Turn | None, start: Piece | None) -> str:
+    """The text of a turn after one of its pieces (None: all of it)."""
     texts = []
     piece = None if turn is None else turn.last
     while piece is not None and piece is not start:
@@ -408,11 +405,12 @@ def _shown(value: str | Part | Item) -> str:
             return "[IMAGE]"
         case Audio(transcript=transcript):
             return transcript or "[AUDIO]"
-        case FunctionCall(name=name, arguments=text) | CustomToolCall(name=name, input=text):
+        case FunctionCall(name=name, text=text) | CustomToolCall(name=name, text=text):
             return f"<tool={name}>{text}</tool>"
-        case FunctionCallOutput(call_id=id, output=output):
-            return f"\n<tool_result={id}>{_plain(output)}</tool_result>\n"
-        case CustomToolCallOutput(call_id=id, output=output):
+        case (
+            FunctionCallOutput(call_id=id, output=output)
+            | CustomToolCallOutput(call_id=id, output=output)
+        ):
             return f"\n<tool_result={id}>{_plain(output)}</tool_result>\n"
         case Refusal(text=text):
             return text
@@ -452,19 +450,26 @@ class _SavedPiece(Struct, omit_defaults=True):
     guarantee: Guarantee | None = None
 
 
-_ABOUT = ("generated", "tokens", "seconds", "guarantee")
-
-
 class _SavedTurn(Struct):
     role: str
     pieces: list[_SavedPiece]
 
 
+class _SavedCapture(Capture, frozen=True, omit_defaults=True):
+    binary: bool = False
+    """Whether the value is the base64 of bytes."""
+
+
 class _Saved(Struct):
     version: int
     turns: list[_SavedTurn]
-    captures: dict[str, Capture | list[Capture]]
+    captures: dict[str, _SavedCapture | list[_SavedCapture]]
     usage: Spent
+
+
+_ABOUT = ("generated", "tokens", "seconds", "guarantee")
+VERSION = 1
+"""Of saved programs."""
 
 
 def dump(state: State) -> bytes:
@@ -483,34 +488,48 @@ def dump(state: State) -> bytes:
             about[kind] = value
             pieces.append(_SavedPiece(**about))
         turns.append(_SavedTurn(turn.role, pieces))
-    found: dict[str, Any] = {name: state.capture(name) for name in state.captures}
-    return msgspec.json.encode(_Saved(1, turns, found, state.usage))
+    captures: dict[str, _SavedCapture | list[_SavedCapture]] = {}
+    for name, found in state.captures.items():
+        captures[name] = [*map(_saved, found.all())] if isinstance(found, Listed) else _saved(found)
+    return msgspec.json.encode(_Saved(VERSION, turns, captures, state.usage))
 
 
-_load: Callable[[bytes], Any] = msgspec.json.Decoder(dict[str, Any]).decode
+def _saved(capture: Capture) -> _SavedCapture:
+    return _SavedCapture(**asdict(capture), binary=isinstance(capture.value, bytes))
 
 
 def load(data: bytes) -> State:
     """A state that `dump` gave. Raises ValueError for anything else."""
-    raw = _load(data)
-    if raw.get("version") != 1:
-        raise ValueError(f"version {raw.get('version')} of a saved program is not known here")
+    try:
+        version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
+        if version != VERSION:
+            raise ValueError(f"version {version} of a saved program is not known here")
+        saved = msgspec.json.decode(data, type=_Saved)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"this is no saved program: {error}") from None
     captures: dict[str, Capture | Listed] = {}
-    for name, value in raw.pop("captures").items():
-        if isinstance(value, list):
-            chain: Listed | None = None
-            for each in value:
-                chain = Listed(msgspec.convert(each, Capture), chain)
-            if chain is not None:
-                captures[name] = chain
-        else:
-            captures[name] = msgspec.convert(value, Capture)
+    for name, value in saved.captures.items():
+        if not isinstance(value, list):
+            captures[name] = _restored(value)
+            continue
+        chain: Listed | None = None
+        for each in value:
+            chain = Listed(_restored(each), chain)
+        if chain is not None:
+            captures[name] = chain
     turn: Turn | None = None
-    for saved in msgspec.convert(raw["turns"], list[_SavedTurn]):
+    for each_turn in saved.turns:
         last: Piece | None = None
-        for each in saved.pieces:
-            found = (each.text, each.part, each.item)
-            for held in (one for one in found if one is not None):
-                last = Piece(last, held, each.generated, each.tokens, each.seconds, each.guarantee)
-        turn = Turn(turn, saved.role, None, last)
-    return State(turn, captures, msgspec.convert(raw["usage"], Spent))
+        for piece in each_turn.pieces:
+            about = {name: getattr(piece, name) for name in _ABOUT}
+            held = next(x for x in (piece.text, piece.part, piece.item, "") if x is not None)
+            last = Piece(last, held, **about)
+        turn = Turn(turn, each_turn.role, None, last)
+    return State(turn, captures, saved.usage)
+
+
+def _restored(saved: _SavedCapture) -> Capture:
+    about = asdict(saved)
+    if about.pop("binary"):
+        about["value"] = base64.b64decode(str(saved.value))
+    return Capture(**about)

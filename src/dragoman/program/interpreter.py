@@ -25,6 +25,7 @@ from dragoman.core.item import (
     Audio,
     CustomToolCall,
     FunctionCall,
+    Image,
     Message,
     Reasoning,
     Refusal,
@@ -47,9 +48,9 @@ from dragoman.core.response import Guarantee
 from dragoman.engines.token.engine import StopScanner
 from dragoman.tools.run import Context, Runner
 
-from .grammar import bare, find, fitting
+from .grammar import bare, choices, find, fitting
 from .grammar import captures as captured
-from .history import Capture, State, open_role
+from .history import Capture, State, open_role, since
 from .means import Ask, ProgramError, Target, by_probability, natives, unbound
 from .nodes import (
     Bound,
@@ -81,8 +82,11 @@ TOP = 5
 RATE = 24_000
 """Samples a second of the sound that models speak (`pcm16`)."""
 
-
 _NONE = Options()
+_OWN = frozenset({"name", "list_append", "guarantee", "attempts"})
+"""Options that are ours, and not of sampling."""
+_REFUSED = frozenset({"unsupported", "invalid_request", "upstream_refused", "upstream_error"})
+"""Faults with which a server refuses a field."""
 
 
 class Run:
@@ -104,16 +108,13 @@ class Run:
         match value:
             case LiteralNode(text=text):
                 if text:
-                    self.state = self.state.placed().added(text)
-                    if self._emit:
-                        self._emit("literal", text, None, self.state)
+                    self._place()
+                    self._say(text)
             case Join(parts=parts):
                 for part in parts:
                     await self.visit(part, options)
             case Media(part=part):
-                self.state = self._place_media(part).added(part)
-                if self._emit:
-                    self._emit("literal", "", None, self.state)
+                self._show(part)
             case Gen():
                 await self._gen(value, merged(options, value.options))
             case GenAudio(options=own, voice=voice):
@@ -131,31 +132,50 @@ class Run:
 
     async def _around(self, body: Node, options: Options) -> None:
         """Run a node that is no single grammar, and capture its text."""
-        self.state = self.state.placed()
-        start = len(self.state.said())
-        name, append = options.name, options.list_append
+        self._place()
+        turn = self.state.turn
+        start = None if turn is None else turn.last
         await self.visit(body, replace(options, name=None, list_append=False))
-        if name is not None:
-            said = self.state.said()[start:]
-            self.state = self.state.captured(name, Capture(said), append=append)
+        if options.name is not None:
+            capture = Capture(since(self.state.turn, start))
+            self.state = self.state.captured(options.name, capture, append=options.list_append)
+
+    # ---- what is said ----------------------------------------------------------------------
+
+    def _place(self) -> None:
+        """Go on in the turn of the open role, and in the open blocks, whose marks are shown."""
+        for step in (State.settled, State.placed):
+            old, self.state = self.state.turn, step(self.state)
+            turn = self.state.turn
+            start = old.last if old and turn and turn.mark is old.mark else None
+            if self._emit and (marks := since(turn, start)):
+                self._emit("literal", marks, None, self.state)
+
+    def _say(self, text: str) -> None:
+        self.state = self.state.added(text)
+        if self._emit:
+            self._emit("literal", text, None, self.state)
+
+    def _show(self, part: Image | Audio) -> None:
+        role = open_role.get()
+        if role is not None and role.name == "assistant":
+            kind = type(part).__name__.lower()
+            raise ValueError(f"{kind} is for the model to see; write `with user():` around it")
+        self._place()
+        self.state = self.state.added(part)
+        if self._emit:
+            self._emit("literal", "", None, self.state)
 
     # ---- what is asked ---------------------------------------------------------------------
 
-    def _begin(self, value: Node) -> State:
-        """The state in which something is generated."""
+    def _begin(self, value: Node) -> None:
+        """Go on to where something is generated."""
         role = open_role.get()
         if role is None or role.name != "assistant":
             where = "outside a role" if role is None else f"in the role {role.name}"
             problem = f"{label(value)} is {where}, and only the assistant generates"
             raise ValueError(f"{problem}; write `with assistant():` around it")
-        return self.state.placed()
-
-    def _place_media(self, part: object) -> State:
-        role = open_role.get()
-        if role is not None and role.name == "assistant":
-            kind = type(part).__name__.lower()
-            raise ValueError(f"{kind} is for the model to see; write `with user():` around it")
-        return self.state.placed()
+        self._place()
 
     def _request(
         self, state: State, options: Options, ask: Ask | None = None, **about: Any
@@ -236,7 +256,7 @@ class Run:
     # ---- free text -------------------------------------------------------------------------
 
     async def _gen(self, value: Gen, options: Options) -> None:
-        state = self._begin(value)
+        self._begin(value)
         await self.target.learn()
         runner = Runner(value.tools)
         offered: dict[str, Any] = {"tools": runner.offered()} if value.tools else {}
@@ -247,7 +267,6 @@ class Run:
             sampling["stop"] = value.stop
         if value.n is not None and value.n > 1:
             sampling["n"] = value.n
-        self.state = state
         for _ in range(value.max_rounds):
             said = self.state.said()
             cut = bool(value.stop_regex or (value.stop and "stop" not in sampling))
@@ -307,9 +326,7 @@ class Run:
             return calls
         end = "stop" if stop_text is not None else "refused" if refusal else answer.end
         if value.suffix:
-            self.state = self.state.added(value.suffix)
-            if self._emit:
-                self._emit("literal", value.suffix, None, self.state)
+            self._say(value.suffix)
         if options.name is not None:
             given: str | list[str] = text
             if value.n is not None:
@@ -340,8 +357,7 @@ class Run:
         too."""
         for call in calls:
             if self._emit:
-                text = call.input if isinstance(call, CustomToolCall) else call.arguments
-                self._emit("call", text, call.name, self.state)
+                self._emit("call", call.text, call.name, self.state)
         results = [runner.run(call, Context(call, ANYONE)) for call in calls]
         for call, result in zip(calls, await asyncio.gather(*results), strict=True):
             self.state = self.state.added(result.output)
@@ -354,63 +370,60 @@ class Run:
 
     async def _grammar(self, value: Node, body: Node, options: Options) -> None:
         """Let the model write what matches a node, by the strongest means there is."""
-        if _is_text(body):
-            await self.visit(bare(body) if isinstance(body, Bound) else body)
-            return
-        state = self._begin(value)
+        self._begin(value)
         await self.target.learn()
-        prefix = state.said()
+        if choices(body) is None:  # compiled off the event loop, and kept
+            await asyncio.to_thread(fitting, body, "")
+        prefix = self.state.said()
         means = natives(self.target, body, prefix)
         own = next(means, None)
-        asked = options.guarantee
-        if own is None and asked == "enforced":
+        wanted = options.guarantee
+        if own is None and wanted == "enforced":
             known = ", ".join(self.target.constraints) or "no constraint"
             problem = (
                 f"{label(value)} cannot be enforced by {self.target.name}, which takes {known}"
             )
             fix = "ask another engine, or for guarantee='verified'"
             raise ProgramError(Fault("unsupported", f"{problem}; {fix}.", "client", "guarantee"))
-        attempts = options.attempts or (1 if asked == "best-effort" else ATTEMPTS)
+        attempts = options.attempts or (1 if wanted == "best-effort" else ATTEMPTS)
         latest: Answer | None = None
-        for number in range(attempts):
-            ask = own or unbound(body, number)
+        made = 0
+        while made < attempts:
+            ask = own or unbound(body, made)
             watch = None
             if self._emit and own is not None and own.plain:
                 watch = _Watch(self, options, None, prefix if own.begun else "")
-            self.state = state = replace_usage(state, self.state)
             try:
-                answer = await self._answer(self._request(state, options, ask), watch)
+                answer = await self._answer(self._request(self.state, options, ask), watch)
             except AnswerError as error:
                 if own is None or error.fault.code not in _REFUSED or error.answer.output:
                     raise
                 own = next(means, None)  # it cannot do it after all
-                if own is None and asked == "enforced":
+                if own is None and wanted == "enforced":
                     raise
                 continue
-            latest = answer
+            made, latest = made + 1, answer
             said = ask.read(answer)
-            if own is not None and own.begun and said is not None:
+            if said is not None and own is not None and own.begun:
                 # One that was cut off may not have come that far.
                 said = "" if prefix.startswith(said) else said.removeprefix(prefix)
+            sure: Guarantee = "verified"
             matching = None
-            if said is not None:
-                if own is not None and fitting(body, said):
-                    matching = said
-                elif own is None or not own.plain:
-                    said = said.removeprefix(prefix) if prefix else said
-                    matching = find(body, said)
-                if matching is None and own is None:
-                    matching = by_probability(body, answer)
-            sure: Guarantee = "enforced" if own is not None else "verified"
+            if said is not None and own is not None and fitting(body, said):
+                matching, sure = said, "enforced"
+            elif said is not None and (own is None or not own.plain):
+                matching = find(body, said.removeprefix(prefix))
+            if matching is None and own is None:
+                matching = by_probability(body, answer)
             if matching is not None:
                 self._keep(value, options, answer, matching, sure, watch)
                 return
             if answer.refusal or answer.end in ("length", "content_filter", "refused"):
                 self._keep(value, options, answer, said or "", "best-effort", watch)
                 return
-            if own is not None and number + 1 >= 2:
-                own = None if asked != "enforced" else own
-        if asked == "best-effort" and latest is not None:
+            # A server that ignores its field is asked in the next way.
+            own = next(means, own if wanted == "enforced" else None)
+        if wanted == "best-effort" and latest is not None:
             self._keep(value, options, latest, latest.text, "best-effort")
             return
         shown = latest.text[:200] if latest is not None else ""
@@ -473,7 +486,7 @@ class Run:
     # ---- sound -----------------------------------------------------------------------------
 
     async def _speak(self, value: GenAudio, options: Options, voice: str) -> None:
-        self.state = self._begin(value)
+        self._begin(value)
         await self.target.learn()
         about: dict[str, Any] = {
             "modalities": ("text", "audio"),
@@ -499,10 +512,6 @@ class Run:
             self.state = self.state.captured(options.name, capture, append=options.list_append)
         if self._emit:
             self._emit("done", "", options.name, self.state)
-
-
-_OWN = frozenset({"name", "list_append", "guarantee", "attempts"})
-_REFUSED = frozenset({"unsupported", "invalid_request", "upstream_refused", "upstream_error"})
 
 
 class _Watch:
@@ -586,11 +595,6 @@ class _Watch:
             return text, None
         at, stop = min(hits)
         return text[:at], stop
-
-
-def replace_usage(state: State, latest: State) -> State:
-    """A state with the usage of a later one: attempts that failed cost something, too."""
-    return State(state.turn, state.captures, latest.usage, state.blocks)
 
 
 def _spaced(said: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator,
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from msgspec import Struct
 
@@ -285,8 +285,13 @@ class Model:
 
     @property
     def client(self) -> Client:
-        """The client that is asked; close it when it is no longer needed."""
+        """The client that is asked."""
         return self._target.client
+
+    def close(self) -> None:
+        """Close connections, and end a model that was loaded here: of this model and of all that
+        were made of it. In asynchronous code, `await lm.client.close()`."""
+        LOOP.run(self._target.client.close)
 
     def with_sampling_params(
         self, params: Mapping[str, Any] | None = None, /, **settings: Any
@@ -415,7 +420,7 @@ class ModelStream(Awaitable[_M]):
 
     def _next(self) -> Delta:
         delta = self._ready.popleft()
-        self._model = self._start._of(delta.model._state)
+        self._model = cast(_M, delta.model)
         return delta
 
     async def __anext__(self) -> Delta:

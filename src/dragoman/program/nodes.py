@@ -284,8 +284,8 @@ def label(value: Node) -> str:
             about = "…"
         case _:
             about = "…"
-    kind = {"Media": "image", "GenAudio": "gen_audio"}.get(type(value).__name__)
-    return f"{kind or type(value).__name__.lower()}({about})"
+    kind = type(value.part if isinstance(value, Media) else value).__name__.lower()
+    return f"{'gen_audio' if isinstance(value, GenAudio) else kind}({about})"
 
 
 def merged(outer: Options, inner: Options) -> Options:

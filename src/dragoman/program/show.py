@@ -94,7 +94,7 @@ def _piece(piece: Piece) -> str:
             return f'<span class="note">[image {escape(url or "")}]</span>'
         case Audio(transcript=transcript):
             return f'<span class="note">[audio] {escape(transcript or "")}</span>'
-        case FunctionCall(name=name, arguments=text) | CustomToolCall(name=name, input=text):
+        case FunctionCall(name=name, text=text) | CustomToolCall(name=name, text=text):
             return f'<span class="call">{escape(name)}({escape(text)})</span>'
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
             said = output if isinstance(output, str) else "[parts]"

@@ -32,6 +32,7 @@ from dragoman.wire.registry import BASE, WIRES
 from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
 from .audio import AudioHandlers
 from .auth import CREDENTIALS, Browsers, Keys
+from .calls import CALLS, Calls
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
@@ -123,6 +124,7 @@ class App:
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
         self._realtime = Realtime(service, _SECRET, None if studio is None else studio.open)
+        self._calls = Calls(service, self._realtime, share)
         routes = [
             Route("GET", SOCKET, self._sockets.plain),
             Route("GET", "/healthz", self._health, public=True),
@@ -130,6 +132,7 @@ class App:
             *Endpoints(service).routes(),
             *AudioHandlers(service, self._studio).routes(),
             *self._realtime.routes(),
+            *self._calls.routes(),
         ]
         for wire in WIRES.values():
             handler = (answers if wire.conversation else prompts).over(wire)
@@ -162,7 +165,7 @@ class App:
         request_id.set(exchange.id)
         if self._settings.request_log:
             exchange.entry = self.entry()
-        caller = ANYONE
+        caller, secret = ANYONE, None
         headers, path = exchange.headers, exchange.path
         try:
             if exchange.repeated:
@@ -172,7 +175,9 @@ class App:
                     self._browsers.check(exchange)
                     if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
                         return None
-                caller = self._caller(exchange)
+                if path == CALLS:
+                    secret = self._realtime.redeem(exchange)
+                caller = self._caller(exchange) if secret is None else secret.caller
                 exchange.tenant = caller.tenant
                 exchange.budget = self.budget
             if b"upgrade" in headers and exchange.header(b"upgrade").lower() == "websocket":
@@ -180,7 +185,10 @@ class App:
             handler = self._router.handlers.get((exchange.method, path))
             if handler is None:
                 handler = self._router.find(exchange.method, path).handler
-            rest = handler(exchange, caller)
+            if secret is None:
+                rest = handler(exchange, caller)
+            else:
+                rest = self._calls.make(exchange, caller, secret)
         except Exception as error:
             _refuse(error, exchange, caller)
             return None
@@ -207,6 +215,7 @@ class App:
         if self._memory is not None:
             ending.append(self._memory.runs.drain(patience))
         await asyncio.gather(*ending)
+        await self._calls.close()
 
     def stop_all(self) -> None:
         """Stop running requests now."""
@@ -221,6 +230,7 @@ class App:
 
     async def close(self) -> None:
         """End what runs in the background, and let go of the store and the engine."""
+        await self._calls.close()
         if self._memory is not None:
             await self._memory.close()
         await self._studio.close()

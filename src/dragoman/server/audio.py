@@ -10,12 +10,22 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
-from dragoman.voice.sound import BYTES_PER_MS, SoundEncoder, pcm_size, read_wav, sniff
-from dragoman.voice.speech import Listening, Piece, Speaking
-from dragoman.voice.studio import NO_SYNTHESIZER, NO_TRANSCRIBER, Studio
+from dragoman.core.sound import milliseconds
+from dragoman.net.webrtc import available
+from dragoman.voice.sound import SoundEncoder
+from dragoman.voice.speech import (
+    NO_SYNTHESIZER,
+    NO_TRANSCRIBER,
+    Listening,
+    Piece,
+    Speaking,
+    Synthesizer,
+    Transcriber,
+)
+from dragoman.voice.studio import Studio
 from dragoman.wire import audio as wire
 from dragoman.wire import error, sse
 from dragoman.wire.audio import Segment, SpeechRequest, TranscriptionRequest
@@ -40,7 +50,7 @@ _PAGE_HEADERS: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
-UNUSED = "what listens here has no such option"
+UNUSED = "what speaks or listens here has no such option"
 
 
 class AudioHandlers:
@@ -60,7 +70,9 @@ class AudioHandlers:
 
     def page(self, exchange: Exchange, caller: Caller) -> None:
         """A page to talk on. It is public, as it holds nothing: what it asks needs the key."""
-        exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], _PAGE)
+        calls = available() and self._service.settings.workers == 1
+        page = _PAGE.replace(b'data-calls="no"', b'data-calls="yes"') if calls else _PAGE
+        exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], page)
         exchange.status = 200
         exchange.end()
 
@@ -68,9 +80,10 @@ class AudioHandlers:
         """Speak some text, which is sent while it is spoken."""
         asked = await self._service.read(exchange, caller, wire.decode_speech)
         encoder = SoundEncoder(asked.format)
-        headers: Headers = [(b"content-type", encoder.media_type)]
+        headers: Headers = SSE_HEADERS if asked.sse else [(b"content-type", encoder.media_type)]
+        losses = _losses(asked, self._studio.synthesizer)
         sending = _Sending(self._service, exchange, caller, self._sound(asked, encoder))
-        await sending.begin(SSE_HEADERS if asked.sse else headers, _error if asked.sse else None)
+        await sending.begin([*headers, *losses], _error if asked.sse else None)
 
     async def _sound(
         self, asked: SpeechRequest, encoder: SoundEncoder
@@ -111,42 +124,56 @@ class AudioHandlers:
         if len(asked.data) > limit:
             problem = f"has {len(asked.data)} bytes, more than {limit} (audio_limit)"
             raise FaultError(Fault("too_large", f"file: {problem}", "client", "file"))
-        kind = sniff(bytes(asked.data[:16]))
-        if kind != "wav":
-            what = f"is {kind}" if kind else "is no sound that is known here"
-            problem = f"{what}; send a WAV file"
-            raise FaultError(Fault("unsupported", f"file: {problem}", "client", "file"))
-        hold.add(2 * len(asked.data) + 3 * pcm_size(asked.data))  # the samples, and their pieces
-        with Watch(service.roster, exchange):
-            pcm = await asyncio.to_thread(read_wav, bytes(asked.data))
-        if not pcm:
-            raise FaultError(bad_request("has no sound in it", "file"))
-        losses = report_headers(tuple(Loss(name, "dropped", UNUSED) for name in asked.ignored))
-        pieces = self._pieces(asked, pcm)
+        losses, seconds = _losses(asked, self._studio.transcriber), 0.0
+
+        async def transcribed() -> AsyncGenerator[Piece, None]:
+            nonlocal seconds
+            if self._studio.transcriber is None:
+                raise FaultError(NO_TRANSCRIBER)
+            hold.add(2 * len(asked.data))
+            pcm = await self._studio.read(bytes(asked.data), hold.add)
+            seconds = milliseconds(len(pcm)) / 1000
+            how = Listening(
+                model=asked.model, language=asked.language, prompt=asked.prompt, words=asked.words
+            )
+            async with aclosing(self._studio.transcriber.transcribe(pcm, how)) as found:
+                async for piece in found:
+                    yield piece
+
+        pieces = transcribed()
         if asked.stream:
             sending = _Sending(service, exchange, caller, _events(pieces))
             await sending.begin([*SSE_HEADERS, *losses], _error)
             return
-        seconds = len(pcm) / (1000 * BYTES_PER_MS)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             async with service.gate.place(caller.tenant), aclosing(pieces):
-                found = [_segment(piece, seconds) async for piece in pieces]
-        media_type, answer = wire.encode_transcript(asked.format, found, seconds, asked.language)
+                found = [piece async for piece in pieces]
+        segments = [_segment(piece, seconds) for piece in found]
+        media_type, answer = wire.encode_transcript(asked, segments, seconds)
         exchange.start(200, [*exchange.marks, *losses, (b"content-type", media_type)], answer)
         exchange.status = 200
         exchange.end()
 
-    def _pieces(self, asked: TranscriptionRequest, pcm: bytes) -> AsyncGenerator[Piece, None]:
-        if self._studio.transcriber is None:
-            raise FaultError(NO_TRANSCRIBER)
-        how = Listening(model=asked.model, language=asked.language, prompt=asked.prompt)
-        return self._studio.transcriber.transcribe(pcm, how)
+
+def _losses(
+    asked: SpeechRequest | TranscriptionRequest, used: Synthesizer | Transcriber | None
+) -> Headers:
+    """What is asked for and not done: fields that nobody knows, and those of no use to what is
+    installed."""
+    ignored = [each for each in used.ignores if getattr(asked, each)] if used is not None else []
+    names = [wire.GRANULARITIES if each == "words" else each for each in ignored]
+    return report_headers(tuple(Loss(name, "dropped", UNUSED) for name in (*asked.ignored, *names)))
 
 
 def _segment(piece: Piece, seconds: float) -> Segment:
     start, end = piece.start, piece.end
-    return Segment(piece.text, 0.0 if start is None else start, seconds if end is None else end)
+    return Segment(
+        piece.text,
+        0.0 if start is None else start,
+        seconds if end is None else end,
+        tuple((each.word, each.start, each.end) for each in piece.words),
+    )
 
 
 async def _events(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:

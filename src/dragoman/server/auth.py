@@ -176,7 +176,8 @@ PREFLIGHT: Headers = [
 ]
 EXPOSED = (
     b"access-control-expose-headers",
-    b", ".join(ID_HEADERS) + b", x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
+    b", ".join(ID_HEADERS)
+    + b", location, x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
 )
 
 

@@ -161,11 +161,7 @@ class Budget:
 
     def take(self, tenant: str, more: int) -> None:
         """Count so many more, or fewer. Raises FaultError where there is no room for more, and
-        counts nothing then: `too_large` when there never will be, `rate_limited` when the tenant
-        has its share, else `overloaded`."""
-        if more > self.share:
-            problem = f"It takes more than the {self.share} bytes there may be in flight (memory)."
-            raise FaultError(Fault("too_large", problem, "client"))
+        counts nothing then: `rate_limited` when the tenant has its share, else `overloaded`."""
         own = self.tenants.get(tenant, 0) + more
         if more > 0 and own > self.share < self._total:
             problem = f"of one key, more than {self.share} bytes are in flight already (memory)"
@@ -190,8 +186,11 @@ class Hold:
         self.size = 0
 
     def resize(self, size: int) -> None:
-        """Hold so many bytes from now on. Raises FaultError where there is no room for more, and
-        holds what it held."""
+        """Hold so many bytes from now on. Raises FaultError where there is no room for more
+        (`too_large` when there never will be), and holds what it held."""
+        if size > (most := self._budget.share):
+            problem = f"It takes more than the {most} bytes there may be in flight (memory)."
+            raise FaultError(Fault("too_large", problem, "client"))
         self._budget.take(self._tenant, size - self.size)
         self.size = size
 

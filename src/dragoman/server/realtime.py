@@ -6,12 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import JSON
@@ -20,6 +20,7 @@ from dragoman.core.session import TOO_OLD
 from dragoman.core.session_values import (
     Append,
     Command,
+    ItemRetrieved,
     Refused,
     ResponseCreated,
     ResponseDone,
@@ -49,7 +50,7 @@ from .cancellation import GONE, too_late
 from .channel import LIFETIME, Channel
 from .client_secrets import ClientSecret, ClientSecrets
 from .exchange import Exchange, Route, fault_of
-from .limits import HEAVY, LIGHT, SMALL, Hold, weigh, widened
+from .limits import HEAVY, LIGHT, SMALL, weigh, widened
 from .log import Entry
 from .responder import Service
 from .websocket import PLAIN, crowded, deny
@@ -91,25 +92,40 @@ def decode_frame(data: bytes, limits: Limits, *, beta: bool = False) -> list[Com
     return [command_of(event) for event in (to_ga(value) if beta else [value])]
 
 
-class Connection(Channel):
-    """One session: the sink of its events, and work that the server may stop while something is
-    answered."""
+class Participant(Protocol):
+    """A client of a session."""
+
+    def emit(self, events: list[dict[str, JSON]]) -> bool:
+        """Send events of the GA dialect. True where the client does not keep up."""
+        ...
+
+    def close(self) -> None:
+        """The session is over: end the connection, once what was sent is taken."""
+        ...
+
+
+class ServedSession:
+    """One session and its clients: the sink of its events, and work that the server may stop while
+    something is answered.
+
+    Events go to all of its clients, in the order in which they joined; what answers one of them
+    alone, an error or an item that it wanted, to that one.
+    """
 
     def __init__(
         self,
         service: Service,
-        exchange: Exchange,
         caller: Caller,
-        receive: Receive,
-        send: Send,
-        room: Room | None,
         config: SessionConfig,
         voice: Voice | None,
-        *,
-        beta: bool,
+        request: tuple[str, str],
     ) -> None:
-        super().__init__(service, exchange, caller, receive, send, room)
-        self._beta = beta
+        self.service = service
+        self.caller = caller
+        self.clients: list[Participant] = []
+        self._slow: set[object] = set()  # what holds the answers up
+        self._asking: Participant | None = None
+        self._request = request  # the path and the id of what began it
         self._seed = new_id()
         self._sent = 0
         self._model = config.model
@@ -119,25 +135,33 @@ class Connection(Channel):
         asking = replace(caller, wire="realtime", count=None)
         self.live = TurnSession(Admitted(service), config, asking, self, voice, limits)
 
-    # ---- what the channel calls ----------------------------------------------------------------
+    # ---- what clients call ---------------------------------------------------------------------
 
-    async def opened(self) -> None:
-        """Begin the session."""
-        await self.live.open()
+    async def join(self, client: Participant) -> None:
+        """Take part. The first client opens the session; another one learns how it is."""
+        self.clients.append(client)
+        if len(self.clients) == 1:
+            await self.live.open()
+        else:
+            client.emit(encode_events(self.live.session.open(), self._event_id))
 
-    async def take(self, data: bytes) -> None:
-        """A frame of the client: a command, as a rule."""
+    def leave(self, client: Participant) -> None:
+        """Take part no more."""
+        self.clients.remove(client)
+        self.caught_up(client)
+
+    async def take(self, client: Participant, data: bytes, *, beta: bool = False) -> None:
+        """A frame of a client: a command, as a rule."""
         service, settings = self.service, self.service.settings
         try:
             size = len(data)
             self._hold(self.live.size + size)
             if (weight := weigh(data)) <= HEAVY:
                 self._hold(self.live.size + weight + (widened(data) if size > LIGHT else 0))
-                commands = decode_frame(data, settings, beta=self._beta)
+                commands = decode_frame(data, settings, beta=beta)
             else:
                 hold = service.budget.hold(self.caller.tenant)
                 try:
-                    beta = self._beta
                     commands = await service.decoded(
                         data,
                         self.caller,
@@ -147,50 +171,68 @@ class Connection(Channel):
                 finally:
                     hold.close()
         except Exception as problem:  # the session goes on
-            self.receive([Refused(fault_of(problem, self.exchange.id, self.caller.key))])
+            self._asking = client
+            self.receive([Refused(fault_of(problem, self._request[1], self.caller.key))])
+            self._asking = None
             return
         for command in commands:
-            self.live.send(command)
+            self.send(command, client)
             if isinstance(command, Append):
                 await self.live.drain()
-        self._settle()
 
-    def expired(self) -> None:
-        """The session has said so itself."""
+    def send(self, command: Command, client: Participant | None = None) -> None:
+        """A command of a client, or of the server itself."""
+        asking, self._asking = self._asking, client
+        self.live.send(command)
+        self._asking = asking
+        try:
+            self._hold(self.live.size)
+        except FaultError as problem:
+            self.stop(problem.fault)
 
-    def drained(self) -> None:
-        """The client has read what was written: the answers may go on."""
-        self.live.resume()
+    def caught_up(self, client: object) -> None:
+        """A client has read what was written: the answers may go on."""
+        self._slow.discard(client)
+        if not self._slow:
+            self.live.resume()
 
-    def holds(self) -> tuple[Hold, ...]:
-        """Memory for what the session holds."""
-        return (self._held,)
-
-    async def finish(self) -> None:
+    async def close(self) -> None:
         """End the session."""
         self.service.roster.discard(self)
         for id in [*self._running]:
             self._log(id, None)
         await self.live.close()
+        self._held.close()
 
     # ---- what the session calls ----------------------------------------------------------------
 
     def receive(self, events: list[SessionEvent]) -> None:
-        """Send events to the client."""
+        """Send events to the clients."""
+        mine: list[SessionEvent] = []  # for the client alone that asked for them
+        if self._asking is not None and len(self.clients) > 1:
+            mine = [event for event in events if isinstance(event, Refused | ItemRetrieved)]
+            events = [event for event in events if not isinstance(event, Refused | ItemRetrieved)]
         for event in events:
             if isinstance(event, ResponseCreated):
                 self._begun(event.response.id)
             elif isinstance(event, ResponseDone):
                 self._log(event.response.id, event)
-        objects = encode_events(events, self._event_id)
-        if self._beta:
-            objects = [each for event in objects for each in to_beta(event)]
-        if self.write(*map(json.dump, objects)):
-            self.live.pause()
+        shown = encode_events(self.shown(events), self._event_id)
+        for client in [*self.clients]:
+            asked = client is self._asking
+            objects = shown + encode_events(mine, self._event_id) if asked else shown
+            if objects and client.emit(objects):
+                self._slow.add(client)
+                self.live.pause()
+
+    def shown(self, events: list[SessionEvent]) -> list[SessionEvent]:
+        """The events that clients are sent."""
+        return events
 
     def ended(self, fault: Fault) -> None:
         """The session has said why it is over."""
-        self.close()
+        for client in [*self.clients]:
+            client.close()
 
     def _event_id(self) -> str:
         self._sent += 1
@@ -200,14 +242,6 @@ class Connection(Channel):
         """Hold so much of the server's memory. Raises FaultError where there is no room."""
         self._held.resize(size if size > SMALL else 0)
 
-    def _settle(self) -> None:
-        """Hold what the session holds now."""
-        try:
-            self._hold(self.live.size)
-        except FaultError as problem:
-            self.receive([Refused(problem.fault)])
-            self.close()
-
     # ---- what the server calls -----------------------------------------------------------------
 
     def stop(self, fault: Fault) -> None:
@@ -215,13 +249,16 @@ class Connection(Channel):
         self.service.roster.discard(self)
         if fault is not GONE:
             self.receive([Refused(fault)])
-        self.close()
+        self.ended(fault)
 
     def tick(self, now: float) -> None:
         """The session has a clock of its own."""
 
     def disconnected(self) -> None:
-        """The channel has noticed, too."""
+        """Its clients have noticed, too."""
+
+    def drained(self) -> None:
+        """Its clients say so themselves."""
 
     def _begun(self, id: str) -> None:
         log, caller = self.service.log, self.caller
@@ -242,7 +279,56 @@ class Connection(Channel):
                 entry.usage = response.usage
                 failed = response.fault.code if response.fault else response.status
                 entry.end = "" if response.status == "completed" else failed
-            entry.write("TURN", self.exchange.path, 200, self.exchange.id)
+            entry.write("TURN", self._request[0], 200, self._request[1])
+
+
+class Connection(Channel):
+    """A client of a session by WebSocket: one that it has to itself, or one that is there."""
+
+    def __init__(
+        self,
+        service: Service,
+        exchange: Exchange,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        room: Room | None,
+        session: ServedSession,
+        *,
+        beta: bool,
+    ) -> None:
+        super().__init__(service, exchange, caller, receive, send, room)
+        self._beta = beta
+        self._session = session
+        self._own = not session.clients
+
+    async def opened(self) -> None:
+        """Begin the session, or join it."""
+        await self._session.join(self)
+
+    async def take(self, data: bytes) -> None:
+        """A frame of the client."""
+        await self._session.take(self, data, beta=self._beta)
+
+    def expired(self) -> None:
+        """The session has said so itself."""
+
+    def drained(self) -> None:
+        """The client has read what was written."""
+        self._session.caught_up(self)
+
+    async def finish(self) -> None:
+        """End the session that was this client's."""
+        if self in self._session.clients:
+            self._session.leave(self)
+        if self._own:
+            await self._session.close()
+
+    def emit(self, events: list[dict[str, JSON]]) -> bool:
+        """Send events to the client."""
+        if self._beta:
+            events = [each for event in events for each in to_beta(event)]
+        return self.write(*map(json.dump, events))
 
 
 class Relay(Channel):
@@ -329,6 +415,8 @@ class Realtime:
     ) -> None:
         self._service = service
         self._voice = voice
+        self.calls: dict[str, ServedSession] = {}
+        """The sessions of the WebRTC calls that are going on, by the ids of those."""
         self._open: Counter[str] = Counter()  # by tenant
         self._secrets = ClientSecrets(service, key)
 
@@ -385,9 +473,12 @@ class Realtime:
         if self._open[caller.tenant] >= most:
             raise FaultError(crowded(f"{most} sessions are open (max_sockets_per_key)"))
         query = {name: values[0] for name, values in parse_qs(exchange.query.decode()).items()}
+        service, given = self._service, (exchange, caller, receive, send, room)
+        offered = scope.get("subprotocols") or ()
+        asked = b"realtime=v1" in exchange.headers.get(BETA_HEADER, b"")
+        beta = asked or BETA_SUBPROTOCOL in offered
         if "call_id" in query:
-            problem = "there are no WebRTC calls on this server to join"
-            raise FaultError(Fault("unsupported", f"call_id: {problem}", "client", "call_id"))
+            return Connection(service, *given, self.call(query["call_id"], caller), beta=beta)
         config = secret.config if secret is not None else SessionConfig()
         if query.get("intent") == "transcription":
             config = replace(config, kind="transcription")
@@ -395,16 +486,35 @@ class Realtime:
             config = replace(config, model=query["model"])
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing in the query, ?model=…", "model"))
-        offered = scope.get("subprotocols") or ()
-        asked = b"realtime=v1" in exchange.headers.get(BETA_HEADER, b"")
-        beta = asked or BETA_SUBPROTOCOL in offered
-        find = getattr(self._service.engine, "realtime_session", None)
-        service, given = self._service, (exchange, caller, receive, send, room)
-        if find is not None and config.model and secret is None:
+        if secret is None:
             relay = Relay(service, *given, beta=beta)
-            live: RemoteSession | None = await find(config.model, caller, relay.taken)
+            live = await self.upstream(config.model, caller, relay.taken)
             if live is not None:
                 relay.live = live
                 return relay
-        voice = None if self._voice is None else self._voice()
-        return Connection(service, *given, config, voice, beta=beta)
+        request = exchange.path, exchange.id
+        session = ServedSession(service, caller, config, self.make_voice(), request)
+        return Connection(service, *given, session, beta=beta)
+
+    async def upstream(
+        self, model: str, caller: Caller, take: Callable[[str | bytes], None] | None = None
+    ) -> RemoteSession | None:
+        """A session of the server that has a model, where that speaks Realtime. Raises FaultError
+        where nobody has it."""
+        find = getattr(self._service.engine, "realtime_session", None)
+        if find is None or not model:
+            return None
+        found: RemoteSession | None = await find(model, caller, take)
+        return found
+
+    def make_voice(self) -> Voice | None:
+        """The voice of one session."""
+        return None if self._voice is None else self._voice()
+
+    def call(self, id: str, caller: Caller) -> ServedSession:
+        """The session of a call. Raises FaultError where the client has no such call."""
+        found = self.calls.get(id)
+        if found is None or found.caller.tenant != caller.tenant:
+            problem = f"There is no call {quoted(id)}; it may have ended."
+            raise FaultError(Fault("not_found", problem, "client", "call_id"))
+        return found

@@ -126,6 +126,20 @@ class Settings(Limits, frozen=True, kw_only=True):
         int,
         about("Maximum number of WebSockets that one key may have open, per worker.", ge=1),
     ] = 512
+    max_calls: Annotated[
+        int,
+        about(
+            "WebRTC calls that may go on at the same time. Where there are several keys, one of "
+            "them may have `share` of them.",
+            ge=1,
+        ),
+    ] = 64
+    call_host: Annotated[
+        str,
+        about(
+            "The address of this machine where WebRTC calls are awaited, by UDP; empty is `host`."
+        ),
+    ] = ""
     session_audio: Annotated[
         int,
         about(

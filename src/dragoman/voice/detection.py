@@ -12,14 +12,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from operator import mul
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.sound import BYTES_PER_MS
 
-from .sound import BYTES_PER_MS, EXTRA, pcm_of, samples_of
+from .sound import EXTRA, level, pcm_of, samples_of
 
 FRAME_MS = 20
 FRAME = FRAME_MS * BYTES_PER_MS
@@ -210,15 +210,9 @@ class Energy:
 
     def above_noise(self, frame: bytes) -> float:
         """How far the next frame is above the noise, in dB."""
-        samples = samples_of(frame)
-        mean = sum(samples) / len(samples)
-        power = sum(map(mul, samples, samples)) / len(samples) - mean * mean
-        level = 10 * math.log10(max(power, 1.0)) - _FULL_SCALE
-        self._levels.append(level)
-        return level - min(max(min(self._levels), self._LOWEST), self._HIGHEST)
-
-
-_FULL_SCALE = 20 * math.log10(32_768)
+        loud = level(frame)
+        self._levels.append(loud)
+        return loud - min(max(min(self._levels), self._LOWEST), self._HIGHEST)
 
 
 class WebRTC:

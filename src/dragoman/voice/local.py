@@ -12,17 +12,22 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.sound import RATE
 
 from . import worker
-from .sound import EXTRA, RATE, Resampler, resampled
-from .speech import Listening, Piece, Speaking, failed
+from .sound import EXTRA, Resampler, resampled
+from .speech import Listening, Piece, Places, Speaking, Word, failed
 
 _SECONDS = 300.0
 """How long a library may take for the next piece of an answer: some load large models first."""
 _HEARD_AT = 16_000
 """Samples a second that recognisers want."""
 _MOST = 2
-"""Processes of one library; the orders of others wait."""
+"""Processes of one library."""
+
+
+class _LibraryError(FaultError):
+    """What the library raised. Its process lives, and takes the next order."""
 
 
 class _Process:
@@ -36,7 +41,8 @@ class _Process:
         """Start it and wait until its library is loaded. Raises FaultError."""
         process = cls(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", worker.__name__, name, option),
+                # As a file of its own: it needs nothing of this package, which takes long to load.
+                *(sys.executable, "-P", worker.__file__, name, option),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -66,7 +72,7 @@ class _Process:
             except (EOFError, ConnectionError, ValueError):
                 raise FaultError(failed(name, "its process has died")) from None
             if "error" in head:
-                raise FaultError(failed(name, head["error"]))
+                raise _LibraryError(failed(name, head["error"]))
             if head.get("done"):
                 return
             yield head, data
@@ -90,7 +96,7 @@ class Library:
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._closed = False
-        self._places = asyncio.Semaphore(_MOST)
+        self._places = Places(name, _MOST)
 
     async def prepare(self) -> None:
         """Load the library now: the first order would wait for it. Raises FaultError."""
@@ -112,6 +118,9 @@ class Library:
                     async for answer in answers:
                         yield answer
                 usable = True
+            except _LibraryError:
+                usable = True
+                raise
             finally:
                 if usable:
                     self._idle.append(process)
@@ -139,11 +148,17 @@ _INSTALL = {
     "pocketsphinx": EXTRA,
     "faster-whisper": "pip install faster-whisper",
     "kokoro": "pip install kokoro-onnx",
+    "miniaudio": EXTRA,
 }
 
 
 class LocalTranscriber(Library):
     """Recognises speech: `pocketsphinx` with a grammar, `faster-whisper` with a model."""
+
+    @property
+    def ignores(self) -> tuple[str, ...]:
+        """PocketSphinx knows English, and no words but its own."""
+        return ("language", "prompt") if self.name == "pocketsphinx" else ()
 
     @property
     def quick(self) -> bool:
@@ -152,15 +167,18 @@ class LocalTranscriber(Library):
 
     async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words, a piece for each stretch that the library recognises at once."""
-        order = {"language": asked.language, "prompt": asked.prompt}
+        order = {"language": asked.language, "prompt": asked.prompt, "words": asked.words}
         sound = resampled(pcm, RATE, _HEARD_AT)
         async with aclosing(self.ask(order, sound)) as answers:
             async for head, _ in answers:
-                yield Piece(head["text"], head.get("start"), head.get("end"))
+                words = [Word(*each) for each in head["words"]]
+                yield Piece(head["text"], head.get("start"), head.get("end"), tuple(words))
 
 
 class LocalSynthesizer(Library):
     """Speaks: `kokoro` with the file of its model."""
+
+    ignores = ("instructions",)
 
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16, a sentence at a time."""

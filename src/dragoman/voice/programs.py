@@ -19,18 +19,23 @@ from typing import cast
 import msgspec
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
+from dragoman.core.sound import RATE
 
-from .sound import RATE, Resampler, WavReader
-from .speech import Speaking, failed, read_sound
+from .sound import Resampler, WavReader
+from .speech import Places, Speaking, failed, read_sound
 
 _PIECE = 9_600
 """Bytes that are read at once: a fifth of a second."""
 _AT_ONCE = 8
-"""Processes of one synthesizer; others wait for their turn."""
+"""Processes of one synthesizer."""
 _SECONDS = 60.0
 """How long a program may take for its next sound before it is given up."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "ESPEAK_DATA_PATH", "SYSTEMROOT")
 """What of our environment a program sees: keys are none of its business."""
+
+
+_COMMANDS = re.compile(r"(?<=\[)(?=\[)|\0")
+"""What is no text to these programs: two brackets begin phonemes, and a zero ends it all."""
 
 
 class Program:
@@ -43,7 +48,7 @@ class Program:
             problem = f"{name} is not installed; {_INSTALL.get(name, f'install {name}')}."
             raise FaultError(Fault("unsupported", problem))
         self._path = path
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._places = Places(name, _AT_ONCE)
 
     async def run(self, arguments: Sequence[str], text: str) -> AsyncGenerator[bytes, None]:
         """What the program writes. Its process ends with the generator. Raises FaultError."""
@@ -60,7 +65,7 @@ class Program:
             errors = asyncio.ensure_future(_tail(cast(StreamReader, process.stderr)))
             try:
                 with suppress(ConnectionError):  # it says why on stderr
-                    stdin.write(text.encode("utf-8", "replace"))
+                    stdin.write(_COMMANDS.sub(" ", text).encode("utf-8", "replace"))
                     stdin.close()
                 while True:
                     async with asyncio.timeout(_SECONDS):
@@ -124,8 +129,10 @@ _VARIANTS = {
 
 
 class ESpeak(Program):
-    """espeak-ng: speaks a hundred languages at once and with little grace. `language` is that of
-    voices that do not name one, and `voice` that of requests that name none."""
+    """espeak-ng: speaks a hundred languages at once and with little grace. `voice` is that of
+    requests that name none."""
+
+    ignores = ("instructions",)
 
     def __init__(self, voice: str = "en-us") -> None:
         super().__init__("espeak-ng")
@@ -170,8 +177,9 @@ def _no_voice(name: str) -> str:
 
 
 class Piper(Program):
-    """piper: a neural voice from a file, `NAME.onnx` with `NAME.onnx.json` beside it. The voice a
-    request names is not looked at: a file has one."""
+    """piper: a neural voice from a file, `NAME.onnx` with `NAME.onnx.json` beside it."""
+
+    ignores = ("instructions", "voice")
 
     def __init__(self, model: str) -> None:
         super().__init__("piper")

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
+from dragoman.core.sound import wav
 from dragoman.engines.base import new_id
 from dragoman.engines.upstream import broken, key_refused, sendable, without
 from dragoman.net.client import Client, HeaderFields
 from dragoman.net.connection import Limits
 from dragoman.net.errors import InvalidUrlError, NetError
 from dragoman.net.url import Proxies, parse_url
-from dragoman.wire import error, json
-from dragoman.wire.multipart import MEDIA_TYPE
+from dragoman.wire import audio as wire
+from dragoman.wire import error
 from dragoman.wire.sse import SSEDecoder
 
-from .sound import WavReader, sniff, wav
+from .sound import WavReader, sniff
 from .speech import Listening, Piece, Speaking, failed, read_sound
 
 SPEECH_MODEL = "gpt-4o-mini-tts"
@@ -78,6 +78,8 @@ class _Endpoint:
 class RemoteSynthesizer(_Endpoint):
     """Speaks with the model of a server. A request's voice goes there as it is."""
 
+    ignores = ()
+
     def __init__(
         self,
         url: str,
@@ -87,24 +89,23 @@ class RemoteSynthesizer(_Endpoint):
         voice: str = USUAL_VOICE,
         client: Client | None = None,
     ) -> None:
-        super().__init__(url, "/audio/speech", key, client)
+        super().__init__(url, wire.SPEECH, key, client)
         self._model = model
         self._voice = voice
 
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16 as the server sends it."""
-        asked: dict[str, Any] = {
-            "model": self._model or how.model or SPEECH_MODEL,
-            "input": text,
-            "voice": how.voice or self._voice,
-            "response_format": "pcm",
-        }
-        if how.speed != 1.0:
-            asked["speed"] = how.speed
-        if how.instructions is not None:
-            asked["instructions"] = how.instructions
+        request = wire.SpeechRequest(
+            model=self._model or how.model or SPEECH_MODEL,
+            text=text,
+            voice=how.voice or self._voice,
+            format="pcm",
+            speed=how.speed,
+            instructions=how.instructions,
+        )
         head, half, reader = b"", b"", None
-        asking = self.ask("application/json", json.dump(asked), "audio/pcm, audio/wav")
+        body = wire.encode_speech(request)
+        asking = self.ask("application/json", body, "audio/pcm, audio/wav")
         async with aclosing(asking) as answer:
             async for kind, data in answer:
                 if kind.endswith(("/json", "/html")):
@@ -129,7 +130,9 @@ class RemoteSynthesizer(_Endpoint):
 
 
 class RemoteTranscriber(_Endpoint):
-    """Recognises speech with the model of a server."""
+    """Recognises speech with the model of a server, as a stream: so without the times of words."""
+
+    ignores = ("words",)
 
     def __init__(
         self,
@@ -139,22 +142,21 @@ class RemoteTranscriber(_Endpoint):
         model: str | None = None,
         client: Client | None = None,
     ) -> None:
-        super().__init__(url, "/audio/transcriptions", key, client)
+        super().__init__(url, wire.TRANSCRIPTIONS, key, client)
         self._model = model
 
     async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words as the server gives them: streamed, where it can."""
-        model = self._model or asked.model or TRANSCRIPTION_MODEL
-        fields = {"model": model, "response_format": "json", "stream": "true"}
-        if asked.language is not None:
-            fields["language"] = asked.language
-        if asked.prompt is not None:
-            fields["prompt"] = asked.prompt
-        boundary, body = form(fields, wav(pcm))
-        decoder, whole, told = SSEDecoder(), b"", ""
-        asking = self.ask(
-            f"{MEDIA_TYPE}; boundary={boundary}", body, "application/json, text/event-stream"
+        request = wire.TranscriptionRequest(
+            model=self._model or asked.model or TRANSCRIPTION_MODEL,
+            data=memoryview(wav(pcm)),
+            language=asked.language,
+            prompt=asked.prompt,
+            stream=True,
         )
+        media_type, body = wire.encode_transcription(request, f"dragoman-{new_id()}")
+        decoder, whole, told = SSEDecoder(), b"", ""
+        asking = self.ask(media_type, body, "application/json, text/event-stream")
         async with aclosing(asking) as answer:
             async for kind, data in answer:
                 if kind != "text/event-stream":
@@ -163,11 +165,15 @@ class RemoteTranscriber(_Endpoint):
                         raise FaultError(failed(self.name, "its transcript has no end"))
                     continue
                 for _, event in _events(decoder, data, self.name):
-                    for piece in _pieces(event, told):
-                        told += piece.text
-                        yield piece
+                    if piece := wire.read_transcript_event(event, told):
+                        told += piece
+                        yield Piece(piece)
         if whole:
-            yield Piece(_text(whole, self.name))
+            try:
+                text = wire.read_transcript(whole)
+            except ValueError as problem:
+                raise FaultError(failed(self.name, f"its answer {problem}")) from None
+            yield Piece(text)
 
 
 def _events(decoder: SSEDecoder, data: bytes, name: str) -> list[tuple[str, bytes]]:
@@ -175,44 +181,3 @@ def _events(decoder: SSEDecoder, data: bytes, name: str) -> list[tuple[str, byte
         return decoder.feed(data)
     except ValueError as problem:
         raise FaultError(failed(name, str(problem))) from None
-
-
-def _pieces(event: bytes, told: str) -> list[Piece]:
-    """What an event of a streamed transcript adds to what is known of it."""
-    try:
-        value = json.load(event)
-    except ValueError:
-        return []  # [DONE], which some send
-    if (fault := error.describe(value)) is not None:
-        raise FaultError(fault)
-    match value:
-        case {"type": "transcript.text.delta", "delta": str(text)}:
-            return [Piece(text)]
-        case {"type": "transcript.text.done", "text": str(text)} if text.startswith(told):
-            return [Piece(text[len(told) :])] if len(text) > len(told) else []
-    return []
-
-
-def _text(body: bytes, name: str) -> str:
-    try:
-        value = json.load(body)
-    except ValueError as problem:
-        raise FaultError(failed(name, f"its answer {problem}")) from None
-    match value:
-        case {"text": str(text)}:
-            return text
-    raise FaultError(error.describe(value) or failed(name, "its answer has no text"))
-
-
-def form(fields: dict[str, str], sound: bytes) -> tuple[str, bytes]:
-    """The boundary and the body of a form with these fields and a WAV file."""
-    boundary = f"dragoman-{new_id()}"
-    parts = []
-    for name, value in fields.items():
-        parts.append(
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}'
-        )
-    head = 'Content-Disposition: form-data; name="file"; filename="speech.wav"'
-    parts.append(f"--{boundary}\r\n{head}\r\nContent-Type: audio/wav\r\n\r\n")
-    body = "\r\n".join(parts).encode() + sound + f"\r\n--{boundary}--\r\n".encode()
-    return boundary, body

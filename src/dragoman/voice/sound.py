@@ -1,4 +1,4 @@
-"""Sound as bytes: G.711, resampling, WAV files, and what kind of file some bytes are.
+"""Sound as bytes: G.711, resampling, WAV files that synthesizers make, and encoders.
 
 Inside Dragoman sound is PCM16: signed, little-endian, one channel, 24,000 samples a second, so 48
 bytes are a millisecond.
@@ -6,24 +6,23 @@ bytes are a millisecond.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported
+from dragoman.core.sound import RATE, wav_head
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-RATE = 24_000
-"""Samples a second of all sound inside."""
-BYTES_PER_MS = 2 * RATE // 1000
 TELEPHONE_RATE = 8_000
 """Samples a second of G.711."""
 EXTRA = "pip install 'dragoman[voice]'"
@@ -48,6 +47,20 @@ def pcm_of(samples: array[int]) -> bytes:
         samples.byteswap()
     return samples.tobytes()
 
+
+def level(pcm: bytes) -> float:
+    """How loud it is, in dB of full scale; silence is -90.
+
+    >>> [round(level(pcm)) for pcm in (b"\\0" * 4, b"\\0\\x40\\0\\xc0")]
+    [-90, -6]
+    """
+    samples = samples_of(pcm)
+    mean = sum(samples) / len(samples)
+    power = sum(map(mul, samples, samples)) / len(samples) - mean * mean
+    return 10 * math.log10(max(power, 1.0)) - _FULL_SCALE
+
+
+_FULL_SCALE = 20 * math.log10(32_768)
 
 # ---- G.711 -----------------------------------------------------------------------------------
 
@@ -216,175 +229,81 @@ class Telephone:
 
 # ---- WAV -------------------------------------------------------------------------------------
 
-PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-_ENDLESS = 0xFFFFFFFF
-"""The length of what has no length yet: OpenAI streams WAV with it."""
-MAX_CHANNELS = 8
+_PCM, _EXTENSIBLE = 1, 0xFFFE
 MAX_RATE = 192_000
 MAX_HEAD = 64 * 1024
 """Bytes of a WAV file before its sound."""
 
 
-def wav(pcm: bytes, rate: int = RATE) -> bytes:
-    """A WAV file of PCM16."""
-    return wav_head(rate, len(pcm)) + pcm
+class WavHead(Struct, frozen=True):
+    """The rate of a WAV file of PCM16, where its sound begins, and how many bytes it has; a file
+    that was streamed does not say, and `size` is None."""
 
-
-def wav_head(rate: int = RATE, size: int | None = None) -> bytes:
-    """The head of a WAV file of PCM16; without a `size`, of one whose length is not known yet."""
-    whole = _ENDLESS if size is None else 36 + size
-    parts = [b"RIFF", _u32(whole), b"WAVEfmt ", _u32(16), _u16(PCM), _u16(1), _u32(rate)]
-    parts += [_u32(2 * rate), _u16(2), _u16(16), b"data", _u32(_ENDLESS if size is None else size)]
-    return b"".join(parts)
-
-
-class WavFormat(Struct, frozen=True):
-    """How the sound of a WAV file is encoded. `offset` and `size` say where it is; a file that was
-    streamed does not say how much there is, and `size` is None."""
-
-    encoding: int
-    channels: int
     rate: int
-    width: int
     offset: int
     size: int | None
 
 
-def read_wav_head(data: bytes) -> WavFormat | None:
-    """The format, or None where more bytes are needed. Raises FaultError for what is no WAV file,
-    or of a kind that is not read here."""
+def read_wav_head(data: bytes) -> WavHead | None:
+    """The head, or None where more bytes are needed. Raises FaultError for what is no WAV file of
+    one channel of PCM16, which is what synthesizers make."""
     if data[:4] != b"RIFF"[: len(data)] or data[8:12] != b"WAVE"[: max(len(data) - 8, 0)]:
         raise FaultError(bad_request("The sound is no WAV file."))
-    place, found = 12, None
+    place, rate = 12, 0
     while len(data) >= place + 8:
-        name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
+        name, size = data[place : place + 4], _number(data[place + 4 : place + 8])
         place += 8
         if name == b"data":
-            if found is None:
+            if not rate:
                 raise FaultError(bad_request("The WAV file has no format before its sound."))
             # 0x7ffff000 is espeak-ng's, 0 ffmpeg's word for a length that is not known.
-            open_ended = size in (0, _ENDLESS) or size >= 0x7FFF_0000
-            encoding, channels, rate, width = found
-            return WavFormat(encoding, channels, rate, width, place, None if open_ended else size)
+            open_ended = size == 0 or size >= 0x7FFF_0000
+            return WavHead(rate, place, None if open_ended else size)
         if name == b"fmt ":
-            if len(data) < place + size and len(data) < MAX_HEAD:
+            if len(data) < place + 16:
                 return None
-            found = _wav_format(data[place : place + size])
+            encoding, channels, rate = (_number(data[place + a : place + b]) for a, b in _FIELDS)
+            width = _number(data[place + 14 : place + 16])
+            plain = encoding in (_PCM, _EXTENSIBLE) and (channels, width) == (1, 16)
+            if not plain or not 1_000 <= rate <= MAX_RATE:
+                problem = f"{channels} channels of {width} bits at {rate} Hz, encoding {encoding}"
+                raise FaultError(bad_request(f"The WAV file is not read here: it has {problem}."))
         place += size + size % 2
         if place > MAX_HEAD:
             raise FaultError(bad_request(f"The WAV file has no sound in {MAX_HEAD} bytes."))
     return None
 
 
-def _wav_format(chunk: bytes) -> tuple[int, int, int, int]:
-    if len(chunk) < 16:
-        raise FaultError(bad_request("The WAV file's format is cut short."))
-    encoding, channels = int.from_bytes(chunk[:2], "little"), int.from_bytes(chunk[2:4], "little")
-    rate, width = int.from_bytes(chunk[4:8], "little"), int.from_bytes(chunk[14:16], "little") // 8
-    if encoding == EXTENSIBLE:
-        encoding = int.from_bytes(chunk[24:26], "little")
-    if (encoding, width) not in _READERS:
-        problem = f"The WAV file's encoding ({encoding}, {8 * width} bits) is not read here."
-        raise FaultError(unsupported(problem, "file"))
-    if not 1 <= channels <= MAX_CHANNELS or not 1_000 <= rate <= MAX_RATE:
-        problem = f"The WAV file has {channels} channels of {rate} Hz."
-        raise FaultError(bad_request(problem))
-    return encoding, channels, rate, width
+_FIELDS = ((0, 2), (2, 4), (4, 8))
 
 
-def _float(data: bytes) -> array[int]:
-    floats = array("f", data)
-    if _SWAP:
-        floats.byteswap()
-    # A float may be no number, which is silence.
-    return array("h", [int(max(-1.0, min(f, 1.0)) * 32_767) if f == f else 0 for f in floats])
-
-
-_READERS: dict[tuple[int, int], Callable[[bytes], array[int]]] = {
-    (PCM, 1): lambda data: samples_of(_widened(data)),
-    (PCM, 2): samples_of,
-    (PCM, 3): lambda data: samples_of(_columns(data, 3)),
-    (PCM, 4): lambda data: samples_of(_columns(data, 4)),
-    (FLOAT, 4): _float,
-    (A_LAW, 1): lambda data: samples_of(a_law().decode(data)),
-    (MU_LAW, 1): lambda data: samples_of(mu_law().decode(data)),
-}
-
-
-_SIGNED = bytes(byte ^ 128 for byte in range(256))
-
-
-def _widened(data: bytes) -> bytes:
-    """Bytes around 128 as the high bytes of PCM16."""
-    pcm = bytearray(2 * len(data))
-    pcm[1::2] = data.translate(_SIGNED)
-    return bytes(pcm)
-
-
-def _columns(data: bytes, width: int) -> bytes:
-    """The two high bytes of each number."""
-    high = bytearray(2 * (len(data) // width))
-    high[0::2], high[1::2] = data[width - 2 :: width], data[width - 1 :: width]
-    return bytes(high)
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
 
 
 class WavReader:
-    """PCM16 of a WAV file that arrives in pieces: one channel, at the rate it is asked for."""
+    """PCM16 of a WAV file that arrives in pieces, at 24 kHz."""
 
-    def __init__(self, rate: int = RATE) -> None:
-        self._rate = rate
+    def __init__(self) -> None:
         self._held = b""
-        self._format: WavFormat | None = None
         self._left: int | None = None
-        self._resampler = Resampler(rate, rate)
+        self._resampler: Resampler | None = None
 
     def feed(self, data: bytes, *, last: bool = False) -> bytes:
         """What became clear with these bytes. Raises FaultError for what is no WAV file."""
-        self._held += data
-        if self._format is None:
-            self._format = read_wav_head(self._held)
-            if self._format is None:
+        if self._resampler is None:
+            self._held += data
+            head = read_wav_head(self._held)
+            if head is None:
                 if last:
                     raise FaultError(bad_request("The WAV file ends before its sound."))
                 return b""
-            self._held = self._held[self._format.offset :]
-            self._left = self._format.size
-            self._resampler = Resampler(self._format.rate, self._rate)
-        form = self._format
-        unit = form.channels * form.width
-        usable = len(self._held) if self._left is None else min(len(self._held), self._left)
-        usable -= usable % unit
+            data, self._held = self._held[head.offset :], b""
+            self._left, self._resampler = head.size, Resampler(head.rate, RATE)
         if self._left is not None:
-            self._left -= usable
-        data, self._held = self._held[:usable], self._held[usable:]
-        samples = _READERS[form.encoding, form.width](data)
-        if form.channels > 1:
-            tracks = [samples[n :: form.channels] for n in range(form.channels)]
-            samples = array("h", [sum(each) // form.channels for each in zip(*tracks, strict=True)])
-        return self._resampler.feed(pcm_of(samples), last=last)
-
-
-def pcm_size(data: bytes | memoryview) -> int:
-    """How many bytes of PCM16 at 24 kHz a whole WAV file is, before they are made: many times the
-    file, where its rate is slow. Raises FaultError for what is none."""
-    found = read_wav_head(bytes(data[:MAX_HEAD]))
-    if found is None:
-        return 0  # it ends before its sound, as reading it will say
-    samples = (len(data) - found.offset) // (found.channels * found.width)
-    return 2 * samples * RATE // found.rate
-
-
-def read_wav(data: bytes, rate: int = RATE) -> bytes:
-    """PCM16 of a whole WAV file. Raises FaultError for what is none."""
-    return WavReader(rate).feed(data, last=True)
-
-
-def _u16(number: int) -> bytes:
-    return number.to_bytes(2, "little")
-
-
-def _u32(number: int) -> bytes:
-    return number.to_bytes(4, "little")
+            data = data[: self._left]
+            self._left -= len(data)
+        return self._resampler.feed(data, last=last)
 
 
 # ---- kinds of files --------------------------------------------------------------------------
@@ -393,16 +312,18 @@ _MAGIC = ((b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1a\x45\xdf\xa3", "webm"), (b
 
 
 def sniff(data: bytes) -> str | None:
-    """What kind of sound file these bytes begin: wav, mp3, aac, flac, ogg, webm, mp4; None for
-    what is none of them.
+    """What kind of sound file these bytes begin: wav, mp3, aac, flac, ogg, opus, webm, mp4; None
+    for what is none of them.
 
-    >>> sniff(wav(b"")), sniff(b"ID3"), sniff(b"Hello")
+    >>> sniff(wav_head()), sniff(b"ID3"), sniff(b"Hello")
     ('wav', 'mp3', None)
     """
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav"
     if data[4:8] == b"ftyp":
         return "mp4"
+    if data[:4] == b"OggS" and data[28:36] == b"OpusHead":
+        return "opus"
     for magic, name in _MAGIC:
         if data.startswith(magic):
             return name

@@ -1,5 +1,5 @@
-"""A process that recognises or makes speech with a Python library: it takes orders on its standard
-input and answers on its standard output.
+"""A process that recognises, makes or reads sound with a Python library: it takes orders on its
+standard input and answers on its standard output.
 
 Such libraries compute for seconds without letting go of the interpreter, and some crash: neither
 may happen to a server. An order is a line of JSON with its bytes behind it, and so is each answer;
@@ -66,7 +66,15 @@ def pocketsphinx(grammar: str) -> Engine:
         decoder.end_utt()
         if (found := decoder.hyp()) is not None:
             said = " ".join([written.get(word, word) for word in found.hypstr.split()])
-            yield {"text": said[:1].upper() + said[1:]}, b""
+            words = [*times()] if order["words"] else []
+            yield {"text": said[:1].upper() + said[1:], "words": words}, b""
+
+    def times() -> Iterator[tuple[str, float, float]]:
+        """Each word with when it begins and ends: there are 100 frames in a second."""
+        for each in decoder.seg():
+            word = each.word.partition("(")[0]  # the(2) is another way to say it
+            if word[:1].isalpha():  # <sil> is none
+                yield written.get(word, word), each.start_frame / 100, (each.end_frame + 1) / 100
 
     return transcribe
 
@@ -101,11 +109,17 @@ def faster_whisper(model: str) -> Engine:
 
     def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
         sound = np.frombuffer(pcm, dtype="<i2").astype(np.float32) / 32_768
-        language, prompt = order.get("language"), order.get("prompt")
-        segments, _ = whisper.transcribe(sound, language=language, initial_prompt=prompt)
+        segments, _ = whisper.transcribe(
+            sound,
+            language=order["language"],
+            initial_prompt=order["prompt"],
+            word_timestamps=order["words"],
+        )
         for number, segment in enumerate(segments):
             text = segment.text if number else segment.text.lstrip()
-            yield {"text": text, "start": segment.start, "end": segment.end}, b""
+            words = [(each.word.strip(), each.start, each.end) for each in segment.words or ()]
+            times = {"start": segment.start, "end": segment.end, "words": words}
+            yield {"text": text, **times}, b""
 
     return transcribe
 
@@ -119,24 +133,38 @@ def kokoro(model: str) -> Engine:
     voices = set(library.get_voices())
 
     def speak(order: dict[str, Any], _: bytes) -> Iterator[Answer]:
-        asked = order.get("voice")
+        asked = order["voice"]
         voice = asked if asked in voices else next(v for v in ("af_heart", *sorted(voices)))
-        sound, rate = library.create(order["text"], voice, speed=order.get("speed", 1.0))
+        sound, rate = library.create(order["text"], voice, speed=order["speed"])
         pcm = (sound.clip(-1, 1) * 32_767).astype("<i2").tobytes()
         yield {"rate": rate}, pcm
 
     return speak
 
 
+def miniaudio(_: str) -> Engine:
+    """Sound files, a second at a time: one channel, at the rate that is asked for."""
+    library = import_module("miniaudio")
+
+    def read_file(order: dict[str, Any], data: bytes) -> Iterator[Answer]:
+        rate, form = order["rate"], library.SampleFormat.SIGNED16
+        for samples in library.stream_memory(data, form, 1, rate, frames_to_read=rate):
+            yield {}, samples.tobytes()
+
+    return read_file
+
+
 ENGINES: dict[str, Callable[[str], Engine]] = {
     "pocketsphinx": pocketsphinx,
     "faster-whisper": faster_whisper,
     "kokoro": kokoro,
+    "miniaudio": miniaudio,
 }
 NEEDED = {
     "pocketsphinx": "pocketsphinx",
     "faster-whisper": "faster_whisper",
     "kokoro": "kokoro_onnx",
+    "miniaudio": "miniaudio",
 }
 """The library of each."""
 

@@ -10,9 +10,9 @@ from msgspec import Struct
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON
 
-from . import json, sse
+from . import error, json, sse
 from .json import LIMITS, Fields, Limits
-from .multipart import Part
+from .multipart import MEDIA_TYPE, Part
 
 SPEECH, TRANSCRIPTIONS = "/audio/speech", "/audio/transcriptions"
 LONGEST_INPUT = 4_096
@@ -36,6 +36,7 @@ class SpeechRequest(Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     instructions: str | None = None
     sse: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def decode_speech(data: bytes, limits: Limits = LIMITS) -> SpeechRequest:
@@ -62,7 +63,23 @@ def decode_speech(data: bytes, limits: Limits = LIMITS) -> SpeechRequest:
         speed=fields.number("speed", SLOWEST, FASTEST) or 1.0,
         instructions=instructions,
         sse=fields.one_of("stream_format", ("audio", "sse")) == "sse",
+        ignored=tuple(fields.rest()),
     )
+
+
+def encode_speech(request: SpeechRequest) -> bytes:
+    """The body of a request. Options that are as usual are left out: some servers know none."""
+    body: dict[str, JSON] = {
+        "model": request.model,
+        "input": request.text,
+        "voice": request.voice,
+        "response_format": request.format,
+    }
+    if request.speed != 1.0:
+        body["speed"] = request.speed
+    if request.instructions is not None:
+        body["instructions"] = request.instructions
+    return json.dump(body)
 
 
 def speech_delta(base64: str) -> bytes:
@@ -88,18 +105,21 @@ class TranscriptionRequest(Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     format: str = "json"
     stream: bool = False
+    words: bool = False
     ignored: tuple[str, ...] = ()
 
 
 class Segment(Struct, frozen=True):
-    """A stretch of a transcript; times are seconds."""
+    """A stretch of a transcript; times are seconds. `words` are those in it, with their times."""
 
     text: str
     start: float
     end: float
+    words: tuple[tuple[str, float, float], ...] = ()
 
 
-_LISTS = ("include", "timestamp_granularities", "languages", "keywords")
+GRANULARITIES = "timestamp_granularities"
+_LISTS = ("include", "languages", "keywords")
 _IGNORED = frozenset(
     {
         *_LISTS,
@@ -114,9 +134,12 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     """The request in a form. Raises FaultError naming the field that is wrong."""
     fields: dict[str, Part] = {}
     ignored: dict[str, None] = {}
+    times: list[str | None] = []
     for part in parts:
         name = part.name.partition("[")[0]  # a list has a part for each value
-        if name in _IGNORED:
+        if name == GRANULARITIES:
+            times.append(Fields({name: part.text}).one_of(name, ("word", "segment")))
+        elif name in _IGNORED:
             ignored[name] = None
         elif part.name in fields:
             raise FaultError(bad_request("is given twice", part.name))
@@ -130,6 +153,8 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     format = said.one_of("response_format", TRANSCRIPT_FORMATS) or "json"
     if format == "diarized_json":
         raise FaultError(unsupported("nothing here tells speakers apart", "response_format"))
+    if times and format != "verbose_json":
+        raise FaultError(bad_request("is for verbose_json", GRANULARITIES))
     request = TranscriptionRequest(
         model=said.need("model"),
         data=file.data,
@@ -137,6 +162,7 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
         prompt=said.string("prompt") or None,
         format=format,
         stream=said.one_of("stream", ("true", "false", "True", "False")) in ("true", "True"),
+        words="word" in times,
         ignored=(*ignored, *said.rest()),
     )
     for name, value in (("model", request.model), ("language", request.language)):
@@ -147,17 +173,39 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     return request
 
 
+def encode_transcription(request: TranscriptionRequest, boundary: str) -> tuple[str, bytes]:
+    """The media type and the body of a request with a WAV file. The boundary must not be in it."""
+    given = {
+        "model": request.model,
+        "response_format": request.format,
+        "language": request.language,
+        "prompt": request.prompt,
+        "stream": "true" if request.stream else None,
+    }
+    form = b""
+    for name, value in given.items():
+        if value is not None:
+            form += f'--{boundary}\r\n{_FIELD}; name="{name}"\r\n\r\n{value}\r\n'.encode()
+    file = f'--{boundary}\r\n{_FIELD}; name="file"; filename="speech.wav"\r\n'
+    form += f"{file}Content-Type: audio/wav\r\n\r\n".encode() + request.data
+    return f"{MEDIA_TYPE}; boundary={boundary}", form + f"\r\n--{boundary}--\r\n".encode()
+
+
+_FIELD = "Content-Disposition: form-data"
+
+
 def encode_transcript(
-    format: str, segments: Sequence[Segment], seconds: float, language: str | None = None
+    asked: TranscriptionRequest, segments: Sequence[Segment], seconds: float
 ) -> tuple[bytes, bytes]:
     """The media type and the body of an answer, for a recording of so many seconds.
 
-    >>> encode_transcript("text", [Segment("Hi.", 0, 1)], 1.5)
+    >>> asked = TranscriptionRequest(model="m", data=memoryview(b""), format="text")
+    >>> encode_transcript(asked, [Segment("Hi.", 0, 1)], 1.5)
     (b'text/plain; charset=utf-8', b'Hi.\\n')
     """
     text = "".join([segment.text for segment in segments])
     usage = {"type": "duration", "seconds": math.ceil(seconds)}
-    match format:
+    match asked.format:
         case "text":
             return _PLAIN, f"{text}\n".encode()
         case "srt":
@@ -170,12 +218,18 @@ def encode_transcript(
             listed = [_segment(n, segment) for n, segment in enumerate(_said(segments))]
             answer: dict[str, JSON] = {
                 "task": "transcribe",
-                "language": language or "",
+                "language": asked.language or "",
                 "duration": round(seconds, 3),
                 "text": text,
                 "segments": listed,
                 "usage": usage,
             }
+            if asked.words:
+                answer["words"] = [
+                    {"word": word, "start": round(start, 3), "end": round(end, 3)}
+                    for segment in segments
+                    for word, start, end in segment.words
+                ]
             return b"application/json", json.dump(answer)
     return b"application/json", json.dump({"text": text, "usage": usage})
 
@@ -210,6 +264,39 @@ def _lines(segment: Segment, mark: str) -> str:
 def _time(seconds: float, mark: str) -> str:
     whole, ms = divmod(round(seconds * 1000), 1000)
     return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{ms:03}"
+
+
+def read_transcript(body: bytes) -> str:
+    """The text of an answer as JSON. Raises FaultError for an error in it, and ValueError for what
+    is no answer."""
+    value = json.load(body)
+    match value:
+        case {"text": str(text)}:
+            return text
+    if (fault := error.describe(value)) is not None:
+        raise FaultError(fault)
+    raise ValueError("has no text")
+
+
+def read_transcript_event(event: bytes, known: str) -> str:
+    """What an event of a streamed answer adds to what is known of it. Raises FaultError for one
+    that is an error.
+
+    >>> read_transcript_event(b'{"type": "transcript.text.done", "text": "Hi all."}', "Hi")
+    ' all.'
+    """
+    try:
+        value = json.load(event)
+    except ValueError:
+        return ""  # [DONE], which some send
+    if (fault := error.describe(value)) is not None:
+        raise FaultError(fault)
+    match value:
+        case {"type": "transcript.text.delta", "delta": str(text)}:
+            return text
+        case {"type": "transcript.text.done", "text": str(text)} if text.startswith(known):
+            return text[len(known) :]
+    return ""
 
 
 def transcript_delta(text: str) -> bytes:

@@ -393,6 +393,11 @@ class GrammarState:
         """Whether the tokens so far are a complete match."""
         return self._matcher.is_accepting()
 
+    @property
+    def captures(self) -> list[tuple[str, bytes]]:
+        """What the rules with a `capture` have matched, in order."""
+        return self._matcher.get_captures()
+
     def _check(self) -> None:
         if self._matcher.is_error():
             problem = _error_text(self._matcher.get_error())

@@ -1,0 +1,305 @@
+"""WebRTC with one client, by aiortc: a data channel for text, and sound both ways as Opus.
+
+A client is never sent a packet that has not sent one first: the candidates in its offer are left
+out, so that no offer makes this server send to an address of its choice or ask for names on the
+network. It finds us at our candidates, and is answered where it came from (RFC 8445, 7.3.1.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from fractions import Fraction
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported
+from dragoman.core.sound import BYTES_PER_MS, RATE
+
+FRAME_MS = 20
+FRAME = FRAME_MS * BYTES_PER_MS
+"""Bytes of sound in one packet."""
+TRAIL = 5
+"""Frames of silence behind sound: receivers wait for so many before they play one."""
+CLOCK = 48_000
+"""What the time of Opus counts in, whatever is encoded (RFC 7587, 4.1)."""
+BIT_RATE = 32_000
+"""Bits a second of what is sent: speech in one channel (RFC 7587, 3.1.1)."""
+MAX_GAP_MS = 2_000
+"""Silence that is heard in the place of packets that are lost, or were not sent as there was
+nothing to hear (RFC 7587, 3.1.3)."""
+LAST_WORDS = 1.0
+"""Seconds that a client has to take what it is sent last."""
+LATE = 0.2
+"""Seconds that playing may be late; after more of them it does not catch up."""
+MISSING = Fault(
+    "unsupported",
+    "This server takes no WebRTC calls: pip install 'dragoman[webrtc]' on it, or open a WebSocket "
+    "(GET /v1/realtime).",
+    "server",
+)
+_CANDIDATES = ("a=candidate:", "a=end-of-candidates")
+_OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
+
+
+class PeerListener(Protocol):
+    """Takes what a client sends, and gives what it is to hear. All of it is called on the loop."""
+
+    def connected(self) -> None:
+        """The client has found us, and is who made the offer."""
+        ...
+
+    def received(self, text: str | bytes) -> None:
+        """A message has come by the data channel."""
+        ...
+
+    def drained(self) -> None:
+        """Most of what was sent is taken."""
+        ...
+
+    def heard(self, audio: bytes) -> None:
+        """Sound has come: PCM16, 24 kHz."""
+        ...
+
+    def next_frame(self) -> bytes | None:
+        """The next `FRAME` bytes to be heard, or None; then `play` says when to ask again."""
+        ...
+
+    def ended(self) -> None:
+        """The client has hung up or is gone. Nothing else is called after that."""
+        ...
+
+
+def available() -> bool:
+    """Whether what this needs is installed."""
+    return find_spec("aiortc") is not None
+
+
+def read_offer(sdp: str) -> tuple[list[str], list[str]]:
+    """The lines of an offer without its candidates, and the kinds of media in it. Raises FaultError
+    for one that asks for what is not here."""
+    lines = [line for line in sdp.splitlines() if not line.startswith(_CANDIDATES)]
+    kinds = [line[2:].partition(" ")[0] for line in lines if line.startswith("m=")]
+    if lines[:1] != ["v=0"] or not kinds:
+        raise FaultError(bad_request("is no session description (RFC 8866)", "sdp"))
+    if not {*kinds} <= {"audio", "application"} or len({*kinds}) < len(kinds):
+        problem = "may offer one audio track and one data channel, and nothing else"
+        raise FaultError(unsupported(problem, "sdp"))
+    if "audio" in kinds and not any(map(_OPUS.fullmatch, lines)):
+        raise FaultError(unsupported("offers no Opus (opus/48000/2)", "sdp"))
+    return lines, kinds
+
+
+class Peer:
+    """One connection. `addresses` are those of this machine where it is awaited, by UDP; empty
+    stands for all that it has."""
+
+    def __init__(self, listener: PeerListener, addresses: tuple[str, ...]) -> None:
+        if not available():
+            raise FaultError(MISSING)
+        aiortc = import_module("aiortc")
+        self._listener: PeerListener | None = listener
+        self._addresses = addresses
+        # An empty list: without one aiortc asks a STUN server of Google's.
+        self._connection: Any = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=[]))
+        self._connection.on("connectionstatechange", self._state_changed)
+        self._connection.on("datachannel", self._channel_made)
+        self._connection.on("track", self._track_made)
+        self._channel: Any = None
+        self._early: list[str] | None = []  # what is sent before there is a channel; None for none
+        self.plays = False
+        """Whether the client wants to hear anything."""
+        self._hearing: asyncio.Task[None] | None = None
+        self._wakeup = asyncio.Event()
+
+    async def answer(self, offer: str, low: int) -> str:
+        """The answer to an offer; `drained` is called below `low` bytes. Raises FaultError for an
+        offer that makes no sense."""
+        lines, kinds = read_offer(offer)
+        if "application" not in kinds:
+            self._early = None
+        self._low = low
+        aiortc, connection = import_module("aiortc"), self._connection
+        addresses = self._addresses or tuple(_all_addresses())
+        # ICE fails at once with nobody to look for; the discard port of ours is nobody.
+        nobody = f"\r\na=candidate:0 1 udp 1 {addresses[0]} 9 typ host"
+        lines = [line + nobody if line.startswith("m=") else line for line in lines]
+        sdp = "\r\n".join([*lines, ""])
+        try:
+            if "audio" in kinds:
+                aiortc.MediaStreamTrack.register(Sound)  # it is known only now
+                connection.addTrack(Sound(self._listener, self._wakeup))
+                codecs = aiortc.RTCRtpSender.getCapabilities("audio").codecs
+                opus = [codec for codec in codecs if codec.mimeType == "audio/opus"]
+                connection.getTransceivers()[0].setCodecPreferences(opus)
+            await connection.setRemoteDescription(aiortc.RTCSessionDescription(sdp, "offer"))
+            for transport in self._transports():
+                _awaited_at(transport.iceGatherer._connection, addresses)
+            await connection.setLocalDescription(await connection.createAnswer())
+            for transceiver in connection.getTransceivers():
+                self.plays = transceiver.currentDirection in ("sendrecv", "sendonly")
+        except Exception as error:  # aiortc raises errors of many kinds for an odd offer
+            problem = f"cannot be answered: {type(error).__name__}: {error}"
+            raise FaultError(bad_request(problem[:300], "sdp")) from error
+        if not any(each.iceGatherer.getLocalCandidates() for each in self._transports()):
+            where = ", ".join(addresses)
+            problem = (
+                f"This server cannot await calls at {where}: set call_host to an address of it."
+            )
+            raise FaultError(Fault("internal", problem))
+        return str(connection.localDescription.sdp)
+
+    def send(self, text: str) -> int:
+        """Send a message. The bytes that the client has not taken. Raises FaultError for a message
+        that is longer than the client takes."""
+        channel = self._channel
+        if channel is None and self._early is not None:
+            self._early.append(text)
+            return sum(map(len, self._early))
+        if channel is None or channel.readyState != "open":
+            return 0  # the client has not asked for it, or has closed it
+        try:
+            channel.send(text)
+        except ValueError as error:
+            problem = f"The client takes no message of {len(text)} bytes by its data channel"
+            raise FaultError(Fault("too_large", f"{problem}: {error}.", "client")) from error
+        return int(channel.bufferedAmount)
+
+    def play(self) -> None:
+        """There is a frame to be heard."""
+        self._wakeup.set()
+
+    async def close(self) -> None:
+        """Close the connection, once what was sent is on its way; nothing is called any more."""
+        self._listener = None
+        if self._hearing is not None:
+            self._hearing.cancel()
+        patience = LAST_WORDS
+        while self._channel is not None and self._channel.bufferedAmount and patience > 0:
+            await asyncio.sleep(0.02)
+            patience -= 0.02
+        await self._connection.close()
+
+    def _transports(self) -> list[Any]:
+        connection = self._connection
+        found = [each.receiver.transport.transport for each in connection.getTransceivers()]
+        return found + ([connection.sctp.transport.transport] if connection.sctp else [])
+
+    def _state_changed(self) -> None:
+        state, listener = self._connection.connectionState, self._listener
+        if listener is not None and state == "connected":
+            listener.connected()
+        elif listener is not None and state in ("failed", "closed"):
+            self._listener = None
+            listener.ended()
+
+    def _channel_made(self, channel: Any) -> None:
+        if self._channel is not None:
+            channel.close()  # one is enough
+            return
+        self._channel = channel
+        channel.bufferedAmountLowThreshold = self._low
+        channel.on("bufferedamountlow", self._drained)
+        channel.on("message", self._received)
+        early, self._early = self._early or [], None
+        for text in early:
+            self.send(text)
+
+    def _received(self, message: str | bytes) -> None:
+        if self._listener is not None:
+            self._listener.received(message)
+
+    def _drained(self) -> None:
+        if self._listener is not None:
+            self._listener.drained()
+
+    def _track_made(self, track: Any) -> None:
+        self._hearing = asyncio.get_running_loop().create_task(self._hear(track))
+
+    async def _hear(self, track: Any) -> None:
+        """Hand on what the track brings, with silence where it has gaps."""
+        av, aiortc = import_module("av"), import_module("aiortc")
+        convert = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+        due = None  # the time of the next frame, of `CLOCK`
+        with suppress(aiortc.mediastreams.MediaStreamError):  # the track has ended
+            while True:
+                frame = await track.recv()
+                gap = 0 if due is None else (frame.pts - due) * 1_000 // CLOCK
+                due = frame.pts + frame.samples * CLOCK // frame.sample_rate
+                frame.pts = None  # the resampler would fill gaps too, however long
+                audio = b"".join(
+                    [bytes(each.planes[0])[: 2 * each.samples] for each in convert.resample(frame)]
+                )
+                if gap > 0:
+                    audio = bytes(min(gap, MAX_GAP_MS) * BYTES_PER_MS) + audio
+                if self._listener is not None:
+                    self._listener.heard(audio)
+
+
+def _all_addresses() -> list[str]:
+    addresses: list[str] = import_module("aioice").ice.get_host_addresses(True, True)
+    return [*dict.fromkeys(("127.0.0.1", *addresses))]
+
+
+def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
+    """Have an ICE connection use these addresses: aioice would take all of the machine's but
+    loopback."""
+    gather = connection.get_component_candidates
+    connection.get_component_candidates = lambda component, addresses: gather(
+        component=component, addresses=[*here]
+    )
+
+
+class Sound:
+    """The track of what the client hears: it encodes frames as they are due. Nothing is sent while
+    there is nothing to hear."""
+
+    kind = "audio"
+    id = "sound"
+
+    def __init__(self, listener: PeerListener | None, wakeup: asyncio.Event) -> None:
+        self._listener = listener
+        self._wakeup = wakeup
+        self._av = import_module("av")
+        self._codec = codec = self._av.CodecContext.create("libopus", "w")
+        codec.bit_rate, codec.sample_rate = BIT_RATE, RATE
+        codec.format, codec.layout = "s16", "mono"
+        codec.time_base = Fraction(1, RATE)
+        codec.options = {"application": "voip"}
+        self._begun = self._due = 0.0
+        self._trail = 0  # silent frames that follow
+        self._samples = 0  # that were encoded
+
+    async def recv(self) -> Any:
+        """The next packet, when it is due."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._due - loop.time())
+        pcm = await self._next()
+        now = loop.time()
+        self._begun = self._begun or now
+        self._due = (self._due if now - self._due < LATE else now) + FRAME_MS / 1_000
+        frame = self._av.AudioFrame(format="s16", layout="mono", samples=len(pcm) // 2)
+        frame.planes[0].update(pcm)
+        frame.sample_rate, frame.time_base = RATE, self._codec.time_base
+        frame.pts, self._samples = self._samples, self._samples + len(pcm) // 2
+        (encoded,) = self._codec.encode(frame)
+        packet = self._av.packet.Packet(bytes(encoded))
+        # After a pause the time is that of the clock: receivers buffer by it.
+        packet.pts = round((self._due - self._begun) * CLOCK)
+        packet.time_base = Fraction(1, CLOCK)
+        return packet
+
+    async def _next(self) -> bytes:
+        while self._listener is None or (pcm := self._listener.next_frame()) is None:
+            if self._trail:
+                self._trail -= 1
+                return bytes(FRAME)
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        self._trail = TRAIL
+        return pcm
+
+    def stop(self) -> None:
+        """The connection is closed."""
