@@ -23,7 +23,7 @@ from dragoman.core.sound import BYTES_PER_MS
 from dragoman.engines.local import find_target
 from dragoman.voice.detection import Detector, Started, Stopped, scorer
 from dragoman.voice.programs import ESpeak
-from dragoman.voice.speech import Speaking
+from dragoman.voice.speech import Listening, Speaking
 from dragoman.voice.studio import studio
 from tests.server.socket.phone import calling, on_loopback
 from tests.voice.test_session import Client
@@ -105,6 +105,14 @@ async def test_weather_is_asked_for_called_for_told_and_interrupted() -> None:
     await client.until(is_done, client.events.index(told) + 1)
     assert client.of(TranscriptionCompleted)[-1].transcript == "Thank you"
     await client.session.close()
+
+    # A recording may have more than one of them.
+    sound = await speech("What is the weather in Paris?") + await speech("Thank you.")
+    asked = Listening(recording=True, words=True)
+    first, second = [piece async for piece in made.transcriber.transcribe(sound, asked)]
+    assert (first.text, second.text) == ("What is the weather in Paris", " Thank you")
+    assert [each.word for each in second.words] == ["thank", "you"]
+    assert 0.3 < first.start < first.end < second.start < second.words[1].end
     await made.close()
 
 

@@ -316,6 +316,22 @@ class Sphinx:
         self.calls: list[tuple[str, object]] = []
         Sphinx.latest = self
 
+    class Endpointer:
+        """Hears whatever is loud."""
+
+        frame_bytes, speech_start, in_speech = 960, 0.0, False
+
+        def __init__(self, sample_rate: int) -> None:
+            self.place = 0
+
+        def process(self, frame: bytes) -> bytes | None:
+            loud = max(array("h", frame)) > 5_000
+            if loud and not self.in_speech:
+                self.speech_start = self.place / 32_000
+            ended = self.in_speech and not loud
+            self.in_speech, self.place = loud, self.place + len(frame)
+            return frame if loud or ended else None
+
     def lookup_word(self, word: str) -> str | None:
         return word if len(word) < 7 else None
 
@@ -353,15 +369,24 @@ def test_pocketsphinx_writes_words_as_the_grammar_does(tmp_path, monkeypatch) ->
     transcribe = worker.pocketsphinx(str(grammar))
     lower = "#JSGF V1.0;\ngrammar a;\npublic <said> = ask ada of rome;"
     assert Sphinx.latest.calls == [("grammar", lower.encode()), ("search", "grammar")]
-    ((head, _),) = transcribe({"words": True}, bytes(2_000))
+    ((head, _),) = transcribe({"words": True, "recording": False}, bytes(2_000))
     assert head["text"] == "Ask Ada of Rome"
     times = [("ask", 0.01, 0.02), ("Ada", 0.02, 0.03), ("of", 0.04, 0.05), ("Rome", 0.05, 0.06)]
     assert head["words"] == times
     assert 40 < max(Sphinx.latest.heard) < 400  # the noise of a quiet room
-    order = {"words": False}
+    order = {"words": False, "recording": False}
     assert list(transcribe(order, bytes(8))) == []
     said = {"text": "Ask ada of rome", "words": []}
     assert list(worker.pocketsphinx("")(order, bytes(2_000))) == [(said, b"")]
+    said = array("h", [20_000] * 16_000).tobytes()
+    recording = bytes(32_000) + said + bytes(32_000) + said
+    order = {"words": True, "recording": True}
+    heads = [head for head, _ in transcribe(order, recording)]
+    assert heads[0]["text"] + heads[1]["text"] == "Ask Ada of Rome Ask Ada of Rome"
+    for head, start in zip(heads, (1, 3), strict=True):
+        assert abs(head["start"] - start) < 0.05
+        assert abs(head["end"] - start - 1) < 0.1
+        assert abs(head["words"][0][1] - start + 0.2 - 0.01) < 0.05
     grammar.write_text("#JSGF V1.0;\ngrammar a;\npublic <said> = ask Beelzebub;")
     with pytest.raises(ValueError, match="no word beelzebub of the grammar"):
         worker.pocketsphinx(str(grammar))

@@ -134,7 +134,11 @@ class AudioHandlers:
             pcm = await self._studio.read(bytes(asked.data), hold.add)
             seconds = milliseconds(len(pcm)) / 1000
             how = Listening(
-                model=asked.model, language=asked.language, prompt=asked.prompt, words=asked.words
+                model=asked.model,
+                language=asked.language,
+                prompt=asked.prompt,
+                words=asked.words,
+                recording=True,
             )
             async with aclosing(self._studio.transcriber.transcribe(pcm, how)) as found:
                 async for piece in found:

@@ -167,7 +167,12 @@ class LocalTranscriber(Library):
 
     async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words, a piece for each stretch that the library recognises at once."""
-        order = {"language": asked.language, "prompt": asked.prompt, "words": asked.words}
+        order = {
+            "language": asked.language,
+            "prompt": asked.prompt,
+            "words": asked.words,
+            "recording": asked.recording,
+        }
         sound = resampled(pcm, RATE, _HEARD_AT)
         async with aclosing(self.ask(order, sound)) as answers:
             async for head, _ in answers:

@@ -32,12 +32,13 @@ class Piece(Struct, frozen=True):
 
 class Listening(Struct, frozen=True, kw_only=True):
     """What a recogniser is asked: the language (ISO 639-1) and words that are likely, if known, and
-    whether the times of words are wanted."""
+    whether the times of words are wanted. A recording may have more than one utterance."""
 
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
     words: bool = False
+    recording: bool = False
 
 
 class Speaking(Struct, frozen=True, kw_only=True):
