@@ -17,7 +17,7 @@ from hashlib import sha256
 from msgspec import Struct
 
 from dragoman.core.conversation import config_weight
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import JSON
 from dragoman.core.session import LIMITS
@@ -26,6 +26,7 @@ from dragoman.engines.base import new_id, now
 from dragoman.wire import json
 from dragoman.wire.json import Fields, Limits
 from dragoman.wire.realtime.config import decode_config, encode_session
+from dragoman.wire.tools import without_secrets
 
 from .exchange import Exchange
 from .responder import Service
@@ -149,4 +150,7 @@ def _decode(body: bytes, limits: Limits) -> tuple[int, dict[str, JSON], SessionC
     changes = {} if session is None else decode_config(session)
     config = SessionConfig(**changes)
     config_weight(config, LIMITS.config)
+    if without_secrets(config.tools) is not config.tools:
+        problem = "pages can read a client secret: it cannot hold credentials for MCP servers"
+        raise FaultError(unsupported(problem, "session.tools"))
     return seconds or SECONDS, given, config

@@ -19,8 +19,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Finished
+from dragoman.core.event import Finished, ItemAdded, ItemDone
 from dragoman.core.interfaces import Secret
+from dragoman.core.item import FunctionCall, FunctionCallOutput, Unknown
 from dragoman.core.response import Usage
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
@@ -28,7 +29,9 @@ from dragoman.server import client_secrets, realtime
 from dragoman.server.app import App
 from dragoman.server.client_secrets import ClientSecrets
 from dragoman.server.settings import Settings
+from dragoman.tools.run import Display, Shown
 from dragoman.voice.studio import Studio
+from tests.agent.hosting import Fake, Tool
 from tests.engines.voices import LOUD, QUIET, Voice
 from tests.oracle import DATA, realtime_problems
 from tests.server.stubs import FINISHED, OPENING, Stub, saying, served, word
@@ -428,8 +431,8 @@ def test_a_client_secret_is_refused_where_it_is_forged_used_or_one_of_too_many(m
 
 
 async def test_a_key_that_is_passed_on_stays_in_the_process_that_was_given_it(monkeypatch) -> None:
-    engine = Stub()
-    engine.passes_client_key = True  # type: ignore[attr-defined]
+    engine: Any = Stub()
+    engine.passes_client_key = True
     head = {"Authorization": "Bearer sk-theirs"}
     monkeypatch.setattr(client_secrets, "MOST", 1)
     async with served_app(engine) as (_, port), httpx2.AsyncClient() as http:
@@ -517,6 +520,67 @@ async def test_each_answer_has_a_line_in_the_log(capfd) -> None:
 
     LINES.wait()
     assert "TURN /v1/realtime 200" in capfd.readouterr().err
+
+
+# ---- tools of MCP servers --------------------------------------------------------------------
+
+
+class Adding(Stub):
+    """Calls a tool of an MCP server, and says what it gave."""
+
+    async def stream(self, request: Any, caller: Any = None) -> Any:
+        self.asked.append((request, caller))
+        last = request.items[-1]
+        called = isinstance(last, FunctionCallOutput)
+        cues = saying(f"It is {last.output}.") if called else calling(("c1", "total", '{"a": 1}'))
+        for cue in cues:
+            if isinstance(cue, ItemAdded | ItemDone) and isinstance(cue.item, FunctionCall):
+                cue = type(cue)(cue.index, replace(cue.item, namespace="s"))
+            yield cue
+
+
+async def test_the_tools_of_an_mcp_server_are_listed_asked_about_and_called() -> None:
+    """The client sees each step and no credential, and the model what was said."""
+
+    async def total(text: str) -> Shown:
+        return Shown("3", {"output": "3", "error": None})
+
+    def shown(call: Any) -> dict[str, Any]:
+        return {"server_label": "s", "name": "total", "arguments": call.text}
+
+    display = Display("mcp_call", shown, delta="arguments", fails=True)
+    tools = [{"name": "total", "input_schema": {}, "description": None}]
+    listed = Unknown("responses", "mcp_list_tools", {"server_label": "s", "tools": tools})
+    hosted = Tool("mcp", Fake("total", display, total, "always"), namespace="s", items=(listed,))
+    engine = Adding()
+    asked = {"type": "mcp", "server_label": "s", "server_url": "https://x.example", "headers": {}}
+    async with talking(engine, app={"tools": [hosted]}) as talk:
+        session = {"type": "realtime", "tools": [{**asked, "authorization": "secret"}]}
+        await talk.say({"type": "session.update", "session": session}, USER, RESPOND)
+        updated, *events = await talk.until("response.done")
+        assert "secret" not in json.dumps([updated, *events])
+        kinds = [event["type"] for event in events]
+        assert kinds.index("mcp_list_tools.in_progress") < kinds.index("mcp_list_tools.completed")
+        _, wanted = events[-1]["response"]["output"]
+        assert (wanted["type"], wanted["arguments"]) == ("mcp_approval_request", '{"a": 1}')
+        answer = {"type": "mcp_approval_response", "id": "mine", "approve": True}
+        item = {**answer, "approval_request_id": wanted["id"]}
+        await talk.say({"type": "conversation.item.create", "item": item}, RESPOND)
+        events = await talk.until("response.done")
+    kinds = [event["type"] for event in events]
+    assert "response.mcp_call.in_progress" in kinds
+    assert "response.mcp_call_arguments.done" in kinds
+    assert "response.mcp_call.completed" in kinds
+    *_, called, said = events[-1]["response"]["output"]
+    assert (called["output"], called["approval_request_id"]) == ("3", wanted["id"])
+    assert said["content"][0]["text"] == "It is 3."
+    assert hosted.asked[0]["authorization"] == "secret"
+    kinds = [type(each).__name__ for each in engine.asked[-1][0].items]
+    assert kinds == ["Message", "FunctionCall", "FunctionCallOutput"]
+    async with served_app() as (_, port), httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+        refused = (await http.post(url, json={"session": session})).json()["error"]
+        assert (refused["code"], refused["param"]) == ("unsupported_parameter", "session.tools")
 
 
 # ---- sessions of other servers ---------------------------------------------------------------
