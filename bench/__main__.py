@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tests.architecture import calls
 
-from . import agents, client, gateways, machine, start, state, tokens
+from . import agents, client, gateways, machine, programs, start, state, tokens
 from .gateways import STORED, UNSTORED, Gateway
 from .state import verdict
 from .works import WORKS, Load, Work
@@ -58,7 +58,7 @@ Figures = dict[tuple[str, Load], list[Figure]]
 def main() -> None:
     """Measure and print; `--write` puts the page into the documentation."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-    choices = ("all", "agents", "gateways", "state", "tokens")
+    choices = ("all", "agents", "gateways", "programs", "state", "tokens")
     parser.add_argument("part", nargs="?", choices=choices, default="all", help="what to measure")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per work and round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     if options.install:
-        gateways.install(gateways.PACKAGES | agents.PACKAGES)
+        gateways.install(gateways.PACKAGES | agents.PACKAGES | programs.PACKAGES)
         return
     lines = _head(options.seconds, options.rounds)
     if options.part in ("all", "gateways", "state"):
@@ -87,6 +87,8 @@ def main() -> None:
         lines += [*tokens.table(), ""]
     if options.part in ("all", "agents"):
         lines += [*agents.table(), ""]
+    if options.part in ("all", "programs"):
+        lines += [*programs.table(), ""]
     if options.part == "all":
         lines += [*client.table(), "", *start.table(), ""]
     text = "\n".join(lines).rstrip() + "\n"

@@ -144,11 +144,14 @@ class Run:
 
     def _place(self) -> None:
         """Go on in the turn of the open role, and in the open blocks, whose marks are shown."""
+        if self._emit is None:
+            self.state = self.state.placed()
+            return
         for step in (State.settled, State.placed):
             old, self.state = self.state.turn, step(self.state)
             turn = self.state.turn
             start = old.last if old and turn and turn.mark is old.mark else None
-            if self._emit and (marks := since(turn, start)):
+            if marks := since(turn, start):
                 self._emit("literal", marks, None, self.state)
 
     def _say(self, text: str) -> None:
@@ -259,7 +262,12 @@ class Run:
         self._begin(value)
         await self.target.learn()
         runner = Runner(value.tools)
-        offered: dict[str, Any] = {"tools": runner.offered()} if value.tools else {}
+        offered: dict[str, Any] = {}
+        if value.tools:
+            offered = {
+                "tools": runner.offered(),
+                "parallel_tool_calls": value.parallel_tool_calls,
+            }
         choice = _choice(value)
         sampling: dict[str, Any] = {}
         # Not every server says at which stop it ended, or whether at one.
@@ -277,7 +285,7 @@ class Run:
             known = self.target.continues is not None
             watch = _Watch(self, options, value, "" if known else said, known and _spaced(said))
             request = self._request(self.state, options, **about)
-            answer = await self._answer(request, watch)
+            answer = await self._answer(request, watch if watch.needed else None)
             watch.close(answer.text)
             calls = await self._add(answer, watch, value, options, request)
             if not calls:
@@ -531,6 +539,11 @@ class _Watch:
         self._state = run.state
         self._append, turn = options.list_append, run.state.turn
         self._start = turn.last if turn else None
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to show, or to find."""
+        return bool(self._emit or self._stops or self._patterns)
 
     def __call__(self, event: EventDelta) -> bool:
         """Take a delta; whether nothing after it is needed."""

@@ -171,11 +171,6 @@ class Resampler:
         return made.round().clip(-32_768, 32_767).astype("<i2").tobytes()
 
 
-def resampled(pcm: bytes, source: int, target: int) -> bytes:
-    """All of some sound at another rate."""
-    return Resampler(source, target).feed(pcm, last=True)
-
-
 _TAPS, _THREE = 47, RATE // TELEPHONE_RATE
 
 
