@@ -131,7 +131,7 @@ class Conversation:
         else:
             config = SessionConfig(model=model, turn_detection=None)
             self._make = partial(TurnSession, engine_of(target), config, caller, self, voice)
-        self.live = self._make()
+        self.live: LiveSession = self._make()
         self.state = "new"
         self.config = SessionConfig()
         self.errors: list[Fault] = []
