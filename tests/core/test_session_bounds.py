@@ -19,7 +19,7 @@ from dragoman.core.session_values import (
     Retrieve,
     SessionLimits,
 )
-from dragoman.core.sound import from_base64
+from dragoman.core.sound import Spoken, from_base64
 
 from .test_session import MS, of, opened, refusal, user
 
@@ -131,3 +131,12 @@ def test_errors_about_ids_have_the_codes_that_clients_know() -> None:
 def test_what_is_no_base64_is_no_sound(text) -> None:
     with pytest.raises(ValueError):
         from_base64(text)
+
+
+def test_a_long_piece_of_a_transcript_is_cut_in_one_pass() -> None:
+    """It took a minute, as the rest was summed up again for each word that was dropped."""
+    spoken = Spoken()
+    spoken.add_text("word " * 50_000)
+    spoken.add_sound(len(MS) * 1_000)
+    spoken.cut(501)
+    assert len(spoken.text) == 5 * 25_050

@@ -156,7 +156,7 @@ ATTACKS: list[Callable[[Session], None]] = [
     a_storm_of_cancels,
     nonsense_while_it_answers,
     long_instructions,
-    long_inputs,
+    *samples([], [long_inputs]),
     deep_json,
     items_of_others,
     ids_of_its_own,

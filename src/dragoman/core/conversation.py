@@ -37,14 +37,14 @@ _OURS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomTool
 
 class Entry(Struct):
     """An item of the conversation. A `hidden` one is for the model alone; an `open` one is being
-    answered. `spoken` is what its parts say, by their index; `heard` the transcript so far of one
-    that is being transcribed, and `fault` why it could not be."""
+    answered. `spoken` is what its parts say, by their index; `transcript` is that so
+    far of one that is being transcribed, and `fault` why it could not be."""
 
     item: Item
     hidden: bool = False
     open: bool = False
     spoken: dict[int, Spoken] = field(default_factory=dict)
-    heard: str | None = None
+    transcript: str | None = None
     fault: Fault | None = None
 
 
@@ -137,7 +137,7 @@ class Items:
         self.text += weight(item) - weight(entry.item)
         entry.item, entry.open = item, False
         for number, spoken in entry.spoken.items():
-            self._retell(entry, number, spoken)
+            self._set_transcript(entry, number, spoken)
 
     def delete(self, id: str) -> None:
         """Take an item out. Raises FaultError."""
@@ -163,9 +163,9 @@ class Items:
         spoken.cut(end)
         self.sound.cut((id, number), end * BYTES_PER_MS)
         if not entry.open:
-            self._retell(entry, number, spoken)
+            self._set_transcript(entry, number, spoken)
 
-    def _retell(self, entry: Entry, number: int, spoken: Spoken) -> None:
+    def _set_transcript(self, entry: Entry, number: int, spoken: Spoken) -> None:
         """Give a spoken part the transcript that is left of it."""
         item = cast(Message, entry.item)  # no other speaks
         parts = [*item.parts]

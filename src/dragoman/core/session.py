@@ -190,12 +190,12 @@ class Session:
         self._expires_at = expires_at
         self._limits = limits
         self._answers: dict[str, _Answer] = {}
-        self._owed = False  # an answer to a turn that ended while another was answered
-        self._spoke = False  # the voice was heard: it stays
+        self._pending_turn = False  # an answer to a turn that ended while another was answered
+        self._voice_used = False  # the client has sound of it: it stays
         self._buffer = bytearray()
         self._buffer_state: BufferState = "empty"
         self._cut = False  # the beginning of what is in it was dropped
-        self._forgot = False  # sound of items was dropped, which nobody was told of
+        self._forgot = False  # sound of items was dropped since the last answer
         self._begins = 0  # position of the buffer's first byte, in bytes
         self._utterance = ""  # the id of the item that is being said
         self._quiet_since = 0  # the position since which nobody speaks, in milliseconds
@@ -256,7 +256,7 @@ class Session:
         changes = {**command.changes, "model": self.config.model}
         if changes.get("kind", self.config.kind) != self.config.kind:
             raise FaultError(bad_request("cannot be changed", "session.type"))
-        if self._spoke and changes.get("voice", self.config.voice) != self.config.voice:
+        if self._voice_used and changes.get("voice", self.config.voice) != self.config.voice:
             raise FaultError(bad_request("cannot be changed once it was heard", "session.voice"))
         asked = replace(self.config, **changes)
         self._config_size = config_weight(asked, self._limits.config)
@@ -385,33 +385,33 @@ class Session:
         """The detector, or the silence, has ended a turn: answer it."""
         detection = self.config.turn_detection
         if detection is not None and detection.create_response and self.config.kind == "realtime":
-            self._owed = self.active
-            if not self._owed:
+            self._pending_turn = self.active
+            if not self._pending_turn:
                 self._begin(Respond())
 
     def _transcribed(self, report: Transcribed) -> None:
         entry, shown = self.items.get(report.item_id), self.config.transcription is not None
-        if entry is None or entry.heard is None or not isinstance(entry.item, Message):
+        if entry is None or entry.transcript is None or not isinstance(entry.item, Message):
             return  # deleted meanwhile
         id = report.item_id
-        entry.heard += report.text
+        entry.transcript += report.text
         if report.fault is None and not report.done:
             if shown and report.text:
                 self._emit(TranscriptionDelta(id, 0, report.text))
             return
-        heard, entry.heard, entry.fault = entry.heard.strip(), None, report.fault
+        transcript, entry.transcript, entry.fault = entry.transcript.strip(), None, report.fault
         if report.fault is None:
-            part = replace(entry.item.parts[0], transcript=heard)
+            part = replace(entry.item.parts[0], transcript=transcript)
             self.items.complete(replace(entry.item, content=(part, *entry.item.parts[1:])))
             if shown:
                 length = milliseconds(len(self.items.sound.get((id, 0)))) / 1000
-                self._emit(TranscriptionCompleted(id, 0, heard, length))
+                self._emit(TranscriptionCompleted(id, 0, transcript, length))
         elif shown:
             self._emit(TranscriptionFailed(id, 0, report.fault))
-        self._heard(id)
+        self._end_waiting(id)
 
-    def _heard(self, id: str) -> None:
-        """An item is awaited no longer."""
+    def _end_waiting(self, id: str) -> None:
+        """An item is no longer waited for: begin the answers that waited for it alone."""
         for answer in [each for each in self._answers.values() if id in each.awaited]:
             answer.awaited.discard(id)
             if not answer.awaited:
@@ -431,7 +431,7 @@ class Session:
             said = isinstance(item, Message) and item.parts[number]
             silent = isinstance(said, Audio) and said.transcript is None
             if self._transcribes and silent and number == 0:
-                entry.heard = ""
+                entry.transcript = ""
                 options = self.config.transcription or Transcription()
                 self.work.append(Transcribe(id, audio, options))
 
@@ -462,7 +462,7 @@ class Session:
     def _delete(self, command: Delete) -> None:
         self.items.delete(command.item_id)
         self._emit(ItemDeleted(command.item_id))
-        self._heard(command.item_id)
+        self._end_waiting(command.item_id)
 
     def _truncate(self, command: Truncate) -> None:
         self.items.truncate(command.item_id, command.content_index, command.audio_end_ms)
@@ -513,7 +513,7 @@ class Session:
         self._answers[response.id] = answer
         self._emit(ResponseCreated(response))
         asked = self.items.entries() if entries is None else entries
-        answer.awaited = {item_id(entry.item) for entry in asked if entry.heard is not None}
+        answer.awaited = {item_id(entry.item) for entry in asked if entry.transcript is not None}
         if answer.awaited:
             answer.state = "waiting"
         else:
@@ -551,7 +551,7 @@ class Session:
         id = command.response_id
         for answer in self._answers.values():
             if answer.response.id == id or (id is None and answer.conversation):
-                self._owed = False
+                self._pending_turn = False
                 self._stop(answer, "client_cancelled")
                 return
         raise FaultError(NOT_ACTIVE)
@@ -595,8 +595,8 @@ class Session:
         self._emit(ResponseDone(response))
         if answer.conversation:
             self._quiet_since = self.position
-            if self._owed:
-                self._owed = False
+            if self._pending_turn:
+                self._pending_turn = False
                 self._begin(Respond())
 
     # ---- answers: what the engine says ----------------------------------------------------------
@@ -629,33 +629,33 @@ class Session:
             item = answer.view.items[place]
             id, kind = item_id(item), type_of(item)
             call_id = item.call_id if isinstance(item, FunctionCall) else None
-            told = Answer(answer.response.id, id, event, kind, call_id)
+            shown = Answer(answer.response.id, id, event, kind, call_id)
             if not answer.conversation:
-                self._emit(told)
+                self._emit(shown)
                 continue
             match event:
                 case ItemAdded():
                     self.items.insert(item, None, open=True)
-                    self._emit(told, ConversationItemAdded(item, self.items.before(id)))
+                    self._emit(shown, ConversationItemAdded(item, self.items.before(id)))
                 case ItemDone(item=whole):
                     self.items.complete(whole)
-                    self._emit(told, ConversationItemDone(whole, self.items.before(id)))
+                    self._emit(shown, ConversationItemDone(whole, self.items.before(id)))
                 case Delta(kind="audio" | "transcript" as sense, part_index=number, data=data):
-                    self._emit(told)
-                    self._spoke = True
+                    self._emit(shown)
+                    self._voice_used = True
                     spoken = self.items.find(id).spoken.setdefault(number, Spoken())
                     if sense == "transcript":
-                        spoken.say(data)
+                        spoken.add_text(data)
                     else:
                         try:
                             sound = b64decode(data)
                         except ValueError:
                             self._stop(answer, None, NO_SOUND)
                             return
-                        if spoken.sound(len(sound)):
+                        if spoken.add_sound(len(sound)):
                             self._store((id, number), sound)
                 case _:
-                    self._emit(told)
+                    self._emit(shown)
         while answer.view.hidden:
             item = answer.view.hidden.pop(0)
             if answer.conversation:

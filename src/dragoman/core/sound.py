@@ -109,14 +109,15 @@ class Spoken:
     A piece of the transcript is spoken by the sound that follows, up to the next piece.
 
     >>> spoken = Spoken()
-    >>> spoken.say("Good day. ")
-    >>> spoken.sound(48_000)
+    >>> spoken.add_text("Good day. ")
+    >>> spoken.add_sound(48_000)
     True
-    >>> spoken.say("How are you?")
-    >>> spoken.sound(96_000)
+    >>> spoken.add_text("How are you?")
+    >>> spoken.add_sound(96_000)
     True
-    >>> spoken.heard(1000), spoken.heard(1700), spoken.length
-    ('Good day. ', 'Good day. How ', 3000)
+    >>> spoken.cut(1700)
+    >>> spoken.text, spoken.length
+    ('Good day. How ', 1700)
     """
 
     def __init__(self) -> None:
@@ -134,7 +135,7 @@ class Spoken:
         """The transcript."""
         return "".join([text for _, pieces in self._marks for text in pieces])
 
-    def say(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Add a piece of the transcript."""
         if self._ended:
             return
@@ -143,16 +144,11 @@ class Spoken:
         else:
             self._marks.append((self._size, [text]))
 
-    def sound(self, size: int) -> bool:
+    def add_sound(self, size: int) -> bool:
         """Add so many bytes of sound; false where they come too late to be heard."""
         if not self._ended:
             self._size += size
         return not self._ended
-
-    def heard(self, ms: int) -> str:
-        """What was heard by a position: of the piece that it is in, the words that end before it
-        in proportion to its sound."""
-        return "".join([text for _, text in self._until(ms)])
 
     def cut(self, ms: int) -> None:
         """Forget what comes after a position, and what may yet come."""
@@ -161,6 +157,8 @@ class Spoken:
         self._size = min(self._size, ms * BYTES_PER_MS)
 
     def _until(self, ms: int) -> list[tuple[int, str]]:
+        """What was heard by a position: of the piece that it is in, the words that end before it in
+        proportion to its sound."""
         heard, end = [], ms * BYTES_PER_MS
         stops = [*[at for at, _ in self._marks[1:]], self._size]
         for (start, pieces), stop in zip(self._marks, stops, strict=False):
@@ -169,8 +167,6 @@ class Spoken:
                 heard.append((start, text))
             elif end > start:
                 most = len(text) * (end - start) // (stop - start)
-                words = re.findall(r"\s*\S+\s*", text)
-                while words and sum(map(len, words)) > most:
-                    words.pop()
-                heard.append((start, "".join(words)))
+                ends = [word.end() for word in re.finditer(r"\s*\S+\s*", text)]
+                heard.append((start, text[: max([at for at in ends if at <= most], default=0)]))
         return heard
