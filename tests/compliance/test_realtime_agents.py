@@ -45,6 +45,8 @@ async def test_a_session_with_a_function() -> None:
 
 async def test_a_spoken_turn_an_interruption_and_a_failure() -> None:
     """What the runner does where it plays: it says what was heard of an answer that is cut."""
+    from agents.realtime import RealtimeAgent, RealtimeRunner
+
     engine = Stub(*OPENING, word("A long story"), asyncio.Event())
     app = App(engine, Settings(), studio=Voiced(None, None))
     async with served(app) as port:
