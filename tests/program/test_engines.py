@@ -333,9 +333,7 @@ def test_what_llamacpp_is_asked_for_is_enforced(llamacpp) -> None:
     with assistant():
         found += "It is " + select(["friendly", "rude"], name="a") + " "
         found += regex("[0-9]{4}", name="b") + " " + gen("c", max_tokens=3)
-    with user():
-        found += ADA
-    with assistant():
+    with assistant():  # right after another turn of its own
         found += json("d", schema=PERSON, max_tokens=60)
     assert [found.guarantee(name) for name in "abcd"] == ["enforced", "enforced", None, "enforced"]
     assert found.log_prob("c") is not None

@@ -26,6 +26,7 @@ from dragoman.core.item import (
     CustomToolCall,
     FunctionCall,
     Image,
+    Item,
     Message,
     Reasoning,
     Refusal,
@@ -187,7 +188,10 @@ class Run:
         items = state.items()
         said, ask = state.said(), ask or Ask()
         extra = dict(ask.extra)
-        if said and (ask.begun or ask.hidden):
+        if ask.hidden:
+            while items and _is_assistants(items[-1]):
+                items.pop()
+        elif said and ask.begun:
             items = items[:-1]
         elif said and isinstance(last := items[-1], Message):
             items[-1] = replace(last, status="in_progress")
@@ -383,7 +387,8 @@ class Run:
         if choices(body) is None:  # compiled off the event loop, and kept
             await asyncio.to_thread(fitting, body, "")
         prefix = self.state.said()
-        means = natives(self.target, body, prefix)
+        last = self.state.items()[-1:]
+        means = natives(self.target, body, prefix, follows=any(map(_is_assistants, last)))
         own = next(means, None)
         wanted = options.guarantee
         if own is None and wanted == "enforced":
@@ -623,6 +628,10 @@ def _without_space(message: Message) -> Message:
     elif isinstance(last := content[-1], Text):
         content = (*content[:-1], replace(last, text=last.text[:-1]))
     return replace(message, content=content, status="in_progress")
+
+
+def _is_assistants(item: Item) -> bool:
+    return isinstance(item, Message) and item.role == "assistant"
 
 
 def _is_text(body: Node) -> bool:

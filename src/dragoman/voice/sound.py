@@ -56,7 +56,11 @@ def level(pcm: bytes) -> float:
     """
     samples = samples_of(pcm)
     mean = sum(samples) / len(samples)
-    power = sum(map(mul, samples, samples)) / len(samples) - mean * mean
+    return decibels(sum(map(mul, samples, samples)) / len(samples) - mean * mean)
+
+
+def decibels(power: float) -> float:
+    """The mean square of samples in dB of full scale."""
     return 10 * math.log10(max(power, 1.0)) - _FULL_SCALE
 
 
