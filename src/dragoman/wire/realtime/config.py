@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dragoman.core.error import quoted
 from dragoman.core.item import JSON
 from dragoman.core.request import ReasoningOptions
 from dragoman.core.response import Usage
@@ -83,7 +84,7 @@ def _common(fields: Fields, given: dict[str, JSON]) -> Changes:
     if (modalities := fields.strings("output_modalities")) is not None:
         for number, each in enumerate(modalities):
             if each not in MODALITIES:
-                problem = f"is {each[:100]!r}, and must be 'text' or 'audio'"
+                problem = f"is {quoted(each)}, and must be 'text' or 'audio'"
                 raise fields.wrong(f"output_modalities[{number}]", problem)
         changes["modalities"] = ("audio",) if "audio" in modalities else ("text",)
     if (tools := fields.array("tools")) is not None:
