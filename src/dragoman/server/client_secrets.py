@@ -16,11 +16,9 @@ from hashlib import sha256
 
 from msgspec import Struct
 
-from dragoman.core.conversation import config_weight
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import JSON
-from dragoman.core.session import LIMITS
 from dragoman.core.session_values import SessionConfig
 from dragoman.engines.base import new_id, now
 from dragoman.wire import json
@@ -101,10 +99,9 @@ class ClientSecrets:
         if passes:
             self._passed[id] = caller.tenant, caller.key
             if len(self._passed) > MOST:  # who has the most loses the first of theirs
-                (most, _), *_ = Counter(tenant for tenant, _ in self._passed.values()).most_common(
-                    1
-                )
-                del self._passed[next(i for i, each in self._passed.items() if each[0] == most)]
+                tenants = [each for each, _ in self._passed.values()]
+                ((most, _),) = Counter(tenants).most_common(1)
+                del self._passed[[*self._passed][tenants.index(most)]]
         shown = encode_session(f"sess_{new_id()}", config, 0)
         answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": shown}
         exchange.reply(200, json.dump(answer))
@@ -170,7 +167,6 @@ def _decode(body: bytes, limits: Limits) -> tuple[int, dict[str, JSON], SessionC
         raise FaultError(Fault("too_large", message, "client", "session"))
     changes = {} if session is None else decode_config(session)
     config = SessionConfig(**changes)
-    config_weight(config, LIMITS.config)
     if without_secrets(config.tools) is not config.tools:
         problem = "pages can read a client secret: it cannot hold credentials for MCP servers"
         raise FaultError(unsupported(problem, "session.tools"))
