@@ -99,7 +99,7 @@ async def test_a_server_without_a_voice_says_what_to_install() -> None:
     assert "espeak-ng" in call.json["error"]["message"]
     call = await transcription(App(Stub(), SETTINGS), wav(spoken("Hi")))
     assert call.status == 400
-    assert "dragoman[voice]" in call.json["error"]["message"]
+    assert "pip install '.[voice]'" in call.json["error"]["message"]
 
 
 async def test_a_voice_that_fails_at_once_is_an_error_with_a_status() -> None:

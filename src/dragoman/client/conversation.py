@@ -130,7 +130,8 @@ class Conversation:
             self.live = RemoteSession(target, model, self, key=key, beta=beta)
         else:
             config = SessionConfig(model=model, turn_detection=None)
-            self.live = TurnSession(engine_of(target), config, caller, self, voice)
+            engine = engine_of(target, {} if key is None else {"key": key})
+            self.live = TurnSession(engine, config, caller, self, voice)
         self.state = "new"
         self.config = SessionConfig()
         self.errors: list[Fault] = []
