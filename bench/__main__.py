@@ -1,4 +1,4 @@
-"""Runs the measurements and writes the table: `python -m bench [tokens] [--seconds S]`.
+"""Runs the measurements and writes the table: `python -m bench [realtime] [--seconds S]`.
 
 The server under test has one core, load and mock upstream the other; all gateways take turns in
 every round, and what is reported is the CPU of a whole process tree per unit of work and its ratio
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tests.architecture import calls
 
-from . import agents, client, gateways, machine, start, state, tokens
+from . import agents, client, gateways, machine, programs, realtime, start, state, tokens
 from .gateways import STORED, UNSTORED, Gateway
 from .state import verdict
 from .works import WORKS, Load, Work
@@ -58,7 +58,7 @@ Figures = dict[tuple[str, Load], list[Figure]]
 def main() -> None:
     """Measure and print; `--write` puts the page into the documentation."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-    choices = ("all", "agents", "gateways", "state", "tokens")
+    choices = ("all", "agents", "gateways", "programs", "realtime", "state", "tokens")
     parser.add_argument("part", nargs="?", choices=choices, default="all", help="what to measure")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per work and round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     if options.install:
-        gateways.install(gateways.PACKAGES | agents.PACKAGES)
+        gateways.install(gateways.PACKAGES | agents.PACKAGES | programs.PACKAGES)
         return
     lines = _head(options.seconds, options.rounds)
     if options.part in ("all", "gateways", "state"):
@@ -85,8 +85,12 @@ def main() -> None:
                 lines += [*state.table(upstream, load_program), "", *called(), ""]
     if options.part in ("all", "tokens"):
         lines += [*tokens.table(), ""]
+    if options.part in ("all", "realtime"):
+        lines += [*realtime.table(), ""]
     if options.part in ("all", "agents"):
         lines += [*agents.table(), ""]
+    if options.part in ("all", "programs"):
+        lines += [*programs.table(), ""]
     if options.part == "all":
         lines += [*client.table(), "", *start.table(), ""]
     text = "\n".join(lines).rstrip() + "\n"

@@ -1,67 +1,97 @@
 """Programs: what a history costs, a stream, many at once, and a large choice; beside guidance.
 
-    python -m bench.programs [--guidance PYTHON]
-
-Where PYTHON is an interpreter that has guidance and the OpenAI SDK, it runs the same programs
-against the same mock server, in a process of its own. Every figure is the best of three.
+The mock is a process of its own, and so is guidance; where that is installed it runs the same
+programs. The best of three is reported: CPU of the process that runs the program, and time. A floor
+for many at once is the same bytes over plain sockets of asyncio.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
 
 from dragoman import connect, connect_sync
 from dragoman.engines.script import Script
 from dragoman.program import Model, assistant, gen, select, user
 
+from .gateways import ELSEWHERE
+
 TURNS, TOKENS, AT_ONCE, OPTIONS = 400, 3_000, 100, 1_000
 DELAY = 0.05
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MISSING = b"HTTP/1.1 404 X\r\ncontent-length: 2\r\n\r\n{}"
+PACKAGES = {"guidance": "guidance[openai]==0.3.1"}
 
 THEIRS = """
 import sys, time
-import guidance
 from guidance import user, assistant, gen
 from guidance.models import OpenAI
 
-def timed(name, work):
-    best = min(work() for _ in range(1 if name == "turns" else 3))
-    print(name, best, flush=True)
+def timed(name, work, times):
+    found = []
+    for _ in range(times):
+        cpu, began = time.process_time(), time.perf_counter()
+        work()
+        found.append((time.process_time() - cpu, time.perf_counter() - began))
+    print(name, *min(found), flush=True)
+
+def model():
+    return OpenAI("gpt-4o", api_key="none", base_url=sys.argv[1], echo=False)
 
 def turns():
-    lm = OpenAI("gpt-4o", api_key="none", base_url=sys.argv[1], echo=False)
-    began = time.perf_counter()
+    lm = model()
     for number in range(int(sys.argv[2])):
         with user():
             lm += f"turn {number}"
-    return time.perf_counter() - began
 
 def tokens():
-    lm = OpenAI("gpt-4o", api_key="none", base_url=sys.argv[1], echo=False)
+    lm = model()
     with user():
         lm += "many"
-    began = time.perf_counter()
     with assistant():
         lm += gen("x")
-    return time.perf_counter() - began
 
-timed("turns", turns)
-timed("tokens", tokens)
+timed("turns", turns, 1)
+timed("tokens", tokens, 3)
 """
+
+
+class Took(NamedTuple):
+    """Seconds of CPU, and of the clock."""
+
+    cpu: float
+    wall: float
+
+
+def timed(work: Callable[[], object]) -> Took:
+    """What some work takes."""
+    cpu, began = time.process_time(), time.perf_counter()
+    work()
+    return Took(time.process_time() - cpu, time.perf_counter() - began)
+
+
+def best(work: Callable[[], Took], times: int = 3) -> Took:
+    """The least of several runs."""
+    return least([work() for _ in range(times)])
+
+
+def least(runs: list[Took]) -> Took:
+    """The least CPU and the least time; what else the machine does is in the time."""
+    return Took(min(run.cpu for run in runs), min(run.wall for run in runs))
 
 
 @contextlib.contextmanager
 def mock() -> Iterator[str]:
     """The mock in a process of its own; gives its address."""
-    command = [sys.executable, "-m", "bench.programs", "--mock"]
+    command = [sys.executable, "-m", "bench.programs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield server.stdout.readline().strip() if server.stdout else ""
@@ -118,19 +148,12 @@ def serve_mock() -> None:
     asyncio.run(main())
 
 
-def best(work: Callable[[], float]) -> float:
-    """The shortest of three runs, in seconds."""
-    return min(work() for _ in range(3))
-
-
-def turns() -> float:
+def turns() -> None:
     """Literal turns, without an engine."""
     lm = Model(Script("x"))
-    began = time.perf_counter()
     for number in range(TURNS):
         with user():
             lm += f"turn {number}"
-    return time.perf_counter() - began
 
 
 def asked(url: str, text: str) -> Model:
@@ -140,127 +163,154 @@ def asked(url: str, text: str) -> Model:
         return lm + text
 
 
-def tokens(url: str) -> float:
+def tokens(url: str) -> Took:
     """A long answer, in a program."""
     lm = asked(url, "many")
-    began = time.perf_counter()
+    found: list[Model] = []
     with assistant():
-        lm += gen("x")
-    took = time.perf_counter() - began
-    if len(lm["x"].split()) != TOKENS:
+        took = timed(lambda: found.append(lm + gen("x")))
+    if len(found[0]["x"].split()) != TOKENS:
         raise RuntimeError("tokens are missing")
     return took
 
 
-def snapshots(url: str) -> float:
+def snapshots(url: str) -> Took:
     """The same, streamed: every delta with the model so far."""
     lm = asked(url, "many")
-    began = time.perf_counter()
+    count: list[int] = []
     with assistant():
-        count = sum(delta.model is not lm for delta in lm.stream(gen("x")))
-    if count < TOKENS:
+        took = timed(lambda: count.append(len([delta.model for delta in lm.stream(gen("x"))])))
+    if count[0] < TOKENS:
         raise RuntimeError("deltas are missing")
-    return time.perf_counter() - began
+    return took
 
 
-def raw(url: str) -> float:
+def alone(url: str) -> Took:
     """The same answer, by the client alone."""
     client = connect_sync(url, model="gpt-4o")
-    began = time.perf_counter()
-    client.respond("many")
-    return time.perf_counter() - began
+    return timed(lambda: client.respond("many"))
 
 
-def at_once(url: str, count: int) -> float:
+def at_once(url: str, count: int) -> Took:
     """Several programs at the same time."""
     lm = asked(url, "one")
     with assistant():
         lm.batch([gen("x") for _ in range(count)]).wait()  # the connections are made
-        began = time.perf_counter()
-        lm.batch([gen("x") for _ in range(count)]).wait()
-    return time.perf_counter() - began
+        return best(lambda: timed(lm.batch([gen("x") for _ in range(count)]).wait))
 
 
-def clients(url: str, count: int) -> float:
+def clients(url: str, count: int) -> Took:
     """As many answers at the same time, by the client alone."""
     client = connect(url, model="gpt-4o")
 
-    async def ask() -> float:
+    async def ask() -> None:
         await asyncio.gather(*(client.respond("one") for _ in range(count)))
-        began = time.perf_counter()
-        await asyncio.gather(*(client.respond("one") for _ in range(count)))
-        return time.perf_counter() - began
 
-    return asyncio.run(ask())
+    return many(ask)
 
 
-def choice(model: Model) -> float:
+def sockets(url: str, count: int) -> Took:
+    """As many, by plain sockets: bytes that are ready, and no look at what comes."""
+    place = urllib.parse.urlsplit(url)
+    body = b'{"model":"gpt-4o","stream":true,"messages":[{"role":"user","content":"one"}]}'
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+    data = request % (len(body), body)
+    ready: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def one(number: int) -> None:
+        if number == len(ready):
+            ready.append(await asyncio.open_connection(place.hostname, place.port))
+        reader, writer = ready[number]
+        writer.write(data)
+        await reader.readuntil(b"0\r\n\r\n")
+
+    async def ask() -> None:
+        if not ready:
+            for number in range(count):
+                await one(number)
+        await asyncio.gather(*map(one, range(count)))
+
+    return many(ask)
+
+
+def many(ask: Callable[[], Awaitable[None]]) -> Took:
+    """What the second and later times take, for which all is ready."""
+
+    async def run() -> Took:
+        await ask()
+        found = []
+        for _ in range(5):
+            cpu, began = time.process_time(), time.perf_counter()
+            await ask()
+            found.append(Took(time.process_time() - cpu, time.perf_counter() - began))
+        return least(found)
+
+    return asyncio.run(run())
+
+
+def choice(model: Model) -> Took:
     """One of many options, on the pocket model."""
     options = [f"option {number}" for number in range(OPTIONS)]
-    began = time.perf_counter()
     with assistant():
-        lm = model + select(options, name="x", guarantee="enforced")
-    if lm["x"] not in options:
-        raise RuntimeError("this is no option")
-    return time.perf_counter() - began
+        return timed(lambda: model + select(options, name="x", guarantee="enforced"))
 
 
-def theirs(python: str, url: str) -> dict[str, float]:
+def theirs(url: str) -> dict[str, Took]:
     """The figures of guidance, as far as it can run the programs."""
-    command = [python, "-c", THEIRS, url, str(TURNS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.stderr.write(done.stderr[-2000:])
+    python = ELSEWHERE / "guidance" / "bin" / "python"
+    if not python.exists():
+        return {}
+    command = [str(python), "-c", THEIRS, url, str(TURNS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = (line.split() for line in done.stdout.splitlines())
-    return {words[0]: float(words[1]) for words in lines if len(words) == 2}
+    return {name: Took(float(cpu), float(wall)) for name, cpu, wall in lines}
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mock", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--guidance", metavar="PYTHON", default="")
-    arguments = parser.parse_args()
-    if arguments.mock:
-        serve_mock()
+def table() -> list[str]:
+    """The comparison, as lines of Markdown."""
     with mock() as url:
-        table(url, arguments.guidance)
-
-
-def table(url: str, guidance: str) -> None:
-    """Measure, and print."""
-    pocket = Model("pocket", temperature=0)
-    with user():
-        pocket += "Choose one."
-    first = choice(pocket)
-    one = best(lambda: at_once(url, 1))
-    figures = {
-        "turns": best(turns),
-        "raw": best(lambda: raw(url)),
-        "tokens": best(lambda: tokens(url)),
-        "snapshots": best(lambda: snapshots(url)),
-        "one": one,
-        "clients": best(lambda: clients(url, AT_ONCE)),
-        "at once": best(lambda: at_once(url, AT_ONCE)),
-        "select, first": first,
-        "select, again": best(lambda: choice(pocket)),
-    }
-    other = theirs(guidance, url) if guidance else {}
-    names = {
-        "turns": f"{TURNS} literal turns",
-        "raw": f"{TOKENS} tokens, client alone",
-        "tokens": f"{TOKENS} tokens, in a program",
-        "snapshots": f"{TOKENS} tokens, with snapshots",
-        "one": f"one gen, mock of {DELAY * 1000:g} ms",
-        "clients": f"{AT_ONCE} answers at once, client alone",
-        "at once": f"{AT_ONCE} gens at once, the same mock",
-        "select, first": f"select of {OPTIONS}, pocket, first time",
-        "select, again": f"select of {OPTIONS}, pocket, again",
-    }
-    for name, seconds in figures.items():
-        beside = f"   guidance {other[name] * 1000:10.1f} ms" if name in other else ""
-        print(f"{names[name]:42}{seconds * 1000:10.1f} ms{beside}")
+        pocket = Model("pocket", temperature=0)
+        with user():
+            pocket += "Choose one."
+        figures = {
+            f"{TURNS} literal turns": best(lambda: timed(turns)),
+            f"{TOKENS:,} streamed tokens, client alone": best(lambda: alone(url)),
+            f"{TOKENS:,} streamed tokens": best(lambda: tokens(url)),
+            f"{TOKENS:,} streamed tokens, with snapshots": best(lambda: snapshots(url)),
+            f"one gen, mock of {DELAY * 1000:g} ms": at_once(url, 1),
+            f"{AT_ONCE} requests at once, plain sockets": sockets(url, AT_ONCE),
+            f"{AT_ONCE} answers at once, client alone": clients(url, AT_ONCE),
+            f"{AT_ONCE} gens at once": at_once(url, AT_ONCE),
+            f"select of {OPTIONS:,} on pocket, first time": choice(pocket),
+            f"select of {OPTIONS:,} on pocket, again": best(lambda: choice(pocket)),
+        }
+        pocket.close()
+        other = theirs(url)
+    names = {f"{TURNS} literal turns": "turns", f"{TOKENS:,} streamed tokens": "tokens"}
+    lines = [
+        "| programs, in one process | CPU | time | guidance 0.3.1, CPU | time |",
+        "|---|---|---|---|---|",
+    ]
+    for name, took in figures.items():
+        beside = other.get(names.get(name, ""))
+        cells = [*took, *(beside or (None, None))]
+        shown = ["–" if each is None else f"{each * 1e3:,.1f} ms" for each in cells]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    bare, client, gens = (took for name, took in figures.items() if "at once" in name)
+    each = ", ".join(f"{took.cpu * 1e3 / AT_ONCE:.2f} ms" for took in (gens, client, bare))
+    room, times = 0.3 * DELAY * 1e3 / AT_ONCE, (DELAY + gens.cpu) / DELAY
+    load = os.getloadavg()[0]
+    lines += [
+        "",
+        f"Goals: 50 ms for the turns; for {AT_ONCE} gens 1.3 times the mock's time, which leaves",
+        f"{room:.2f} ms of one core for each. CPU of a gen, of an answer of the client alone, and",
+        f"of the bytes alone: {each}; so {AT_ONCE} gens take {times:.1f} times as long at least.",
+        f"Load average: {load:.1f}; it is in the times, and hardly in the CPU.",
+    ]
+    if not other:
+        lines += ["", "Not installed, so not measured: guidance."]
+    return lines
 
 
 if __name__ == "__main__":
-    main()
+    serve_mock()

@@ -135,7 +135,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(request: pytest.FixtureRequest) -> Iterator[None]:
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[None]:
+    if not fixturedef.baseid:  # of pytest or of a plugin
+        return (yield)
     with counted(request.node):
         return (yield)
 
@@ -160,11 +162,14 @@ def counted(node: pytest.Item | pytest.Collector) -> Iterator[None]:
     if not controller or controller.started or uncounted:
         yield
         return
-    controller.resume()
+    # What the controller has for this changes the folder as well, twice.
+    controller.cov.start()
+    controller.started = True
     try:
         yield
     finally:
-        controller.pause()
+        controller.cov.stop()
+        controller.started = False
 
 
 def coverage_of(config: pytest.Config) -> Any:

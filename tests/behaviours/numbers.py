@@ -27,6 +27,8 @@ def span(prefix: str, first: int, last: int | None = None) -> list[str]:
 
 
 REQUIRED = [
+    *span("R0 ", 1, 34),
+    *span("R0 w", 1, 17),
     *span("R1 ", 1, 13),
     *span("R1 w", 1, 16),
     *span("R2 ", 1, 35),

@@ -6,16 +6,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from agents import (
-    Agent,
-    CodeInterpreterTool,
-    HostedMCPTool,
-    MCPToolApprovalFunctionResult,
-    OpenAIResponsesModel,
-    Runner,
-    WebSearchTool,
-    set_tracing_disabled,
-)
 
 from dragoman.engines.completions import remote
 from dragoman.server.build import hosted
@@ -25,7 +15,6 @@ from tests.server.state.storing import storing
 from tests.tools.browsing import Site
 from tests.tools.test_mcp import CHILD
 
-set_tracing_disabled(True)
 STEPS = (
     ("browser__search", {"query": "a long story"}),
     ("browser__open", {"id": 0}),
@@ -51,9 +40,12 @@ def chat_only(asked: Asked) -> Reply:
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_web_search_python_and_mcp_with_approval_from_a_chat_only_model(streamed) -> None:
+    import agents  # two seconds, for whoever runs this
+
+    agents.set_tracing_disabled(True)
     approved: list[str] = []
 
-    def approve(request: Any) -> MCPToolApprovalFunctionResult:
+    def approve(request: Any) -> agents.MCPToolApprovalFunctionResult:
         approved.append(request.data.name)
         return {"approve": True}
 
@@ -70,19 +62,20 @@ async def test_web_search_python_and_mcp_with_approval_from_a_chat_only_model(st
         )
         engine = remote(upstream.base_url, wire="chat")
         server = await stack.enter_async_context(storing(engine, tools=tools))
-        agent = Agent(
+        python: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
+        agent = agents.Agent(
             "helper",
-            model=OpenAIResponsesModel("m", server.sdk),
+            model=agents.OpenAIResponsesModel("m", server.sdk),
             tools=[
-                WebSearchTool(),
-                CodeInterpreterTool({"type": "code_interpreter", "container": {"type": "auto"}}),
-                HostedMCPTool(
+                agents.WebSearchTool(),
+                agents.CodeInterpreterTool(python),
+                agents.HostedMCPTool(
                     {"type": "mcp", "server_label": "shop", "require_approval": "always"}, approve
                 ),
             ],
         )
         if streamed:
-            running = Runner.run_streamed(agent, "Tell me the story.")
+            running = agents.Runner.run_streamed(agent, "Tell me the story.")
             text = ""
             async for event in running.stream_events():
                 if event.type == "raw_response_event":
@@ -92,7 +85,7 @@ async def test_web_search_python_and_mcp_with_approval_from_a_chat_only_model(st
             result: Any = running
             assert text == result.final_output
         else:
-            result = await Runner.run(agent, "Tell me the story.")
+            result = await agents.Runner.run(agent, "Tell me the story.")
     assert result.final_output.startswith("The story ([127.0.0.1")
     assert result.final_output.endswith(" is told; 42 and 9.")
     assert approved == ["total"]

@@ -3,9 +3,6 @@
 import asyncio
 from typing import Any
 
-from agents import function_tool
-from agents.realtime import RealtimeAgent, RealtimeRunner
-
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import Stub, saying, served
@@ -13,6 +10,9 @@ from tests.wire.realtime.stage import calling
 
 
 async def test_a_session_with_a_function() -> None:
+    from agents import function_tool
+    from agents.realtime import RealtimeAgent, RealtimeRunner
+
     engine = Stub(*calling(("c1", "weather", '{"city": "Oslo"}')))
 
     @function_tool

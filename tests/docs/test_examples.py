@@ -34,8 +34,17 @@ BY_PAGE = {
     for path, examples in groupby(find_examples(*PAGES), key=lambda example: example.path)
 }
 FILES = sorted((ROOT / "examples").glob("*.py"))
-SAID = {"chat.py": "Count to three.\nCount to two.\n"}
-"""What is typed into the examples that listen."""
+SAID = "Count to three.\nCount to two.\n"
+"""What is typed into the example that listens, a chat."""
+RUNNING = """
+import io, runpy, sys
+said = sys.argv.pop()
+for n, path in enumerate(sys.argv[1:]):
+    print(end="\\0" * bool(n))
+    sys.argv = [path]
+    sys.stdin = io.StringIO(said)
+    runpy.run_path(path, run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +82,13 @@ def test_examples_in_docstrings_hold(module) -> None:
     assert not outcome.failed
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_example_files(path) -> None:
-    """Each ends well, warns of nothing, and prints what its last comment says."""
-    command = [sys.executable, "-W", "error", str(path)]
-    outcome = subprocess.run(
-        command,
-        cwd=ROOT,
-        input=SAID.get(path.name, ""),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_example_files() -> None:
+    """Each ends well, warns of nothing, and prints what its last comment says. They run one after
+    the other, as most of what each takes is importing what all of them import."""
+    command = [sys.executable, "-W", "error", "-c", RUNNING, *map(str, FILES), SAID]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert not outcome.returncode, outcome.stderr
-    promised = path.read_text().partition("it prints:\n")[2].replace("#", "")
-    assert outcome.stdout.split() == promised.split()
+    printed = outcome.stdout.split("\0")
+    promised = [path.read_text().partition("it prints:\n")[2].replace("#", "") for path in FILES]
+    for path, expected, output in zip(FILES, promised, printed, strict=True):
+        assert output.split() == expected.split(), path.name

@@ -311,6 +311,15 @@ async def test_n3_what_an_engine_raises_is_logged_with_traceback_and_request(
     await engine.close()
 
 
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+async def test_35_a_key_is_no_request_id(name: str) -> None:
+    value = "Bearer sk-of-a-client" if name == "authorization" else "sk-of-a-client"
+    app = App(Stub(*OPENING, *closing("")), Settings())
+    headers = {name: value, "x-request-id": "sk-of-a-client"}
+    answer = await Call(app, body=asking(), headers=headers)()
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
 async def test_n3_so_is_what_raises_while_an_upstream_is_read(caplog, monkeypatch) -> None:
     """Two requests share a connection, whose callbacks know only the first of them."""
     async with mock(plain(200, completion({"content": "ok"}))) as up:

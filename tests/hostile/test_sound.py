@@ -11,7 +11,12 @@ from random import Random
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.session_values import Transcription
+from dragoman.core.session_values import (
+    Append,
+    ResponseDone,
+    Transcription,
+    TranscriptionCompleted,
+)
 from dragoman.core.sound import BYTES_PER_MS, RATE, wav
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
@@ -22,6 +27,9 @@ from dragoman.voice.studio import Studio, studio
 from tests.samples import samples
 from tests.server.stubs import Call, Stub
 from tests.voice.fakes import Listener
+from tests.voice.test_session import Client, said
+from tests.voice.test_session import studio as voices
+from tests.voice.test_spoken import BEGUN, ENDED, Plays, message
 
 SETTINGS = Settings(allowed_hosts=("*",))
 
@@ -245,3 +253,15 @@ async def test_a_session_has_one_turn_recognised_at_a_time_and_a_bounded_number_
     free.set()
     assert await asyncio.gather(*turns) == ["Hi", "Hi", "Hi"]
     assert await turn(11) == "Hi"  # alone, a turn may be of any length
+
+
+@pytest.mark.parametrize("size", [331, 961, 100_003])
+async def test_a_turn_in_odd_pieces_is_the_turn(size) -> None:
+    client = await Client.open(Plays(BEGUN, *message("Good day."), ENDED), voices())
+    sound = said("what is the weather")
+    for start in range(0, len(sound), size):
+        client.session.send(Append(audio=sound[start : start + size]))
+        client.session.send(Append(audio=b""))
+    await client.until(lambda event: isinstance(event, ResponseDone))
+    assert client.of(TranscriptionCompleted)[0].transcript == "what is the weather"
+    await client.session.close()

@@ -27,8 +27,8 @@ from dragoman.server.state import handlers, resolve
 from dragoman.server.state.run import Run, Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.server.websocket import Connection
-from dragoman.stores import serialize, sql, statements
-from dragoman.stores.base import Conversation, LogSegment, Record
+from dragoman.stores import serialize, sql
+from dragoman.stores.base import Conversation, LogSegment, Record, Subscribers
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
@@ -355,6 +355,56 @@ async def test_17_large_completions_are_looked_at_by_few() -> None:
     await app.close()
 
 
+async def test_items_may_have_a_slash_in_their_ids() -> None:
+    app = App(Stub(), Settings(), Memory(MemoryStore(), upkeep=False))
+    items = [{"type": "message", "role": "user", "content": "Hi", "id": "a/b/c"}]
+    made = (await called(app, "POST", "/v1/conversations", {"items": items})).json["id"]
+    path = f"/v1/conversations/{made}/items/a/b/c"
+    assert (await called(app, "GET", path, None)).json["id"] == "a/b/c"
+    assert (await called(app, "DELETE", path, None)).status == 200
+    assert (await called(app, "GET", path, None)).status == 404
+    await app.close()
+
+
+async def test_an_address_has_a_number_of_parameters() -> None:
+    app = App(Stub(), Settings(), Memory(await filled(), upkeep=False))
+    path = f"{RESPOND}/resp_said/input_items?include[]=message.output_text.logprobs"
+    few, many = "&a=1" * (handlers.PARAMETERS - 1), "&a=1" * handlers.PARAMETERS
+    assert (await called(app, "GET", path + few, None)).status == 200
+    refused = await called(app, "GET", path + many, None)
+    assert (refused.status, "256 parameters" in refused.json["error"]["message"]) == (400, True)
+    await app.close()
+
+
+async def test_keys_of_tools_in_items_are_not_stored() -> None:
+    store = MemoryStore()
+    stub = Stub(*OPENING, *closing(""))
+    app = App(stub, Settings(), Memory(store, upkeep=False))
+    tool = {"type": "mcp", "server_label": "s", "server_url": "http://s", "authorization": "sesame"}
+    group = {"type": "namespace", "name": "n", "description": "", "tools": [tool, "odd"]}
+    offered = {"type": "additional_tools", "role": "developer", "tools": [tool, group]}
+    ask = {"model": "m", "input": [{"role": "user", "content": "Hi"}, offered]}
+    answer = await called(app, "POST", RESPOND, ask)
+    assert answer.status == 200, answer.body[:300]
+    assert "sesame" in str(stub.asked[0])
+    kept = await store.get("", answer.json["id"].removeprefix("resp_"))
+    assert kept is not None
+    assert ("sesame" in str(kept.request), "http://s" in str(kept.request)) == (False, True)
+    await app.close()
+
+
+async def test_few_look_for_what_may_be_long_in_coming() -> None:
+    looks = 0
+
+    async def never() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    await Subscribers().wait("r", never, 0.3, 0.001)
+    assert looks < 20
+
+
 class Counting(MemoryStore):
     """Counts what is read; what is read while it is `shut` waits, and tells when it was ended."""
 
@@ -454,13 +504,13 @@ async def test_2f_what_is_referred_to_is_measured_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, apart = threading.get_ident(), list[bool]()
-    pack = resolve.pack
+    size_of = resolve.size_of
 
-    def noted(value: object) -> bytes:
+    def noted(value: object) -> int:
         apart.append(threading.get_ident() != here)
-        return pack(value)
+        return size_of(value)
 
-    monkeypatch.setattr(resolve, "pack", noted)
+    monkeypatch.setattr(resolve, "size_of", noted)
     store = MemoryStore()
     await store.put(record("small", said="ok"))
     await store.put(record("large", text=TEXT))
@@ -510,12 +560,12 @@ async def test_2f_large_answers_are_packed_and_encoded_in_threads_one_at_a_time(
     way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, apart, packing = threading.get_ident(), list[bool](), set[int]()
-    pack, write = serialize.pack, MemoryStore._transact
+    pack, write = serialize.pack_apart, MemoryStore._transact
     made: list[type] = []
 
-    def noted(value: Any) -> bytes:
-        data = pack(value)
-        if len(data) > SIZE // 2:
+    def noted(value: Any, tenant: str, parts: dict[bytes, bytes]) -> bytes:
+        data = pack(value, tenant, parts)
+        if sum(map(len, parts.values())) > SIZE // 2:
             apart.append(threading.get_ident() != here)
             packing.add(threading.get_ident())
         return data
@@ -534,8 +584,8 @@ async def test_2f_large_answers_are_packed_and_encoded_in_threads_one_at_a_time(
     monkeypatch.setattr(Responder, "apart", encoded)
     monkeypatch.setattr(MemoryStore, "_transact", written)
     monkeypatch.setattr("dragoman.server.responder.HEAVY", SIZE // 2)
-    for module in (serialize, sql, statements):
-        monkeypatch.setattr(module, "pack", noted)
+    for module in (serialize, sql):
+        monkeypatch.setattr(module, "pack_apart", noted)
     async with mock(lambda _: plain(200, completion({"content": TEXT}))) as model:
         engine = Remote(model.base_url, wire="chat", profile="generic")
         store = MemoryStore()
@@ -550,6 +600,35 @@ async def test_2f_large_answers_are_packed_and_encoded_in_threads_one_at_a_time(
         assert all(apart)
         assert (Unary in made) is (not way)
         await app.close()
+
+
+async def test_2f_long_texts_are_written_and_read_in_pieces() -> None:
+    store = await filled()
+    for id in ("said", "asked", "logged"):
+        large = replace(record(f"{id}2"), size=SIZE)
+        await store.put(replace(large, request=record("asked", text=TEXT).request))
+        store.largest = 0
+        assert await store.get("", f"{id}2") is not None
+        assert await store.log(f"{id}2")
+        assert store.largest <= serialize.LONG < SIZE
+
+
+def test_2f_a_text_may_be_like_the_name_of_a_long_one() -> None:
+    long, parts = "a" * (serialize.LONG + 1), dict[bytes, bytes]()
+    packed = serialize.pack_apart((long,), "", parts)
+    apart = serialize.unpack(b"m" + packed[1:], serialize._Apart)
+    value = (apart.name + "0", long, apart.name)
+    parts.clear()
+    packed = serialize.pack_apart(value, "", parts)
+    found = serialize.unpack(packed, tuple, serialize.Parts(parts.items()))
+    assert found == value
+
+
+def test_2f_what_is_long_is_sized_without_being_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = "w\u00f6rd" * serialize.LONG
+    for text in (wide, "a" * len(wide), "a"):
+        value = {"a": [text, 1], "b": text}
+        assert abs(serialize.size_of(value) - len(serialize.pack(value))) < 20
 
 
 def test_2f_wide_numbers_are_packed_like_others(monkeypatch: pytest.MonkeyPatch) -> None:

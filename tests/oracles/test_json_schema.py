@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman import program
 from dragoman.core.error import FaultError
 from dragoman.formats.format import Grammar
-from dragoman.formats.grammar.schema import enforceable, valid
+from dragoman.formats.grammar.schema import enforceable, objects, valid
 from tests.formats.grammar.accepts import guide, verdict
 from tests.oracles.conftest import FOLDER
 
@@ -78,3 +80,28 @@ def test_most_keywords_are_enforced() -> None:
     assert count.total() > 150, count
     for keyword in ("allOf", "anyOf", "enum", "items", "pattern", "properties", "ref", "required"):
         assert count[keyword], keyword
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_programs_keep_a_schema_or_refuse_a_keyword_by_its_name(path) -> None:
+    """`json(schema=…)`: what it matches is valid, and the error names a keyword that is there."""
+    for group in json.loads(path.read_text()):
+        schema, refused = group["schema"], ""
+        try:
+            node = program.json(schema=schema)
+        except ValueError as error:
+            refused = str(error)
+        if refused:
+            named = {*re.split(r"\W+", refused)}
+            assert schema is False or named & {*words(schema)}, (schema, refused)
+            continue
+        for test in group["tests"]:
+            text = json.dumps(test["data"], ensure_ascii=False)
+            assert test["valid"] or program.match(node, text) is None, (schema, text)
+
+
+def words(schema: object) -> Iterator[str]:
+    """The keys of a schema, as words."""
+    for each in objects(schema):
+        for key in each:
+            yield from filter(None, re.split(r"\W+", key))

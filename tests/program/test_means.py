@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.error import unsupported
+from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities
 from dragoman.core.interfaces import Model as Listed
-from dragoman.core.item import CustomToolCall, Message, Text, Token
+from dragoman.core.item import CustomToolCall, Message, Refusal, Text, Token
 from dragoman.core.request import JSONObject, JSONSchema, NamedTool
 from dragoman.core.response import TEXT_CONSTRAINTS, Response
 from dragoman.engines.profiles import BY_NAME
@@ -295,3 +295,56 @@ def test_every_constraint_of_a_profile_is_known() -> None:
     known = {*TEXT_CONSTRAINTS, "gbnf", "custom"}
     for profile in BY_NAME.values():
         assert set(profile.constraints or ()) <= known
+
+
+async def test_json_in_a_turn_that_has_begun_is_asked_for_without_what_stands_there() -> None:
+    """Some servers bind no answer that has begun."""
+    refusal = unsupported("no such thing", "response_format")
+    engine = Server("openai", refusal, '{"a": 1}')
+    lm = await run(engine, DATA, begin="So: ")
+    assert lm.guarantee("data") == "enforced"
+    assert [len(request.items) for request in engine.asked] == [2, 1]
+    assert lm.items[-1].text == 'So: {"a": 1}'
+
+
+async def test_enforced_that_every_means_refuses_is_the_servers_refusal() -> None:
+    engine = Server("sglang", unsupported("no such field", "regex"))
+    with pytest.raises(FaultError, match="no such field"):
+        await run(engine, regex("[0-9]", "x", guarantee="enforced"))
+
+
+async def test_another_fault_is_no_reason_to_ask_in_another_way() -> None:
+    engine = Server("sglang", Fault("rate_limited", "Too many.", "upstream"))
+    with pytest.raises(FaultError, match="Too many"):
+        await run(engine, YEAR)
+    assert len(engine.asked) == 1
+
+
+async def test_a_server_that_takes_no_stop_is_asked_without_and_it_is_found_here() -> None:
+    engine = Server("openai", unsupported("stop is not supported", "stop"), "one; two", "a; b")
+    lm = await run(engine, gen("x", stop=";"), gen("y", stop=";"))
+    assert (lm["x"], lm["y"]) == ("one", "a")
+    assert [request.sampling.stop for request in engine.asked] == [(";",), None, None]
+
+
+async def test_options_that_begin_alike_are_not_chosen_by_probability() -> None:
+    top = (Token("fr", -0.1), Token(" ", -0.2), Token("z", None))
+    said = Message("assistant", (Text("X.", tokens=(Token("X", -0.1, top=top),)),))
+    with pytest.raises(ProgramError):
+        await run(Stage(said), select(["friendly", "free"], attempts=1))
+
+
+async def test_a_choice_that_is_refused_is_on_the_capture() -> None:
+    lm = await run(Stage(Message("assistant", (Refusal("I will not."),))), MOOD)
+    found = lm.capture("mood")
+    assert (found.value, found.end, found.refusal) == ("", "refused", "I will not.")
+    assert "I will not." in str(lm)
+    assert "[refused] I will not." in lm.html()
+
+
+async def test_a_space_is_left_to_the_model_in_a_message_of_parts_too() -> None:
+    engine = Server("vllm", Message("assistant", (Refusal("No. "),)), "fine")
+    lm = await run(engine, gen("x"), "But ", gen("y"))
+    assert lm["y"] == "fine"
+    asked = engine.asked[1].items[-1]
+    assert (asked.status, asked.parts[-1].text) == ("in_progress", "But")

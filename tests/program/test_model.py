@@ -1,13 +1,15 @@
 """The model of a program: what it says, captures and remembers, and how it is run."""
 
 import asyncio
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from dragoman import connect
 from dragoman.core.event import Delta, ItemAdded, PartAdded, Started
-from dragoman.core.item import Message, Reasoning, Text, Thought
+from dragoman.core.item import Message, Reasoning, Refusal, Text, Thought
 from dragoman.engines.script import Script
 from dragoman.program import (
     Model,
@@ -15,7 +17,9 @@ from dragoman.program import (
     block,
     capture,
     gen,
+    gen_audio,
     grammar,
+    image,
     program,
     regex,
     role,
@@ -567,3 +571,73 @@ def test_a_capture_inside_a_grammar_has_its_own_tokens(pocket) -> None:
     text = "".join(token.text for token in lm.capture("year").tokens)
     assert lm["year"] in text
     assert lm.log_prob("all") <= lm.log_prob("year") < 0
+
+
+def test_a_stateless_program_may_have_free_text() -> None:
+    @program(stateless=True)
+    def why(lm, name):
+        return lm + "as " + gen(name) + "."
+
+    with assistant():
+        lm = Model(Stage("it is")) + why(name="x")
+    assert (lm["x"], lm.items[-1].text) == ("it is", "as it is.")
+
+
+def test_an_image_is_a_delta_without_text() -> None:
+    with user():
+        deltas = list(Model(Stage("x")).stream("See ", image("https://example.com/a.png"), "!"))
+    assert [each.text for each in deltas] == ["See ", "", "!"]
+    assert len(deltas[1].model.items[0].parts) == 2
+
+
+def test_a_snapshot_has_a_list_with_what_has_come_so_far() -> None:
+    lm = Model(Script("a b", "c d"))
+    with assistant():
+        lm += gen("l", list_append=True)
+        with lm.stream(gen("l", list_append=True), gen("m")) as stream:
+            seen = [delta.model.captures for delta in stream if delta.kind == "text"][:2]
+    assert seen == [{"l": ["a b", "c"]}, {"l": ["a b", "c d"]}]
+
+
+def test_a_stream_that_is_left_early_is_cancelled_without_async_too() -> None:
+    never = asyncio.Event()
+    lm = Model(Script([*_opening("one"), never.wait]))
+    with assistant(), lm.stream(gen("x")) as stream:
+        assert str(next(stream)) == "one"
+    assert stream.model["x"] == "one"
+    assert "x" not in lm
+
+
+def test_a_block_is_not_opened_inside_itself() -> None:
+    inner = block("x")
+    with inner, pytest.raises(ValueError, match="is open already"), inner:
+        pass
+
+
+def test_speech_that_is_refused_is_on_the_capture() -> None:
+    with assistant():
+        lm = Model(Stage(Message("assistant", (Refusal("No."),)))) + gen_audio("x")
+    assert (lm.capture("x").end, lm.capture("x").refusal) == ("refused", "No.")
+
+
+def test_a_notebook_shows_html(monkeypatch) -> None:
+    shown = []
+    display = SimpleNamespace(HTML=str, display=shown.append)
+    notebook = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1), display=display)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    with user():
+        (Model(Stage("x")) + "Hello!").show()
+    assert "Hello!" in shown[0]
+
+
+def test_a_model_ends_the_processes_of_its_engine() -> None:
+    closed = []
+
+    class Closing(Stage):
+        async def close(self) -> None:
+            closed.append(True)
+
+    lm = question(Model(Closing("x")))
+    lm.close()
+    assert closed == [True]

@@ -3,6 +3,7 @@
 import operator
 import re
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from dragoman.program import (
     audio,
     capture,
     gen,
+    gen_audio,
     grammar,
     image,
     json,
@@ -261,6 +263,34 @@ def test_a_grammar_that_is_worn_out_is_compiled_anew(monkeypatch) -> None:
     monkeypatch.setattr(GrammarState, "accept", large)
     with pytest.raises(FaultError, match="too large"):
         match(node, "cbx")
+
+
+def test_a_type_adapter_has_a_schema_of_its_own() -> None:
+    adapter = SimpleNamespace(json_schema=lambda: {"type": "array", "items": {"type": "integer"}})
+    assert match(json(schema=adapter), "[1]") is not None
+    assert match(json(schema=adapter), '["x"]') is None
+
+
+def test_free_text_with_a_long_stop_is_no_part_of_a_grammar() -> None:
+    node = gen("x", stop="<end>")
+    with pytest.raises(ValueError, match=r"has no place for gen\('x'\)"):
+        grammar(node)
+    assert to_gbnf(node) is None
+
+
+LABELS = [
+    (image(b"BM"), "image(…)"),
+    (audio(b"ID3"), "audio(…)"),
+    (json("x"), "json(schema=…, name='x')"),
+    (substring("a"), "substring(…)"),
+    (grammar("text"), "literal('text')"),
+    (select(["a", "b", "c", "d"]), "select(['a', 'b', 'c', …])"),
+    (gen_audio("x"), "gen_audio('x')"),
+]
+
+
+def test_errors_call_a_node_as_it_was_written() -> None:
+    assert [tree.label(node) for node, _ in LABELS] == [label for _, label in LABELS]
 
 
 def test_images_and_sounds_are_known_by_their_first_bytes(tmp_path) -> None:

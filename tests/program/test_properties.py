@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.engines.script import Script
@@ -95,21 +95,6 @@ def test_lowering_to_another_notation_never_raises(node, chance) -> None:
     assert (to_gbnf(node) or "root").startswith("root")
     texts = choices(node)
     assert texts is None or example(node, chance) in texts
-
-
-@given(NODES)
-@settings(max_examples=samples(4, 500), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_pocket_generates_is_enforced_and_matches(pocket, node) -> None:
-    lm = Model(pocket, temperature=0, max_tokens=40)
-    with user():
-        lm += "What is it?"
-    with assistant():
-        lm += "So: " + capture(node, "all")
-    text = lm["all"]
-    assert match(node, text) is not None
-    assert str(lm).endswith(f"So: {text}<|im_end|>\n")
-    if not isinstance(node, Literal):
-        assert lm.capture("all").guarantee in ("enforced", None)
 
 
 @given(st.lists(st.tuples(st.booleans(), WORDS), max_size=12))

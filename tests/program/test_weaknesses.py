@@ -68,7 +68,7 @@ async def ask(server: Mock, *nodes: object, **settings: object) -> Model:
     return lm
 
 
-async def test_w1_text_around_gens_two_gens_select_regex_stop_and_suffix_work_in_one_turn() -> None:
+async def test_r0_w1_text_around_gens_select_regex_stop_and_suffix_work_in_one_turn() -> None:
     answers = texts("friendly", "it says so. Really.", "It was in 1815, I think", "yes")
     async with mock(answers) as server:
         lm = await ask(
@@ -91,7 +91,7 @@ async def test_w1_text_around_gens_two_gens_select_regex_stop_and_suffix_work_in
     assert sent(server)[1]["stop"] in (".", ["."])
 
 
-async def test_w2_a_temperature_of_zero_is_sent_and_so_are_other_settings() -> None:
+async def test_r0_w2_a_temperature_of_zero_is_sent_and_so_are_other_settings() -> None:
     async with mock(texts("Hi")) as server:
         await ask(server, gen(temperature=0, top_p=0.5, seed=7, max_tokens=3))
     (body,) = sent(server)
@@ -100,7 +100,7 @@ async def test_w2_a_temperature_of_zero_is_sent_and_so_are_other_settings() -> N
     assert None not in body.values()
 
 
-async def test_w3_a_call_beside_text_in_one_chunk_is_run() -> None:
+async def test_r0_w3_a_call_beside_text_in_one_chunk_is_run() -> None:
     replies = [says({"content": "", **called("weather", '{"city": "Rome"}')}, finish="tool_calls")]
     replies.append(says({"content": "Sun."}))
     async with mock(lambda asked: replies.pop(0)) as server:
@@ -109,7 +109,7 @@ async def test_w3_a_call_beside_text_in_one_chunk_is_run() -> None:
     assert sent(server)[1]["messages"][-1]["content"] == "Sunny in Rome."
 
 
-async def test_w4_text_before_calls_stands_before_them_and_the_turn_goes_on() -> None:
+async def test_r0_w4_text_before_calls_stands_before_them_and_the_turn_goes_on() -> None:
     rome = called("weather", '{"city": "Rome"}')
     replies = [says({"content": "Let me see."}, rome, finish="tool_calls")]
     replies += [says({"content": "Sun."}), says({"content": "Bye."})]
@@ -122,7 +122,7 @@ async def test_w4_text_before_calls_stands_before_them_and_the_turn_goes_on() ->
     ]
 
 
-async def test_w5_what_goes_wrong_in_a_call_is_said_to_the_model_without_a_traceback() -> None:
+async def test_r0_w5_what_goes_wrong_in_a_call_is_said_to_the_model_without_a_traceback() -> None:
     wrong = ['{"city": ', "{}", '{"city": "Atlantis"}']
     replies = [says(called("weather", text), finish="tool_calls") for text in wrong]
     replies += [says(called("wether", "{}"), finish="tool_calls"), says({"content": "Sorry."})]
@@ -137,7 +137,7 @@ async def test_w5_what_goes_wrong_in_a_call_is_said_to_the_model_without_a_trace
     assert not any("Traceback" in text or ".py" in text for text in results)
 
 
-async def test_w6_length_filter_and_refusal_are_on_the_capture_and_refusals_in_the_history() -> (
+async def test_r0_w6_length_filter_and_refusal_are_on_the_capture_and_refusals_in_the_history() -> (
     None
 ):
     replies = [says({"content": "Once"}, finish="length")]
@@ -151,7 +151,7 @@ async def test_w6_length_filter_and_refusal_are_on_the_capture_and_refusals_in_t
     assert "I will not." in str(lm)
 
 
-async def test_w7_the_model_is_asked_again_after_results_until_it_answers() -> None:
+async def test_r0_w7_the_model_is_asked_again_after_results_until_it_answers() -> None:
     cities = [called("weather", json.dumps({"city": city})) for city in ("Rome", "Bonn")]
     replies = [says(each, finish="tool_calls") for each in cities] + [says({"content": "Sun."})]
     async with mock(lambda asked: replies.pop(0)) as server:
@@ -161,7 +161,7 @@ async def test_w7_the_model_is_asked_again_after_results_until_it_answers() -> N
     assert choices == ["required", None, None]
 
 
-async def test_w8_speech_is_a_wav_file_of_24_khz_and_its_transcript_is_streamed() -> None:
+async def test_r0_w8_speech_is_a_wav_file_of_24_khz_and_its_transcript_is_streamed() -> None:
     first = {"audio": {"id": "audio_1", "transcript": "Hel"}}
     sounds = [{"audio": {"data": base64.b64encode(data).decode()}} for data in (b"\1\0", b"\2\0")]
     rest = {"audio": {"transcript": "lo", "expires_at": 1}}
@@ -182,7 +182,7 @@ async def test_w8_speech_is_a_wav_file_of_24_khz_and_its_transcript_is_streamed(
     assert "Hello" in str(stream.model)
 
 
-def test_w9_streaming_works_in_role_blocks_without_async() -> None:
+def test_r0_w9_streaming_works_in_role_blocks_without_async() -> None:
     lm = Model(Stage("one two"))
     with user():
         lm += "Count."
@@ -192,7 +192,7 @@ def test_w9_streaming_works_in_role_blocks_without_async() -> None:
     assert [delta.model.get("count") for delta in deltas] == [None, "one", "one two", "one two"]
 
 
-def test_w10_appending_copies_nothing_of_what_was_said_before() -> None:
+def test_r0_w10_appending_copies_nothing_of_what_was_said_before() -> None:
     lm = Model(Stage("x"))
     kept = []
     for number in range(50):
@@ -207,7 +207,7 @@ def test_w10_appending_copies_nothing_of_what_was_said_before() -> None:
     assert [len(each.items) for each in kept] == list(range(1, 51))
 
 
-async def test_w11_no_name_of_a_model_says_what_it_can_do() -> None:
+async def test_r0_w11_no_name_of_a_model_says_what_it_can_do() -> None:
     async with mock(texts("A dot.")) as server:
         lm = Model(server.base_url, model="anything-at-all")
         async with user():
@@ -220,7 +220,7 @@ async def test_w11_no_name_of_a_model_says_what_it_can_do() -> None:
     assert sent(server)[0]["logprobs"] is True
 
 
-async def test_w12_the_probability_of_a_capture_is_that_of_its_tokens() -> None:
+async def test_r0_w12_the_probability_of_a_capture_is_that_of_its_tokens() -> None:
     tokens = [{"token": text, "logprob": -0.5, "bytes": None, "top_logprobs": []} for text in "ab"]
     event = chunk({"content": "ab"})
     event["choices"][0]["logprobs"] = {"content": tokens}
@@ -230,7 +230,7 @@ async def test_w12_the_probability_of_a_capture_is_that_of_its_tokens() -> None:
     assert Model(Stage("x")).set("y", 1).log_prob("y") is None
 
 
-async def test_w12_an_engine_that_refuses_logprobs_is_asked_without() -> None:
+async def test_r0_w12_an_engine_that_refuses_logprobs_is_asked_without() -> None:
     refusal = plain(400, {"error": {"message": "no logprobs here", "param": "logprobs"}})
     replies = [refusal, says({"content": "Hi"}), says({"content": "Ho"})]
     async with mock(lambda asked: replies.pop(0)) as server:
@@ -240,7 +240,7 @@ async def test_w12_an_engine_that_refuses_logprobs_is_asked_without() -> None:
     assert not any(body.get("stream") for body in sent(server))  # it may take that no more
 
 
-async def test_w13_calls_without_an_index_are_not_merged() -> None:
+async def test_r0_w13_calls_without_an_index_are_not_merged() -> None:
     both = [called("weather", f'{{"city": "{city}"}}', city) for city in ("Rome", "Bonn")]
     for each in both:
         each["tool_calls"][0]["index"] = None
@@ -251,7 +251,7 @@ async def test_w13_calls_without_an_index_are_not_merged() -> None:
     assert results == ["Sunny in Rome.", "Sunny in Bonn."]
 
 
-async def test_w14_reasoning_is_kept_and_streamed() -> None:
+async def test_r0_w14_reasoning_is_kept_and_streamed() -> None:
     async with mock(says({"reasoning_content": "Hm."}, {"content": "Yes."})) as server:
         lm = Model(server.base_url, model="m")
         async with user():
@@ -269,7 +269,7 @@ async def test_w14_reasoning_is_kept_and_streamed() -> None:
     assert stream.model["answer"] == "Yes."
 
 
-async def test_w15_several_answers_a_seed_concurrency_and_cancellation() -> None:
+async def test_r0_w15_several_answers_a_seed_concurrency_and_cancellation() -> None:
     arrived, open_ = [], asyncio.Event()
 
     async def handler(asked) -> Reply:
@@ -297,7 +297,7 @@ async def test_w15_several_answers_a_seed_concurrency_and_cancellation() -> None
     assert sorted(asked.json["seed"] for asked in arrived[:20]) == list(range(20))
 
 
-def test_w15_n_answers_are_a_list_of_which_the_first_goes_on() -> None:
+def test_r0_w15_n_answers_are_a_list_of_which_the_first_goes_on() -> None:
     lm = Model(demo(pace=0))
     with user():
         lm += "Tell me."
@@ -308,7 +308,7 @@ def test_w15_n_answers_are_a_list_of_which_the_first_goes_on() -> None:
     assert len(set(lm["takes"])) == 3
 
 
-def test_w16_nothing_is_downloaded_for_display() -> None:
+def test_r0_w16_nothing_is_downloaded_for_display() -> None:
     lm = Model(Stage("A cat."))
     with user():
         lm += "What is this? " + image("http://127.0.0.1:1/cat.png")
@@ -316,7 +316,7 @@ def test_w16_nothing_is_downloaded_for_display() -> None:
     assert "[IMAGE]" in str(lm)
 
 
-def test_w17_parameters_with_a_default_are_optional_and_no_schema_is_strict() -> None:
+def test_r0_w17_parameters_with_a_default_are_optional_and_no_schema_is_strict() -> None:
     def search(words: str, most: int = 5) -> str:
         """Search."""
         return words * most

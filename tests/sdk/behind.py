@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-import anthropic
 import openai
 
 from dragoman.server.app import App
@@ -52,6 +51,8 @@ class Behind:
         """The asynchronous client of whoever made the protocol."""
         if wire != "messages":
             return self.sdk()
+        import anthropic  # three thousand modules
+
         options = {**self._options, "base_url": self.base_url.removesuffix("/v1")}
         return anthropic.AsyncAnthropic(**options, max_retries=0)
 

@@ -3,6 +3,8 @@
 It is strict: what does not fit its types is an error.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import sys
@@ -10,9 +12,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from dragoman.core.error import Fault
@@ -30,6 +31,9 @@ from tests.sdk.behind import behind, timeless
 from tests.sdk.scenes import SCENES
 from tests.server.stubs import Stub, served
 
+if TYPE_CHECKING:
+    import anthropic
+
 JSON = dict[str, Any]
 ASKED: JSON = {
     "model": "mock",
@@ -41,6 +45,13 @@ TOOL: JSON = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 _OPTIONS: JSON = {"api_key": "none", "_strict_response_validation": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Three thousand modules, which are not for those who only look what tests there are."""
+    global anthropic
+    import anthropic
 
 
 def sdk(base_url: str, **options: Any) -> anthropic.AsyncAnthropic:

@@ -249,16 +249,29 @@ async def hosted(app: App, settings: Settings) -> AsyncIterator[tuple[Server, in
         await task
 
 
+class Received(asyncio.Protocol):
+    """What comes until a connection ends, a reset too, before which there may be an answer."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.ended = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+
+
 async def exchange(port: int, *pieces: bytes) -> bytes:
     """Send and read until the server closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    loop = asyncio.get_running_loop()
+    transport, received = await loop.create_connection(Received, "127.0.0.1", port)
     try:
         for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
+            transport.write(piece)
             await asyncio.sleep(0.01)
-        return await asyncio.wait_for(reader.read(), 30)
-    except ConnectionError:
-        return b""
+        await asyncio.wait_for(received.ended.wait(), 30)
+        return received.data
     finally:
-        writer.close()
+        transport.close()

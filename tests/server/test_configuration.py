@@ -244,6 +244,10 @@ MISTAKES = {
     f"{UP}\nmodels = ['m']\n{OTHER}\naliases = {{ m = 'n' }}": (
         "8: upstreams[1].aliases: has 'm', which a has too and would answer alone"
     ),
+    f"{UP}\naliases = {{ a = 'b', b = 'a' }}": (
+        "4: upstreams[0].aliases: has 'a' stand for 'b', which is an alias itself"
+    ),
+    f"{UP}\naliases = {{ '' = 'b' }}": "4: upstreams[0].aliases: has a name that is empty",
     f"{HOOK}\nevents = ['response.failed']\n{HOOK}": (
         "6: webhooks[1].url: is 'http://a/b', as that of another: name all events in one table"
     ),

@@ -428,6 +428,38 @@ async def test_paused_connection_reads_no_further_request(wire: str) -> None:
     protocol.connection_lost(None)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_large_bodies_are_not_copied_to_be_sent(
+    wire: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "word " * 100_000
+    protocol, link = connected(App(Stub(*saying(text)), Settings()))
+    sent: list[Any] = []
+    write = link.write
+
+    def noted(data: Any) -> None:
+        sent.append(data)
+        write(data)
+
+    monkeypatch.setattr(link, "write", noted)
+    protocol.data_received(request(wire, stream=streamed))
+    await until(link, b"0\r\n\r\n" if streamed else text.encode())
+    assert not [data for data in sent if type(data) is bytes and len(data) > len(text)]
+    assert [data for data in sent if type(data) is memoryview]
+    head, _, rest = link.written.partition(b"\r\n\r\n")
+    if b"chunked" in head:
+        sizes = []
+        while rest and rest != b"0\r\n\r\n":
+            size, _, rest = rest.partition(b"\r\n")
+            sizes.append(int(size, 16))
+            assert rest[sizes[-1] : sizes[-1] + 2] == b"\r\n"
+            rest = rest[sizes[-1] + 2 :]
+        assert max(sizes) > len(text)
+    else:
+        assert f"content-length: {len(rest)}\r\n".encode() in head + b"\r\n"
+    protocol.connection_lost(None)
+
+
 async def until(link: Link, words: bytes) -> None:
     async with asyncio.timeout(60):
         while words not in link.written:

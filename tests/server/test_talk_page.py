@@ -22,7 +22,7 @@ from websockets.asyncio.client import connect
 
 from dragoman.core.sound import BYTES_PER_MS, RATE, wav
 from dragoman.voice.programs import ESpeak
-from dragoman.voice.sound import resampled
+from dragoman.voice.sound import Resampler
 from dragoman.voice.speech import Speaking
 from tests.product import SOURCE
 from tests.samples import FULL
@@ -99,7 +99,8 @@ async def spoken(*parts: str | int) -> bytes:
         else:
             sound += b"".join([pcm async for pcm in ESpeak().speak(part, how)])
     noisy = [max(-32_768, min(int(0.7 * s + draw.gauss(0, 60)), 32_767)) for s in array("h", sound)]
-    return wav(resampled(array("h", noisy).tobytes(), RATE, 48_000), 48_000)
+    resampler = Resampler(RATE, 48_000)
+    return wav(resampler.feed(array("h", noisy).tobytes(), last=True), 48_000)
 
 
 if FULL:

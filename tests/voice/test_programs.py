@@ -215,8 +215,9 @@ async def heard(transcriber: LocalTranscriber, **asked: str) -> list[tuple[str, 
 
 
 async def test_whisper_in_its_process_lives_through_what_it_raises_and_dies_alone(
-    libraries,
+    libraries, monkeypatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "soxr", None)  # nothing long is computed here
     made = studio("none", "faster-whisper=small", detector="energy")
     whisper = made.transcriber
     await made.prepare()
@@ -302,7 +303,8 @@ async def test_recordings_of_all_kinds_are_read(tmp_path) -> None:
 
 def test_messages_of_a_process_are_read_as_they_are_written(tmp_path) -> None:
     path = tmp_path / "messages"
-    path.write_bytes(worker.message({"a": 1}, b"data") + worker.message({"done": True}) + b"{")
+    first, second = worker.line({"a": 1}, b"data"), worker.line({"done": True}, b"")
+    path.write_bytes(first + b"data" + second + b"{")
     with path.open("rb") as stream:
         assert worker.read(stream) == ({"a": 1, "size": 4}, b"data")
         assert worker.read(stream) == ({"done": True, "size": 0}, b"")
@@ -369,18 +371,18 @@ def test_pocketsphinx_writes_words_as_the_grammar_does(tmp_path, monkeypatch) ->
     transcribe = worker.pocketsphinx(str(grammar))
     lower = "#JSGF V1.0;\ngrammar a;\npublic <said> = ask ada of rome;"
     assert Sphinx.latest.calls == [("grammar", lower.encode()), ("search", "grammar")]
-    ((head, _),) = transcribe({"words": True, "recording": False}, bytes(2_000))
+    ((head, _),) = transcribe({"words": True, "recording": False, "rate": 16_000}, bytes(2_000))
     assert head["text"] == "Ask Ada of Rome"
     times = [("ask", 0.01, 0.02), ("Ada", 0.02, 0.03), ("of", 0.04, 0.05), ("Rome", 0.05, 0.06)]
     assert head["words"] == times
     assert 40 < max(Sphinx.latest.heard) < 400  # the noise of a quiet room
-    order = {"words": False, "recording": False}
+    order = {"words": False, "recording": False, "rate": 16_000}
     assert list(transcribe(order, bytes(8))) == []
     said = {"text": "Ask ada of rome", "words": []}
     assert list(worker.pocketsphinx("")(order, bytes(2_000))) == [(said, b"")]
     said = array("h", [20_000] * 16_000).tobytes()
     recording = bytes(32_000) + said + bytes(32_000) + said
-    order = {"words": True, "recording": True}
+    order = {"words": True, "recording": True, "rate": 16_000}
     heads = [head for head, _ in transcribe(order, recording)]
     assert heads[0]["text"] + heads[1]["text"] == "Ask Ada of Rome Ask Ada of Rome"
     for head, start in zip(heads, (1, 3), strict=True):
@@ -396,7 +398,7 @@ def test_libraries_are_asked_as_their_documentation_says(libraries, monkeypatch)
     for name in ("faster_whisper", "kokoro_onnx"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     whisper = worker.faster_whisper("")
-    order = {"language": "en", "prompt": None, "words": True}
+    order = {"language": "en", "prompt": None, "words": True, "rate": 16_000}
     heads = [head for head, _ in whisper(order, bytes(64))]
     assert [head["text"] for head in heads] == ["base en 32 float32", " again"]
     assert [head["words"] for head in heads] == [[], [("again", 0.5, 1.0)]]

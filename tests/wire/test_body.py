@@ -8,15 +8,30 @@ import pytest
 from msgspec import Meta, Raw, Struct
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Failed, Finished, PartAdded
-from dragoman.core.item import Audio
+from dragoman.core.event import Delta, Failed, Finished, ItemAdded, PartAdded, Started
+from dragoman.core.fold import unfold
+from dragoman.core.item import (
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    FunctionCallOutput,
+    Message,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+)
+from dragoman.core.request import Request
+from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire import json as body
+from dragoman.wire import pieces
 from dragoman.wire.cache import Cache
 from dragoman.wire.chat import CHAT
-from dragoman.wire.protocol import Wire
+from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.registry import WIRES
-from dragoman.wire.responses import RESPONSES
+from dragoman.wire.responses import RESPONSES, encode, items
 from tests.cases import cases
 
 TALKING = [wire for wire in WIRES.values() if wire.conversation]
@@ -114,6 +129,57 @@ def test_lone_surrogate_beside_raw_json_is_replaced() -> None:
 @pytest.mark.parametrize("texts", [["a"], ["a", "b\n", "é"], ["a", "half \ud83d", "b"]])
 def test_many_values_are_encoded_each_on_a_line(texts) -> None:
     assert body.dump_all(texts) == b"\n".join(map(body.dump, texts))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "abc",
+        "abcdefghij",
+        '"\\\n' * 5,
+        "w\u00f6rd\N{GRINNING FACE}" * 3,
+        "abc\ud83d\ude00defghi\ud83d\ude00",  # the halves of one, cut and not cut
+        "abc\ud83ddefg\ud83d",
+    ],
+)
+@pytest.mark.parametrize("more", [b"", b'"z":0'])
+@pytest.mark.parametrize("beside", ["x", "\ud83d"])
+def test_long_texts_are_encoded_in_pieces(text, more, beside, monkeypatch) -> None:
+    whole = {"a": text, "b": [text, Raw(b"[1]")], "c": beside}
+    expected = body.load(body.dump(whole, more))
+    monkeypatch.setattr(pieces, "LONG", 4)
+    long = {"a": pieces.long(text), "b": [pieces.Long(text), Raw(b"[1]")], "c": beside}
+    assert body.load(body.dump(long, more)) == expected
+
+
+@pytest.mark.parametrize("wire_text", ["a" * 30, "\N{GRINNING FACE}" * 9])
+def test_an_answer_of_long_texts_is_encoded_as_any_other(wire_text, monkeypatch) -> None:
+    text = wire_text
+    message = Message("assistant", (Text(text), Refusal(text)), id="msg_1", status="completed")
+    thought = Reasoning((Thought(text),), (Summary(text),), id="rs_1", status="completed")
+    calls = FunctionCall("c", "f", text, id="fc_1"), CustomToolCall("d", "g", text, id="ctc_1")
+    outputs = FunctionCallOutput("c", text), Message("user", text)
+    output = (message, thought, *calls)
+    answer = Response(id="1", created_at=1, model="m", status="completed", output=output)
+    request = Request(model="m", items=(*output, *outputs))
+
+    def encoded() -> list[bytes]:
+        events = list(unfold(answer))
+        again = RESPONSES.encoder(request, STANDARD)
+        deltas = [Delta(0, 0, "text", text)] * 2
+        opening = Started("1", 1, "m"), ItemAdded(0, Message("assistant", ())), *events[2:3]
+        return [
+            RESPONSES.encode_response(answer, request, STANDARD),
+            RESPONSES.encode_request(request, STANDARD)[0],
+            RESPONSES.encoder(request, STANDARD).feed(events),
+            b"".join([again.feed([event]) for event in (*opening, *deltas)]),
+        ]
+
+    plain = encoded()
+    for module in (pieces, items, encode):
+        monkeypatch.setattr(module, "LONG", 5)
+    assert encoded() == plain
 
 
 def test_a_whole_number_may_be_written_as_a_float() -> None:

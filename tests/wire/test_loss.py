@@ -255,6 +255,20 @@ def test_p37_a_change_of_action_is_a_change_of_one_word(action) -> None:
         assert [(loss.field, loss.action) for loss in found] == expected
 
 
+def test_servers_that_only_another_wire_names_are_refused() -> None:
+    servers = {"mcp_servers": [{"type": "url", "url": "http://a", "name": "a"}]}
+    asked = replace(said(), extra={"messages": servers})
+    assert judge(asked, WIRES["messages"].losses) == ()
+    for target in ("chat", "responses"):
+        with pytest.raises(FaultError) as raised:
+            judge(asked, WIRES[target].losses)
+        assert (raised.value.fault.code, raised.value.fault.param) == ("unsupported", "mcp_servers")
+        (loss,) = judge(
+            replace(asked, extra={"messages": {"mcp_servers": []}}), WIRES[target].losses
+        )
+        assert loss.action == "dropped"
+
+
 def test_unknown_fields_inside_known_ones_are_found() -> None:
     extra = {
         "responses": {"text": {"a": 1, "b": None}, "c": 0, "d": None},

@@ -164,10 +164,13 @@ _BLANK: dict[type, dict[str, Any]] = {
 """The fields that are filled while an item or a part is written, as they are when it opens."""
 
 
+_CLOSED = TextBuffer()
+
+
 class OpenPart:
     """A part while it is being written."""
 
-    __slots__ = ("annotations", "base", "closed", "data", "index", "tokens", "transcript")
+    __slots__ = ("annotations", "base", "closed", "data", "final", "index", "tokens", "transcript")
 
     def __init__(self, index: int, base: Part) -> None:
         self.index = index
@@ -178,20 +181,24 @@ class OpenPart:
         self.annotations: list[Annotation] = []
         self.tokens: list[Token] = []
         self.closed = False
+        self.final = base  # as it was closed
 
-    def done(self) -> Part:
-        """The part as it stands."""
+    def close(self) -> Part:
+        """The complete part, of which no more is written: its text, which may be large, is held
+        once."""
         text = self.data.getvalue()
         values = {
             "text": text,
             "annotations": tuple(self.annotations),
             "tokens": tuple(self.tokens),
             "data": text or None,
-            "transcript": self.transcript.getvalue() or None,
+            "transcript": (text if self.transcript is self.data else self.transcript.getvalue())
+            or None,
         }
-        return replace(
-            self.base, **{name: values[name] for name in _BLANK.get(type(self.base), ())}
-        )
+        filled = {name: values[name] for name in _BLANK.get(type(self.base), ())}
+        self.closed, self.final = True, replace(self.base, **filled)
+        self.data = self.transcript = _CLOSED
+        return self.final
 
 
 class OpenItem:
@@ -351,8 +358,7 @@ class OpenItem:
         for kind, buffer in zip(kinds, (part.data, part.transcript), strict=True):
             if rest := buffer.rest():
                 events.append(Delta(self.index, part.index, kind, rest))
-        part.closed = True
-        events.append(PartDone(self.index, part.index, part.done()))
+        events.append(PartDone(self.index, part.index, part.close()))
         return events
 
     def close(self, final: Item | None = None) -> tuple[list[Event], Item]:
@@ -387,8 +393,8 @@ class OpenItem:
     def _done(self) -> Item:
         text = self.data.getvalue()
         values = {
-            "content": tuple([part.done() for part in self.parts]),
-            "summary": tuple([part.done() for part in self.summaries]),
+            "content": tuple([part.final for part in self.parts]),
+            "summary": tuple([part.final for part in self.summaries]),
             "arguments": text,
             "input": text,
             "encrypted": getattr(self.empty, "encrypted", None),

@@ -87,6 +87,12 @@ def read_offer(sdp: str) -> tuple[list[str], list[str]]:
     if not {*kinds} <= {"audio", "application"} or len({*kinds}) < len(kinds):
         problem = "may offer one audio track and one data channel, and nothing else"
         raise FaultError(unsupported(problem, "sdp"))
+    mids = [line.removeprefix("a=mid:") for line in lines if line.startswith("a=mid:")]
+    groups = [line.split()[1:] for line in lines if line.startswith("a=group:BUNDLE")]
+    bundled = [mid for group in groups for mid in group]
+    if len({*mids}) != len(kinds) or not {*bundled} <= {*mids}:
+        # aiortc would find out where nobody sees it.
+        raise FaultError(bad_request("has a medium without a name, or names one it has not", "sdp"))
     if "audio" in kinds and not any(map(_OPUS.fullmatch, lines)):
         raise FaultError(unsupported("offers no Opus (opus/48000/2)", "sdp"))
     return lines, kinds
@@ -107,6 +113,7 @@ class Peer:
         self._connection.on("connectionstatechange", self._state_changed)
         self._connection.on("datachannel", self._channel_made)
         self._connection.on("track", self._track_made)
+        self._answered = False
         self._channel: Any = None
         self._early: list[str] | None = []  # what is sent before there is a channel; None for none
         self.plays = False
@@ -143,6 +150,7 @@ class Peer:
         except Exception as error:  # aiortc raises errors of many kinds for an odd offer
             problem = f"cannot be answered: {type(error).__name__}: {error}"
             raise FaultError(bad_request(problem[:300], "sdp")) from error
+        self._answered = True
         if not any(each.iceGatherer.getLocalCandidates() for each in self._transports()):
             where = ", ".join(addresses)
             problem = (
@@ -180,7 +188,12 @@ class Peer:
         while self._channel is not None and self._channel.bufferedAmount and patience > 0:
             await asyncio.sleep(0.02)
             patience -= 0.02
-        await self._connection.close()
+        try:
+            await self._connection.close()
+        except Exception:
+            if self._answered:
+                raise
+            # An odd offer left it half made, without sockets: it cannot be closed.
 
     def _transports(self) -> list[Any]:
         connection = self._connection

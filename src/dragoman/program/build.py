@@ -109,6 +109,7 @@ def gen(
     regex: str | None = None,
     tools: Sequence[RunnableTool | Callable[..., Any]] = (),
     tool_choice: str | None = None,
+    parallel_tool_calls: bool | None = None,
     max_rounds: int = 16,
     effort: str | None = None,
     guarantee: Guarantee | None = None,
@@ -122,7 +123,8 @@ def gen(
     matches that; see `regex`. With `n` the capture is a list of as many answers, of which the
     program goes on with the first. With `tools` (functions, or tools) the model may call them,
     until it has answered or `max_rounds` times; `tool_choice` (`auto`, `required`, or a name) is
-    for the first round. `effort` is how hard to think.
+    for the first round, and `parallel_tool_calls` says whether there may be several in one.
+    `effort` is how hard to think.
     """
     stops, patterns = _texts("stop", stop), _texts("stop_regex", stop_regex)
     for pattern in patterns:
@@ -161,7 +163,18 @@ def gen(
     if tool_choice is not None and tool_choice not in ("auto", "required", "none", *names):
         known = ", ".join(("auto", "required", "none", *names))
         raise ValueError(f"tool_choice is {tool_choice!r}, and must be one of {known}")
-    return Gen(_options(given), stops, patterns, suffix, saved, n, found, tool_choice, max_rounds)
+    return Gen(
+        _options(given),
+        stop=stops,
+        stop_regex=patterns,
+        suffix=suffix,
+        save_stop_text=saved,
+        n=n,
+        tools=found,
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel_tool_calls,
+        max_rounds=max_rounds,
+    )
 
 
 def select(options: Iterable[object], name: str | None = None, **how: Unpack[NodeOptions]) -> Node:

@@ -323,7 +323,8 @@ class State:
 
     def spending(self, usage: Spent) -> State:
         """The state with more usage."""
-        return State(self.turn, self.captures, summed(self.usage, usage), self.blocks)
+        usage = usage if self.usage is NOTHING else summed(self.usage, usage)
+        return State(self.turn, self.captures, usage, self.blocks)
 
     def streaming(self, name: str | None, append: bool, start: Piece | None) -> State:
         """The state as a snapshot, in which what comes after a piece is captured already."""

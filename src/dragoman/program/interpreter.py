@@ -26,6 +26,7 @@ from dragoman.core.item import (
     CustomToolCall,
     FunctionCall,
     Image,
+    Item,
     Message,
     Reasoning,
     Refusal,
@@ -144,11 +145,14 @@ class Run:
 
     def _place(self) -> None:
         """Go on in the turn of the open role, and in the open blocks, whose marks are shown."""
+        if self._emit is None:
+            self.state = self.state.placed()
+            return
         for step in (State.settled, State.placed):
             old, self.state = self.state.turn, step(self.state)
             turn = self.state.turn
             start = old.last if old and turn and turn.mark is old.mark else None
-            if self._emit and (marks := since(turn, start)):
+            if marks := since(turn, start):
                 self._emit("literal", marks, None, self.state)
 
     def _say(self, text: str) -> None:
@@ -184,7 +188,10 @@ class Run:
         items = state.items()
         said, ask = state.said(), ask or Ask()
         extra = dict(ask.extra)
-        if said and (ask.begun or ask.hidden):
+        if ask.hidden:
+            while items and _is_assistants(items[-1]):
+                items.pop()
+        elif said and ask.begun:
             items = items[:-1]
         elif said and isinstance(last := items[-1], Message):
             items[-1] = replace(last, status="in_progress")
@@ -260,7 +267,12 @@ class Run:
         self._begin(value)
         await self.target.learn()
         runner = Runner(value.tools)
-        offered: dict[str, Any] = {"tools": runner.offered()} if value.tools else {}
+        offered: dict[str, Any] = {}
+        if value.tools:
+            offered = {
+                "tools": runner.offered(),
+                "parallel_tool_calls": value.parallel_tool_calls,
+            }
         choice = _choice(value)
         sampling: dict[str, Any] = {}
         # Not every server says at which stop it ended, or whether at one.
@@ -278,7 +290,7 @@ class Run:
             known = self.target.continues is not None
             watch = _Watch(self, options, value, "" if known else said, known and _spaced(said))
             request = self._request(self.state, options, **about)
-            answer = await self._answer(request, watch)
+            answer = await self._answer(request, watch if watch.needed else None)
             watch.close(answer.text)
             calls = await self._add(answer, watch, value, options, request)
             if not calls:
@@ -376,7 +388,8 @@ class Run:
         if choices(body) is None:  # compiled off the event loop, and kept
             await asyncio.to_thread(fitting, body, "")
         prefix = self.state.said()
-        means = natives(self.target, body, prefix)
+        last = self.state.items()[-1:]
+        means = natives(self.target, body, prefix, follows=any(map(_is_assistants, last)))
         own = next(means, None)
         wanted = options.guarantee
         if own is None and wanted == "enforced":
@@ -537,6 +550,11 @@ class _Watch:
         self._append, turn = options.list_append, run.state.turn
         self._start = turn.last if turn else None
 
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to show, or to find."""
+        return bool(self._emit or self._stops or self._patterns)
+
     def __call__(self, event: EventDelta) -> bool:
         """Take a delta; whether nothing after it is needed."""
         kind, data = event.kind, event.data
@@ -615,6 +633,10 @@ def _without_space(message: Message) -> Message:
     elif isinstance(last := content[-1], Text):
         content = (*content[:-1], replace(last, text=last.text[:-1]))
     return replace(message, content=content, status="in_progress")
+
+
+def _is_assistants(item: Item) -> bool:
+    return isinstance(item, Message) and item.role == "assistant"
 
 
 def _is_text(body: Node) -> bool:

@@ -73,7 +73,7 @@ class Target:
 class Ask(Struct, frozen=True, kw_only=True):
     """One way to ask for an answer that matches: what is added to the request, and how the text is
     read from the answer. Where `begun` the answer begins with what stands in the turn already;
-    where `hidden` the model is not shown that."""
+    where `hidden` the model is not shown what the assistant said last."""
 
     extra: dict[str, JSON] = {}
     format: OutputFormat | None = None
@@ -86,14 +86,16 @@ class Ask(Struct, frozen=True, kw_only=True):
     read: Callable[[Answer], str | None] = lambda answer: answer.text
 
 
-def natives(target: Target, body: Node, prefix: str) -> Iterator[Ask]:
+def natives(target: Target, body: Node, prefix: str, *, follows: bool) -> Iterator[Ask]:
     """The ways in which the engine itself can be bound, strongest first. A text that stands in
-    the turn already is part of the grammar: so no other turn begins."""
+    the turn already, the `prefix`, is part of the grammar: so no other turn begins. `follows` says
+    that it, or another turn of the assistant's, is the last of the conversation."""
     fields = target.constraints
     texts, alone = choices(body), bare(body)
     schema = alone if isinstance(alone, Json) else None
     usual = schema is not None and schema.schema != {} and schema.separators == (", ", ": ")
-    if schema is not None and "schema" in fields and not prefix and (usual or "lark" not in fields):
+    at_once = not prefix and (usual or "lark" not in fields)
+    if schema is not None and "schema" in fields and at_once:
         yield Ask(format=_format(schema))
     if "lark" in fields:
         if texts and not prefix and sum(map(len, texts)) < _LONGEST_CHOICE:
@@ -108,8 +110,9 @@ def natives(target: Target, body: Node, prefix: str) -> Iterator[Ask]:
     if "gbnf" in fields and (rules := to_gbnf(body, prefix)) is not None:
         yield Ask(extra=_nested(fields["gbnf"], rules), begun=True)
     if schema is not None and "schema" in fields:
-        yield Ask(format=_format(schema))
-        if prefix:  # some servers bind no answer that has begun
+        if not at_once:
+            yield Ask(format=_format(schema))
+        if follows:  # some servers continue that, and bind no answer that has begun
             yield Ask(format=_format(schema), hidden=True)
     if "custom" in fields and schema is None:
         syntax, rules = "lark", to_lark(body)

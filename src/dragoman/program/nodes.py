@@ -172,6 +172,7 @@ class Gen(Node, frozen=True):
     n: int | None = None
     tools: tuple[RunnableTool, ...] = ()
     tool_choice: str | None = None
+    parallel_tool_calls: bool | None = None
     max_rounds: int = 16
 
 

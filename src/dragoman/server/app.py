@@ -22,7 +22,7 @@ from dragoman.engines.reasoning import (
     RetryingReasoning,
 )
 from dragoman.engines.router import Prompted
-from dragoman.stores.base import StoreError
+from dragoman.stores.base import StoreError, Turns
 from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
 from dragoman.voice.studio import Studio
@@ -118,7 +118,8 @@ class App:
             getattr(engine, "upstream_name", lambda model: ""),
         )
         log = self._log if settings.request_log else None
-        service = Service(engine, settings, self._roster, gate, lane, budget, memory, log)
+        turns = Turns() if memory is None else memory.store.turns
+        service = Service(engine, settings, self._roster, gate, lane, budget, memory, log, turns)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)

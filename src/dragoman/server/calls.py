@@ -172,11 +172,15 @@ class Playback:
         return None
 
     def clear(self) -> list[Truncate]:
-        """Play nothing of what there is: where each part that was not heard to its end is cut."""
+        """Play nothing of what there is: where each part is cut that was not heard to its end. One
+        whose sound was heard is cut too: more of its text may have been about to be spoken."""
         cuts = [
-            Truncate(item_id=each.item_id, content_index=each.part, audio_end_ms=milliseconds(at))
+            Truncate(
+                item_id=each.item_id,
+                content_index=each.part,
+                audio_end_ms=milliseconds(each.at),
+            )
             for each in self._queue
-            if (at := each.at) < len(each.sound)
         ]
         self._dropped |= self.responses - self._over
         self._queue.clear()
@@ -467,7 +471,7 @@ class Calls:
         finally:
             del self._realtime.calls[id], self._tasks[id]
             call.ended(ENDED)
-            await asyncio.gather(call.line.finish(), call.close(), return_exceptions=True)
+            await asyncio.gather(call.line.finish(), call.close())
 
     def control(self, exchange: Exchange, caller: Caller) -> None:
         """Hang up; what else can be done with calls is for those by telephone."""

@@ -287,6 +287,12 @@ def clash(upstreams: Sequence[Upstream]) -> tuple[int, str, str] | None:
         if upstream.name in named:
             return place, "name", f"is {upstream.name!r}, as that of another upstream"
         named.add(upstream.name)
+        for name, model in upstream.aliases.items():
+            if not name:
+                return place, "aliases", "has a name that is empty"
+            if model in upstream.aliases:
+                problem = f"has {name!r} stand for {model!r}, which is an alias itself"
+                return place, "aliases", problem
         for field in ("models", "aliases"):
             for model in getattr(upstream, field):
                 if (owner := owners.setdefault(model, upstream.name)) != upstream.name:

@@ -131,6 +131,8 @@ class Exchange:
         if not _PASSED.isdisjoint(self.headers):
             self.passed = _passed(headers)
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
+        if given and any(given in self.header(name) for name in (b"authorization", b"x-api-key")):
+            given = ""  # a key is not to be logged
         self.id = given if given and _SANE_ID.fullmatch(given) else next(request_ids[0])
         id = self.id.encode()
         self.marks: Headers = [(name, id) for name in ID_HEADERS]

@@ -126,8 +126,13 @@ class HTTPExchange(Exchange):
             self._head = b"".join(parts)
             connection.stop_timer()
         elif not self.disconnected:
-            connection.transport.write(b"".join((*parts, b"" if self._bodiless else body)))
-            self.connection.complete(self)
+            whole = b"" if self._bodiless else body
+            if len(whole) > LARGE:
+                connection.transport.write(b"".join(parts))
+                connection.transport.write(memoryview(whole))
+            else:
+                connection.transport.write(b"".join((*parts, whole)))
+            connection.complete(self)
 
     def write(self, body: bytes, *, more: bool) -> bool:
         connection = self.connection
@@ -135,12 +140,20 @@ class HTTPExchange(Exchange):
             return False
         if self._bodiless:
             body = b""
-        elif self._chunked:
-            end = b"" if more else b"0\r\n\r\n"
-            body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
-        large = len(body) > HIGH_WATER_LIMIT and not self.counted
+        large, whole = len(body) > HIGH_WATER_LIMIT and not self.counted, b""
         if large:
             connection.hold(self.tenant, len(body))
+        if len(body) > LARGE:
+            whole, body = body, b""
+            before, after = self._head, b""
+            if self._chunked:
+                before, after = b"%b%x\r\n" % (before, len(whole)), b"\r\n"
+            for part in (before, memoryview(whole)):
+                connection.transport.write(part)
+            self._head = after
+        if self._chunked:
+            end = b"" if more else b"0\r\n\r\n"
+            body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
         if self._head:  # which goes with something else where there is no room for this
             body, self._head = self._head + body, b""
         if body:
@@ -172,6 +185,8 @@ TCP_CLOSE = 7
 AHEAD = 8
 """Requests of a connection that are parsed ahead of their turn; the rest waits, and is not read."""
 _REQUEST = b" HTTP/1."  # which the head of each has
+LARGE = 256 * 1024
+"""Bytes of a body that are not copied to be sent with what stands around them."""
 LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
@@ -24,7 +24,7 @@ from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
-from dragoman.stores.base import Record
+from dragoman.stores.base import Record, Turns
 from dragoman.wire import sse
 from dragoman.wire.json import UNMARKED, VALUE, Limits
 from dragoman.wire.losses import header, judge
@@ -84,6 +84,7 @@ class Service(Struct, frozen=True):
     budget: Budget
     memory: Memory | None = None
     log: RequestLog | None = None
+    turns: Turns = field(default_factory=Turns)
 
     async def read(
         self, exchange: Exchange, caller: Caller, decode: Callable[[bytes, Limits], T]
@@ -318,7 +319,7 @@ class Responder(ABC):
         self, make: Callable[[list[Event]], object], events: list[Event]
     ) -> None:
         try:
-            self.made = await asyncio.to_thread(make, events)
+            self.made = await self.service.turns.take(make, events)
         except Exception as error:
             self.batches = None
             self.broken(error)

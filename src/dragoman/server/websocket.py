@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.json import Decoder
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from dragoman.core.response import default_guarantee
 from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.serialize import pack
+from dragoman.stores.serialize import size_of
 from dragoman.wire import error, json
 from dragoman.wire.json import LARGE, VALUE, Limits, marks
 from dragoman.wire.realtime import PATH as REALTIME
@@ -75,6 +75,7 @@ class Frame(Lane, frozen=True):
 
     type: str | None = None
     generate: bool | None = None
+    response: Raw = json.ABSENT
 
 
 _FRAMING = frozenset(Frame.__struct_fields__)
@@ -95,6 +96,9 @@ def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Requ
         raise FaultError(bad_request(f"{found}, and must be {CREATE!r}", "type"))
     if frame.stream_id is not None and len(frame.stream_id) > LONGEST_LANE:
         raise FaultError(bad_request(f"has more than {LONGEST_LANE} characters", "stream_id"))
+    if frame.response is not json.ABSENT:  # as in the Realtime protocol
+        problem = "holds the request; its fields stand beside type here, as in a POST"
+        raise FaultError(bad_request(problem, "response"))
     # The rest is the body of a POST. Codex and the Agents SDK send `stream` with it, too; a socket
     # streams in any case.
     request = RESPONSES.decode_request(data, limits)
@@ -443,7 +447,7 @@ class Connection(Channel):
         together, they may be as large as a body."""
         recent, limit = self._recent, self.service.settings.body_limit
         recent[record.id] = record
-        size = self._sizes[record.id] = record.size + len(pack(record.response))
+        size = self._sizes[record.id] = record.size + size_of(record.response)
         self._remembered += size
         while recent:
             size = self._remembered

@@ -10,10 +10,10 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -136,6 +136,64 @@ class Breaker:
         """Note that the store answers again."""
         self.open, self._logged = False, {}
         _log.warning("The %s store answers again.", self._kind)
+
+
+class Turns:
+    """Turns for what threads make of something large: one at a time, with pauses as long as it
+    took. They would only take the time from each other, and from all others."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._next = 0.0
+
+    async def take(self, work: Callable[..., T], *given: object) -> T:
+        """Work in a thread, when it is the turn."""
+        async with self._turn:
+            await asyncio.sleep(self._next - time.monotonic())
+            begun = time.monotonic()
+            try:
+                return await asyncio.to_thread(work, *given)
+            finally:
+                self._next = 2 * time.monotonic() - begun
+
+
+class Together:
+    """Asks once what several ask at a time, as the readers of a run do."""
+
+    def __init__(self) -> None:
+        self._asking: dict[tuple[object, ...], asyncio.Task[Any]] = {}
+
+    async def ask(
+        self,
+        key: tuple[object, ...],
+        ask: Callable[[], Coroutine[Any, Any, T]],
+        seconds: float | None = None,
+    ) -> T | None:
+        """What was found for this key: for all who ask before it is begun, since they may know of
+        more by then; or with `seconds` for all who ask until it is found. None when they are up."""
+        loop = asyncio.get_running_loop()
+        key = loop, *key
+
+        async def for_all() -> T:
+            if seconds is None:
+                del self._asking[key]
+            try:
+                return await ask()
+            finally:
+                if seconds is not None:
+                    del self._asking[key]
+
+        if (asking := self._asking.get(key)) is None:
+            asking = self._asking[key] = loop.create_task(for_all())
+            asking.add_done_callback(_seen)
+        await asyncio.wait((asking,), timeout=seconds)
+        return asking.result() if asking.done() else None
+
+
+def _seen(done: asyncio.Task[Any]) -> None:
+    """Take note of an error: nobody may wait for it any more."""
+    if not done.cancelled():
+        done.exception()
 
 
 class TooMuchError(Exception):
@@ -398,6 +456,10 @@ def _number(text: str) -> float | int:
 # ---- notifications -------------------------------------------------------------------------
 
 
+SELDOM = 0.8
+"""Seconds between two looks at the most, where those before them were in vain."""
+
+
 class Subscribers:
     """Those in one event loop who wait for something with a name, such as a run that grows."""
 
@@ -433,8 +495,8 @@ class Subscribers:
     async def wait(
         self, name: str, is_over: Callable[[], Awaitable[bool]], seconds: float, poll: float
     ) -> None:
-        """Return when it is over or time is up: asked at first, at each notification, and every
-        `poll` seconds."""
+        """Return when it is over or time is up: asked at first, at each notification, and after
+        `poll` seconds, the double, and so on up to `SELDOM`."""
         end = time.monotonic() + seconds
         async with self.subscribe(name) as notified:
             while not await is_over() and (left := end - time.monotonic()) > 0:
@@ -442,6 +504,7 @@ class Subscribers:
                     async with asyncio.timeout(min(poll, left)):
                         await notified.wait()
                 notified.clear()
+                poll = max(poll, min(2 * poll, SELDOM))
 
     async def close(self) -> None:
         """Publish what is still waiting."""

@@ -3,16 +3,19 @@
 A value begins with the name of its format: MessagePack, or JSON where a text holds half of a
 surrogate pair or a number has more than 64 bits, which MessagePack cannot hold. What is large in a
 record and often sent again (tools, instructions, the blocks of a long history) is not packed with
-it but as parts, which the SQL stores keep once, by their digests.
+it but as parts, which the SQL stores keep once, by their digests. So are the pieces of long texts:
+no other thread runs while one call packs, copies or decodes a text, however long it is.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -26,11 +29,13 @@ from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
 
 from .base import (
+    APART,
     Conversation,
     LogSegment,
     Record,
     Room,
     RunStatus,
+    StoredAnswer,
     StoreError,
     input_id,
 )
@@ -43,12 +48,13 @@ BLOCK_ITEMS, BLOCK_BYTES = 16, 4_096
 from the start, so that a history that only grows has the same blocks in every request."""
 DIGEST = 16
 """Bytes of the digest of a part."""
-
-Part = tuple[bytes, bytes]
-"""A part's digest and its bytes."""
+LONG = 256 * 1024
+"""Characters of a text beyond which it is stored in pieces of so many."""
+MANY = 4_096
+"""Members of a list beyond which no long texts are looked for in it."""
 
 _log = logging.getLogger("dragoman.stores")
-_MSGPACK, _JSON, _RECORD = b"m", b"j", b"r"
+_MSGPACK, _JSON, _RECORD, _APART = b"m", b"j", b"r", b"t"
 _encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
 
@@ -76,6 +82,15 @@ class _Deltas(Struct, omit_defaults=True, tag="deltas"):
     data: list[str]
 
 
+class _Apart(Struct, array_like=True):
+    """A packed value with a name in place of each of its long texts, which is `name` and its number
+    in `texts`: the digests of its pieces."""
+
+    name: str
+    texts: tuple[tuple[bytes, ...], ...]
+    value: bytes
+
+
 # Made here, once: threads decode, and two of them must not be the first to look at a type together
 # (msgspec 0.22 crashes when they are).
 _decoders: dict[Any, tuple[msgspec.msgpack.Decoder[Any], msgspec.json.Decoder[Any]]] = {
@@ -88,6 +103,7 @@ _decoders: dict[Any, tuple[msgspec.msgpack.Decoder[Any], msgspec.json.Decoder[An
         Record,
         Response,
         VectorStore,
+        _Apart,
         _Body,
         str,
         tuple,
@@ -108,13 +124,52 @@ def pack(value: object) -> bytes:
         return _JSON + json.dumps(msgspec.to_builtins(value)).encode()
 
 
-def unpack(data: bytes, type: Any) -> Any:
-    """The value of one of the stored types that was packed. Raises StoreError for bytes that are
-    damaged, or of another type.
+def pack_apart(value: object, tenant: str, parts: dict[bytes, bytes]) -> bytes:
+    """A value as bytes, the pieces of its long texts added to the parts.
+
+    >>> parts = {}
+    >>> data = pack_apart(("a" * LONG + "b",), "", parts)
+    >>> list(map(len, parts.values())), len(unpack(data, tuple, Parts(parts.items()))[0]) - LONG
+    ([262144, 1], 1)
+    """
+    texts: list[tuple[bytes, ...]] = []
+    name = ""
+
+    def cut(text: str) -> str:
+        if len(text) <= LONG:
+            return text
+        starts = range(0, len(text), LONG)
+        pieces = (text[at : at + LONG].encode("utf-8", "surrogatepass") for at in starts)
+        texts.append(tuple([_add(parts, tenant, piece) for piece in pieces]))
+        return ""
+
+    def named(text: str) -> str:
+        return text if len(text) <= LONG else f"{name}{next(numbers)}"
+
+    changed(value, cut)
+    data, salt = b"", count()
+    while texts and (not data or data.count(name.encode()) > len(texts)):  # the value has it, too
+        name, numbers = f"text {texts[0][0].hex()} {next(salt)} ", count()
+        data = pack(changed(value, named))
+    return _APART + _encode(_Apart(name, tuple(texts), data)) if texts else pack(value)
+
+
+def unpack(data: bytes, type: Any, parts: Parts | None = None) -> Any:
+    """The value of one of the stored types that was packed; without the parts, with other texts in
+    place of the long ones. Raises StoreError for bytes that are damaged, or of another type.
 
     >>> unpack(pack((1, "\\ud83d")), tuple)
     (1, '\\ud83d')
     """
+    if data[:1] == _APART:
+        apart: _Apart = unpack(_MSGPACK + data[1:], _Apart)
+        value, name = unpack(apart.value, type), apart.name
+        if parts is None:
+            return value
+        whole = [parts.text(digests) for digests in apart.texts]
+        return changed(
+            value, lambda text: whole[int(text[len(name) :])] if text.startswith(name) else text
+        )
     packed, spelled = _decoders[type]
     try:
         if data[:1] != _JSON:
@@ -127,7 +182,51 @@ def unpack(data: bytes, type: Any) -> Any:
         raise StoreError("A row of the store is damaged.") from error
 
 
-def pack_events(events: Iterable[Event]) -> bytes:
+def changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A value with its texts changed; the value itself where none is."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Struct):
+        own = {name: getattr(value, name) for name in value.__struct_fields__}
+        other = {name: new for name in own if (new := changed(own[name], change)) is not own[name]}
+        return replace(value, **other) if other else value
+    if isinstance(value, dict):
+        texts = {name: changed(each, change) for name, each in value.items()}
+        return texts if any(texts[name] is not value[name] for name in value) else value
+    if isinstance(value, list | tuple) and len(value) <= MANY:
+        each = [changed(one, change) for one in value]
+        if any(new is not old for new, old in zip(each, value, strict=True)):
+            return type(value)(each)
+    return value
+
+
+def texts_of(data: bytes | None) -> tuple[bytes, ...]:
+    """The digests of the pieces of long texts in a packed value."""
+    if data is None or data[:1] != _APART:
+        return ()
+    apart: _Apart = unpack(_MSGPACK + data[1:], _Apart)
+    return tuple(digest for digests in apart.texts for digest in digests)
+
+
+def size_of(value: object) -> int:
+    """How many bytes a value takes, packed."""
+    texts: list[str] = []
+
+    def counted(text: str) -> str:
+        if len(text) > LONG:
+            texts.append(text)
+            return ""
+        return text
+
+    size = len(pack(changed(value, counted)))
+    for text in texts:
+        for start in range(0, 0 if text.isascii() else len(text), LONG):
+            size += len(text[start : start + LONG].encode("utf-8", "surrogatepass"))
+        size += len(text) if text.isascii() else 0
+    return size
+
+
+def pack_events(events: Iterable[Event], pack: Callable[[object], bytes] = pack) -> bytes:
     """Events as bytes: deltas of text in a row are packed as one, since each is a few letters."""
     packed: list[Event | _Deltas] = []
     run: _Deltas | None = None
@@ -145,10 +244,10 @@ def pack_events(events: Iterable[Event]) -> bytes:
     return pack(packed)
 
 
-def unpack_events(data: bytes) -> tuple[Event, ...]:
+def unpack_events(data: bytes, parts: Parts | None = None) -> tuple[Event, ...]:
     """Events that were packed, by `pack_events` or, in earlier versions, each by itself."""
     events: list[Event] = []
-    for event in unpack(data, tuple[Event | _Deltas, ...]):
+    for event in unpack(data, tuple[Event | _Deltas, ...], parts):
         if isinstance(event, _Deltas):
             events += [Delta(event.index, event.part_index, event.kind, d) for d in event.data]
         elif isinstance(event, Delta) and isinstance(event.data, dict):
@@ -162,9 +261,12 @@ def unpack_events(data: bytes) -> tuple[Event, ...]:
 # ---- records -------------------------------------------------------------------------------
 
 
-def pack_record(record: Record) -> tuple[bytes, list[Part]]:
-    """A record as bytes, without what has a column of its own, and the parts it refers to."""
-    request, parts = record.request, list[Part]()
+def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]]:
+    """A record as bytes, without what has a column of its own, and its response; and the parts they
+    refer to, by their digests."""
+    request, parts = record.request, dict[bytes, bytes]()
+    large = record.size > APART
+    packed = partial(pack_apart, tenant=record.tenant, parts=parts) if large else pack
     body = _Body(
         request,
         record.status if record.response is None else "in_progress",
@@ -173,18 +275,19 @@ def pack_record(record: Record) -> tuple[bytes, list[Part]]:
         record.background,
         record.conversation,
     )
-    data = pack(body)
-    if len(data) > LARGE:
-        body.blocks, items = _blocks(parts, record.tenant, request.items)
+    data = b"" if large else pack(body)
+    if large or len(data) > LARGE:
+        body.blocks, items = _blocks(parts, record.tenant, request.items, packed)
         body.request = replace(request, items=items)
         if request.instructions is not None and len(request.instructions) > LARGE:
-            body.instructions = _add(parts, record.tenant, pack(request.instructions))
+            body.instructions = _add(parts, record.tenant, packed(request.instructions))
             body.request = replace(body.request, instructions=None)
-        if request.tools and len(tools := pack(request.tools)) > LARGE:
+        if request.tools and len(tools := packed(request.tools)) > LARGE:
             body.tools = _add(parts, record.tenant, tools)
             body.request = replace(body.request, tools=())
-        data = pack(body)
-    return _RECORD + data, parts
+        data = packed(body)
+    response = None if record.response is None else packed(record.response)
+    return _RECORD + data, response, parts
 
 
 def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
@@ -192,9 +295,9 @@ def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
     the digests of its parts, its response, and the owner, lease and wish for the end of its run."""
     id, tenant, wire, created_at, previous, data, metadata, _, packed = row[:9]
     owner, lease, cancelling = row[9:12]
-    response = None if packed is None else unpack(packed, Response)
+    response = None if packed is None else unpack(packed, Response, parts)
     whole = data[:1] != _RECORD  # a version packed records whole, items with the ids we derive
-    body: Any = unpack(data, Record) if whole else unpack(data[1:], _Body)
+    body: Any = unpack(data, Record) if whole else unpack(data[1:], _Body, parts)
     request: Request = body.request
     if whole:
         given = (
@@ -256,8 +359,9 @@ class Parts:
 
     def __init__(self, rows: Iterable[Sequence[Any]] = (), room: Room | None = None) -> None:
         self._packed = {bytes(digest): data for digest, data in rows}
-        self._values: dict[bytes, Any] = {}
+        self._values: dict[bytes | tuple[bytes, ...], Any] = {}
         self._room = room or Room()
+        self.size = sum([len(data) for data in self._packed.values()])
 
     def have(self, digests: Iterable[bytes]) -> bool:
         """Whether all of these parts are there."""
@@ -270,19 +374,32 @@ class Parts:
     def value(self, digest: bytes, type: Any) -> Any:
         """The value of a part."""
         if digest not in self._values:
-            self._values[digest] = unpack(self._packed[digest], type)
+            self._values[digest] = unpack(self._packed[digest], type, self)
         return self._values[digest]
 
+    def text(self, digests: tuple[bytes, ...]) -> str:
+        """A long text, by its pieces."""
+        self.take(digests)
+        if digests not in self._values:
+            pieces = (self._packed[digest] for digest in digests)
+            text = "".join([str(piece, "utf-8", "surrogatepass") for piece in pieces])
+            self._values[digests] = text
+        whole: str = self._values[digests]
+        return whole
 
-def _add(parts: list[Part], tenant: str, data: bytes) -> bytes:
+
+def _add(parts: dict[bytes, bytes], tenant: str, data: bytes) -> bytes:
     """Note a part. Its digest is the tenant's own, so that nothing is shared between tenants."""
     digest = sha256(tenant.encode(errors="surrogatepass") + b"\0" + data).digest()[:DIGEST]
-    parts.append((digest, data))
+    parts[digest] = data
     return digest
 
 
 def _blocks(
-    parts: list[Part], tenant: str, items: tuple[Item, ...]
+    parts: dict[bytes, bytes],
+    tenant: str,
+    items: tuple[Item, ...],
+    pack: Callable[[object], bytes],
 ) -> tuple[tuple[bytes, ...], tuple[Item, ...]]:
     """Note the blocks of a list of items; gives their digests and the items behind the last."""
     blocks: list[bytes] = []
@@ -291,7 +408,8 @@ def _blocks(
     for place, item in enumerate(items, 1):
         packed.append(pack(item))
         size += len(packed[-1])
-        if size >= BLOCK_BYTES or len(packed) == BLOCK_ITEMS:
+        apart = packed[-1][:1] == _APART
+        if apart or size >= BLOCK_BYTES or len(packed) == BLOCK_ITEMS:
             blocks.append(_add(parts, tenant, _joined(packed) or pack(items[start:place])))
             start, size = place, 0
             packed.clear()
@@ -322,11 +440,16 @@ def unpack_records(rows: Sequence[Sequence[Any]], parts: Parts) -> list[Record]:
     ]
 
 
+def unpack_answers(rows: Sequence[Sequence[Any]], parts: Parts) -> dict[str, StoredAnswer]:
+    """The answers of rows, by their ids."""
+    return {id: StoredAnswer(model_of(a), unpack(b, Response, parts)) for id, a, b, *_ in rows}
+
+
 def unpack_items(rows: Sequence[Sequence[Any]]) -> tuple[Item, ...]:
     """The items of rows."""
     return tuple([unpack(data, Item) for (data,) in rows])
 
 
-def unpack_segments(rows: Sequence[Sequence[Any]]) -> tuple[LogSegment, ...]:
+def unpack_segments(rows: Sequence[Sequence[Any]], parts: Parts) -> tuple[LogSegment, ...]:
     """The segments of rows: the place of each, and its events."""
-    return tuple([LogSegment(place, unpack_events(data)) for place, data in rows])
+    return tuple([LogSegment(place, unpack_events(data, parts)) for place, data in rows])

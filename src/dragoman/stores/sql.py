@@ -40,7 +40,9 @@ from .base import (
     StoredAnswer,
     StoreError,
     Subscribers,
+    Together,
     TooMuchError,
+    Turns,
     call_digests,
     reading,
     slowness,
@@ -48,13 +50,17 @@ from .base import (
 from .files import Files
 from .retention import SWEPT, Retention
 from .serialize import (
+    BLOCK_BYTES,
+    DIGEST,
     PARTS,
     Parts,
     digests,
-    model_of,
     pack,
+    pack_apart,
     pack_events,
+    texts_of,
     unpack,
+    unpack_answers,
     unpack_items,
     unpack_records,
     unpack_segments,
@@ -75,6 +81,7 @@ from .statements import (
     Row,
     Steps,
     Values,
+    add_parts,
     add_to,
     append,
     bound,
@@ -126,8 +133,9 @@ class Store(Files):
         self._retention = kept or Retention()
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
-        self._working = asyncio.Lock()
+        self.turns = Turns()
         self._packing = asyncio.Lock()
+        self._asked = Together()
 
     @property
     def secret(self) -> bytes:
@@ -164,7 +172,7 @@ class Store(Files):
         """Insert a record that is packed in a thread, and written before the next such is packed:
         their bytes are counted once only."""
         async with self._packing:
-            inserts = await asyncio.to_thread(inserts_of, record)
+            inserts = await self.turns.take(inserts_of, record)
             await self._transact(inserts + more, steps)
 
     def put(
@@ -185,13 +193,14 @@ class Store(Files):
             return self._transact_large(record, [], steps)
         return self._transact(inserts_of(record), steps)
 
-    async def append(self, id: str, segment: LogSegment, size: int = 0) -> None:
+    async def append(self, id: str, segment: LogSegment, size: int = 0, tenant: str = "") -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
         so is one for a run that has ended or is not known. `size` is in bytes, where it is so large
-        that it is packed in a thread."""
-        few, events = size <= APART, segment.events
-        data = pack_events(events) if few else await self.apart(size, pack_events, events)
-        if not await self._transact((), partial(append, id, segment, data)):
+        that it is packed in a thread, for the `tenant` of the run."""
+        parts: dict[bytes, bytes] = {}
+        pack_all = partial(pack_apart, tenant=tenant, parts=parts) if size > APART else pack
+        data = await self.apart(size, pack_events, segment.events, pack_all)
+        if not await self._transact((), partial(append, id, segment, data, parts)):
             raise ConflictError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -203,38 +212,43 @@ class Store(Files):
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
         size: int = 0,
+        tenant: str = "",
     ) -> Awaitable[bool]:
         """End a run with its response, the last segment of its log, the items it adds to its
         conversation, and the messages that announce its end, in one step. An item whose id is
         taken in the conversation gets another. False, and nothing is written, when the run had
         ended before or is not known. `size` is in bytes, where the answer is so large that it is
-        packed in a thread."""
+        packed in a thread, for the `tenant` of the run."""
 
         def made() -> Callable[[], Steps[bool]]:
-            data = pack(response)
-            events = b"" if segment is None else pack_events(segment.events)
+            parts: dict[bytes, bytes] = {}
+            packed = partial(pack_apart, tenant=tenant, parts=parts) if size > APART else pack
+            data = packed(response)
+            events = b"" if segment is None else pack_events(segment.events, packed)
             others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
             keys, calls = index_keys(others), call_digests(response)
 
             def steps() -> Steps[bool]:
-                if segment is not None and not (yield from append(id, segment, events)):
+                if parts:
+                    yield from add_parts(id, parts)
+                if segment is not None and not (yield from append(id, segment, events, {})):
                     return False
                 live = yield _END, (id,)
                 if not live:
                     return False
-                ((seq, tenant, conversation),) = live
+                ((seq, owner, conversation),) = live
                 yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
                 for statement, found in ((INDEX, keys), (CALL, calls)):
                     for key in found:
-                        yield statement, (id, tenant, key)
-                yield from add_to(tenant, conversation, items, messages)
+                        yield statement, (id, owner, key)
+                yield from add_to(owner, conversation, items, messages)
                 return True
 
             return steps
 
         async def apart() -> bool:
             async with self._packing:
-                return await self._transact((), await asyncio.to_thread(made))
+                return await self._transact((), await self.turns.take(made))
 
         ending = asyncio.ensure_future(apart() if size > APART else self._transact((), made()))
         ending.add_done_callback(lambda _: self._pubsub.publish_soon(id))
@@ -289,7 +303,9 @@ class Store(Files):
             listed = places(len(keys), 2)
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item IN ({listed})))"""
-            statement = f"SELECT r.seq, {SIZE} FROM responses r {_ENDS} WHERE {where}"
+            # With blocks of its input, each of a few kilobytes; long texts are more.
+            size = f"{SIZE} + {BLOCK_BYTES // DIGEST} * coalesce(length(r.parts), 0)"
+            statement = f"SELECT r.seq, {size} FROM responses r {_ENDS} WHERE {where}"
             for seq, size in await self._read(statement, tenant, *keys):
                 sizes[seq] = size
         room.seen += sum(sizes.values())
@@ -325,7 +341,7 @@ class Store(Files):
             room.read(size)
             if None in [row[1] for row in rows]:
                 rows = await self._read(f"{_ANSWER} {tail}", tenant, *some)
-            found |= await self.apart(size, _answers, rows)
+            found |= await self._whole_of([row[2] for row in rows], unpack_answers, rows, room=room)
         return tuple(found.values())
 
     async def log_size(self, id: str, most: int) -> tuple[int, int]:
@@ -343,18 +359,21 @@ class Store(Files):
 
     async def log(self, id: str, first: int = 0, most: int = 2**31) -> tuple[LogSegment, ...]:
         """The log from this index on, in order, `most` segments of it; nothing at its end."""
+        return await self._asked.ask((id, first, most), partial(self._log, id, first, most)) or ()
+
+    async def _log(self, id: str, first: int, most: int) -> tuple[LogSegment, ...]:
         statement = """SELECT s.first, s.events FROM segments s
             JOIN responses r ON r.seq = s.seq WHERE r.id = $1 AND s.first >= coalesce(
                 (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
             ORDER BY s.first LIMIT $3"""
         rows = await self._read(statement, id, first, most)
         if rows:
-            log = await self.apart(sum([len(data) for _, data in rows]), unpack_segments, rows)
+            log = await self._whole_of([data for _, data in rows], unpack_segments, rows)
         else:
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"
             log = ()
             for (data,) in await self._read(whole, id):
-                response = await self.apart(len(data), unpack, data, Response)
+                response = await self._whole_of([data], unpack, data, Response)
                 log = (LogSegment(0, tuple(unfold(response))),)
         from_here: list[LogSegment] = []
         for segment in log:
@@ -362,14 +381,23 @@ class Store(Files):
                 from_here.append(LogSegment(segment.first + skip, segment.events[skip:]))
         return tuple(from_here)
 
-    async def wait(self, id: str, length: int, seconds: float) -> None:
-        """Return when the log is longer than this, when the run has ended, or when time is up."""
+    async def wait(self, id: str, length: int, seconds: float) -> bool:
+        """Return when the log is longer than this, when the run has ended, or when time is up.
+        Gives whether the run goes on, as far as is known."""
 
-        async def is_over() -> bool:
-            rows = await self._read(f"SELECT {LENGTH} {LIVE}", id)
-            return not rows or rows[0][0] > length
+        async def looked() -> bool:
+            live = True
 
-        await self._pubsub.wait(id, is_over, seconds, self.POLL)
+            async def is_over() -> bool:
+                nonlocal live
+                rows = await self._read(f"SELECT {LENGTH} {LIVE}", id)
+                live = bool(rows)
+                return not rows or rows[0][0] > length
+
+            await self._pubsub.wait(id, is_over, seconds, self.POLL)
+            return live
+
+        return await self._asked.ask((id, length), looked, seconds) is not False
 
     async def list_responses(
         self, tenant: str, wire: str | None, paging: Paging, room: Room | None = None
@@ -403,12 +431,8 @@ class Store(Files):
         return gone > 0
 
     async def apart(self, size: int, work: Callable[..., T], *given: object) -> T:
-        """What is made of so many bytes; in a thread where they are many, one at a time: they would
-        only take the time from each other."""
-        if size <= APART:
-            return work(*given)
-        async with self._working:
-            return await asyncio.to_thread(work, *given)
+        """What is made of so many bytes; in a thread where they are many, when it is the turn."""
+        return work(*given) if size <= APART else await self.turns.take(work, *given)
 
     async def _records(self, tail: str, *values: object, room: Room | None = None) -> list[Record]:
         columns = RECORD if room is None else FITTING
@@ -422,11 +446,22 @@ class Store(Files):
     async def _recorded(self, rows: Sequence[Row], room: Room | None = None) -> list[Record]:
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
         between the two statements. Raises TooMuchError where there is no room for the parts."""
-        room = room or Room()
-        found: list[Row] = []
-        for some in chunks(
-            {digest for row in rows if row[PARTS] for digest in digests(row[PARTS])}
-        ):
+        packed = [data for row in rows for data in (row[DATA], row[RESPONSE_DATA] or b"")]
+        wanted = {digest for row in rows for digest in digests(row[PARTS])}
+        return await self._whole_of(packed, unpack_records, rows, more=wanted, room=room)
+
+    async def _whole_of(
+        self,
+        packed: Sequence[bytes],
+        work: Callable[..., T],
+        *given: object,
+        more: Iterable[bytes] = (),
+        room: Room | None = None,
+    ) -> T:
+        """What is made of packed values, with the pieces of their long texts and the parts with
+        these digests. Raises TooMuchError where there is no room for them."""
+        room, found = room or Room(), list[Row]()
+        for some in chunks({*more, *[digest for data in packed for digest in texts_of(data)]}):
             where = f"WHERE digest IN ({places(len(some), 2)})"
             statement = f"""SELECT digest, CASE WHEN size <= $1 THEN data END, size FROM parts,
                 (SELECT sum(length(data)) AS size FROM parts {where}) AS sizes {where}"""
@@ -438,9 +473,8 @@ class Store(Files):
                 room.hold(data[0][-1])
                 data = await self._read(statement, data[0][-1], *some)
             found += [row[:2] for row in data if row[1] is not None]
-        size = sum([len(row[DATA]) + len(row[RESPONSE_DATA] or b"") for row in rows])
-        size += sum([len(data) for _, data in found])
-        return await self.apart(size, unpack_records, rows, Parts(found, room))
+        parts = Parts(found, room)
+        return await self.apart(parts.size + sum(map(len, packed)), work, *given, parts)
 
     # ---- leases --------------------------------------------------------------------------
 
@@ -664,7 +698,3 @@ class Store(Files):
     async def _compact(self) -> None:
         """Give the system the room back that was left."""
         return
-
-
-def _answers(rows: Sequence[Row]) -> dict[str, StoredAnswer]:
-    return {id: StoredAnswer(model_of(a), unpack(b, Response)) for id, a, b, *_ in rows}

@@ -22,7 +22,7 @@ from .base import (
     index_key,
     tenant_name,
 )
-from .serialize import pack, pack_record
+from .serialize import digests, pack, pack_record
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -86,6 +86,8 @@ _ONCE = "ON CONFLICT DO NOTHING"
 RUN = f"INSERT INTO runs (seq, owner, lease, conversation) VALUES ({_SEQ}, $2, $3, $4)"
 _PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
 _USE = f"INSERT INTO part_uses (seq, digest) VALUES ({_SEQ}, $2) {_ONCE}"
+_USE_MORE = f"""INSERT INTO part_uses (seq, digest) SELECT seq, $2 FROM responses WHERE id = $1
+    {_ONCE}"""
 INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
 CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
     ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
@@ -105,7 +107,7 @@ DATA, RESPONSE_DATA = 5, 8  # the columns of what is large
 
 def inserts_of(record: Record) -> list[Insert]:
     """The rows of a record, with its response if it has ended; that of the response first."""
-    data, parts = pack_record(record)
+    data, response, parts = pack_record(record)
     row = bound(
         (
             record.id,
@@ -113,10 +115,10 @@ def inserts_of(record: Record) -> list[Insert]:
             record.wire,
             record.created_at,
             record.previous,
-            b"".join([digest for digest, _ in parts]) or None,
+            b"".join(parts) or None,
             None if record.metadata is None else pack(record.metadata),
             data,
-            None if record.response is None else pack(record.response),
+            response,
         )
     )
     id, tenant = row[:2]
@@ -124,14 +126,13 @@ def inserts_of(record: Record) -> list[Insert]:
     # Uses come before parts: from here on _LOCK_USES makes a deletion wait, so that it does not
     # remove a part that is found to be there. In one order, because two servers that inserted the
     # same parts in different orders would deadlock.
-    parts.sort()
-    inserts += [(_USE, (id, digest)) for digest, _ in parts]
-    inserts += [(_PART, part) for part in parts]
+    inserts += [(_USE, (id, digest)) for digest in sorted(parts)]
+    inserts += [(_PART, part) for part in sorted(parts.items())]
     items = record.request.items
-    if (response := record.response) is not None:
-        items += response.output
+    if record.response is not None:
+        items += record.response.output
         if Reasoning in map(type, items):
-            inserts += [(CALL, (id, tenant, digest)) for digest in call_digests(response)]
+            inserts += [(CALL, (id, tenant, digest)) for digest in call_digests(record.response)]
     own = f"_{record.id}_"
     if others := [item.id for item in items if item.id and own not in item.id]:
         inserts += [(INDEX, (id, tenant, key)) for key in index_keys(others)]
@@ -158,8 +159,24 @@ HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
 """Locks the conversation, so that two servers do not give items the same place."""
 
 
-def append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
+def add_parts(id: str, parts: dict[bytes, bytes]) -> Steps[None]:
+    """Add parts to a response that is there; the first step of a transaction, as with the uses of
+    parts it has to wait for a deletion while nothing is locked that that needs."""
+    for digest in sorted(parts):
+        yield _USE_MORE, (id, digest)
+    statement = "SELECT parts FROM responses WHERE id = $1"
+    if rows := (yield statement, (id,)):
+        for part in sorted(parts.items()):
+            yield _PART, part
+        known = rows[0][0] or b""
+        more = b"".join(parts.keys() - set(digests(known)))
+        yield "UPDATE responses SET parts = $2 WHERE id = $1", (id, known + more)
+
+
+def append(id: str, segment: LogSegment, events: bytes, parts: dict[bytes, bytes]) -> Steps[bool]:
     """Add to a log; False where no such run is live. Raises StoreError for a gap."""
+    if parts:
+        yield from add_parts(id, parts)
     if (yield _APPEND, (id, segment.first, len(segment.events), events)):
         return True
     if (yield f"SELECT u.seq {LIVE}", (id,)):

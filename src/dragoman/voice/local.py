@@ -15,13 +15,11 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.sound import RATE
 
 from . import worker
-from .sound import EXTRA, Resampler, resampled
+from .sound import EXTRA, Resampler
 from .speech import Listening, Piece, Places, Speaking, Word, failed
 
 _SECONDS = 300.0
 """How long a library may take for the next piece of an answer: some load large models first."""
-_HEARD_AT = 16_000
-"""Samples a second that recognisers want."""
 _MOST = 2
 """Processes of one library."""
 
@@ -57,7 +55,9 @@ class _Process:
         return process
 
     def order(self, head: dict[str, Any], data: bytes) -> None:
-        cast(StreamWriter, self._process.stdin).write(worker.message(head, data))
+        stdin = cast(StreamWriter, self._process.stdin)
+        stdin.write(worker.line(head, data))
+        stdin.write(data)
 
     async def answers(self, name: str) -> AsyncGenerator[worker.Answer, None]:
         """What it answers to the order that was given. Raises FaultError."""
@@ -172,9 +172,9 @@ class LocalTranscriber(Library):
             "prompt": asked.prompt,
             "words": asked.words,
             "recording": asked.recording,
+            "rate": RATE,
         }
-        sound = resampled(pcm, RATE, _HEARD_AT)
-        async with aclosing(self.ask(order, sound)) as answers:
+        async with aclosing(self.ask(order, pcm)) as answers:
             async for head, _ in answers:
                 words = [Word(*each) for each in head["words"]]
                 yield Piece(head["text"], head.get("start"), head.get("end"), tuple(words))

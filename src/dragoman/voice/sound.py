@@ -56,7 +56,11 @@ def level(pcm: bytes) -> float:
     """
     samples = samples_of(pcm)
     mean = sum(samples) / len(samples)
-    power = sum(map(mul, samples, samples)) / len(samples) - mean * mean
+    return decibels(sum(map(mul, samples, samples)) / len(samples) - mean * mean)
+
+
+def decibels(power: float) -> float:
+    """The mean square of samples in dB of full scale."""
     return 10 * math.log10(max(power, 1.0)) - _FULL_SCALE
 
 
@@ -169,11 +173,6 @@ class Resampler:
             self._open()
             self._half = b""
         return made.round().clip(-32_768, 32_767).astype("<i2").tobytes()
-
-
-def resampled(pcm: bytes, source: int, target: int) -> bytes:
-    """All of some sound at another rate."""
-    return Resampler(source, target).feed(pcm, last=True)
 
 
 _TAPS, _THREE = 47, RATE // TELEPHONE_RATE

@@ -15,7 +15,11 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Answer = tuple[dict[str, Any], bytes]
 Engine = Callable[[dict[str, Any], bytes], Iterator[Answer]]
@@ -30,14 +34,25 @@ def read(stream: BinaryIO) -> Answer | None:
     return head, stream.read(head.get("size", 0))
 
 
-def message(head: dict[str, Any], data: bytes = b"") -> bytes:
-    """A message."""
-    return json.dumps({**head, "size": len(data)}).encode() + b"\n" + data
+def line(head: dict[str, Any], data: bytes) -> bytes:
+    """The line of a message; its data follows, which may be long."""
+    return json.dumps({**head, "size": len(data)}).encode() + b"\n"
 
 
-_SPHINX_RATE = 16_000
-_SPHINX_SECOND = 2 * _SPHINX_RATE
-_LONGEST = 30 * _SPHINX_SECOND
+def at_16k(order: dict[str, Any], pcm: bytes) -> NDArray[np.float32]:
+    """The samples of an order's sound at 16 kHz, which recognisers want."""
+    import numpy as np
+
+    soxr = import_module("soxr")
+
+    sound = np.frombuffer(pcm, dtype="<i2").astype(np.float32)
+    made: NDArray[np.float32] = soxr.resample(sound, order["rate"], _RATE)
+    return made
+
+
+_RATE = 16_000
+_SECOND = 2 * _RATE
+_LONGEST = 30 * _SECOND
 """Bytes of a recording that are recognised at once, at the most."""
 _EDGE = 0.2
 """Seconds of silence around each: without it, 5 of 32 sentences got a wrong word at their end."""
@@ -52,7 +67,7 @@ def pocketsphinx(grammar: str) -> Engine:
     import numpy as np
 
     library = import_module("pocketsphinx")
-    decoder = library.Decoder(samprate=_SPHINX_RATE, loglevel="FATAL")
+    decoder = library.Decoder(samprate=_RATE, loglevel="FATAL")
     written: dict[str, str] = {}
     if grammar:
         file = Path(__file__).with_name("pocket.gram") if grammar == "pocket" else Path(grammar)
@@ -62,16 +77,15 @@ def pocketsphinx(grammar: str) -> Engine:
         decoder.add_jsgf_string("grammar", text.encode())
         decoder.activate_search("grammar")
 
-    def in_a_room(pcm: bytes, noise: np.random.Generator) -> bytes:
+    def in_a_room(sound: NDArray[np.float32], noise: np.random.Generator) -> bytes:
         """The model was trained in rooms: where there is no noise at all, it understands less."""
-        sound = np.frombuffer(pcm, dtype="<i2")
         noisy = sound + noise.normal(0, _ROOM, len(sound))
-        return bytes(noisy.clip(-32_768, 32_767).astype("<i2").tobytes())
+        return bytes(noisy.round().clip(-32_768, 32_767).astype("<i2").tobytes())
 
     def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
-        noise, space = np.random.default_rng(1), ""
+        noise, space, sound = np.random.default_rng(1), "", at_16k(order, pcm)
         turn = order["recording"] is False
-        for start, said in [(0.0, in_a_room(pcm, noise))] if turn else utterances(pcm, noise):
+        for start, said in [(0.0, in_a_room(sound, noise))] if turn else utterances(sound, noise):
             decoder.start_utt()
             decoder.process_raw(said, full_utt=True)
             decoder.end_utt()
@@ -80,7 +94,7 @@ def pocketsphinx(grammar: str) -> Engine:
             text = " ".join([written.get(word, word) for word in found.hypstr.split()])
             head: dict[str, Any] = {"text": space + text[:1].upper() + text[1:]}
             if not turn:
-                end = start + len(said) / _SPHINX_SECOND
+                end = start + len(said) / _SECOND
                 head |= {"start": max(start + _EDGE, 0.0), "end": end - _EDGE}
             yield head | {"words": [*times(start)] if order["words"] else []}, b""
             space = " "
@@ -93,22 +107,24 @@ def pocketsphinx(grammar: str) -> Engine:
                 begin, end = start + each.start_frame / 100, start + (each.end_frame + 1) / 100
                 yield written.get(word, word), max(begin, 0.0), end
 
-    def utterances(pcm: bytes, noise: np.random.Generator) -> Iterator[tuple[float, bytes]]:
+    def utterances(
+        sound: NDArray[np.float32], noise: np.random.Generator
+    ) -> Iterator[tuple[float, bytes]]:
         """What is said in a recording, with the seconds at which it begins. A grammar takes all
         that it hears for one sentence, and needs some silence around it."""
-        ears = library.Endpointer(sample_rate=_SPHINX_RATE)
-        before = bytes(_SPHINX_SECOND // 2)  # what is said at once is not found
-        pcm, size = before + pcm + before, ears.frame_bytes
-        edge = in_a_room(bytes(int(_EDGE * _SPHINX_SECOND)), noise)
+        ears = library.Endpointer(sample_rate=_RATE)
+        size = ears.frame_bytes // 2
+        sound = np.pad(sound, _RATE // 2)  # what is said at once is not found
+        edge = in_a_room(np.zeros(int(_EDGE * _RATE), np.float32), noise)
         held, begin, end = b"", 0.0, -0.5
-        for place in range(0, len(pcm) - size + 1, size):
-            heard = ears.process(in_a_room(pcm[place : place + size], noise))
+        for frame in np.split(sound, range(size, len(sound), size))[:-1]:
+            heard = ears.process(in_a_room(frame, noise))
             if heard is not None:
                 begin = begin if held else max(ears.speech_start - 0.5, end)
                 held += heard
             if held and (not ears.in_speech or len(held) > _LONGEST):
                 yield begin - _EDGE, edge + held + edge
-                held, end = b"", begin + len(held) / _SPHINX_SECOND
+                held, end = b"", begin + len(held) / _SECOND
 
     return transcribe
 
@@ -137,14 +153,11 @@ def spoken_grammar(text: str) -> tuple[str, dict[str, str]]:
 
 def faster_whisper(model: str) -> Engine:
     """Whisper by CTranslate2: a model by name, which it downloads once, or a folder."""
-    import numpy as np
-
     whisper = import_module("faster_whisper").WhisperModel(model or "base", device="auto")
 
     def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
-        sound = np.frombuffer(pcm, dtype="<i2").astype(np.float32) / 32_768
         segments, _ = whisper.transcribe(
-            sound,
+            at_16k(order, pcm) / 32_768,
             language=order["language"],
             initial_prompt=order["prompt"],
             word_timestamps=order["words"],
@@ -210,7 +223,8 @@ def main(name: str, option: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
 
     def answer(head: dict[str, Any], data: bytes = b"") -> None:
-        answers.write(message(head, data))
+        answers.write(line(head, data))
+        answers.write(data)
         answers.flush()
 
     try:

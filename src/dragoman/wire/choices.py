@@ -383,7 +383,8 @@ class ChoicesDecoder:
         """No more bytes will come: the answer ends now, as what it is."""
         turn = self._turn
         if self._whole is not None and not turn.over:
-            self._read_whole(bytes(self._whole))
+            whole, self._whole = bytes(self._whole), bytearray()  # it may be large
+            self._read_whole(whole)
         elif not turn.over:
             if self._rest:
                 self._template = None

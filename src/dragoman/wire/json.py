@@ -28,6 +28,8 @@ from msgspec.structs import fields as struct_fields
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import JSON
 
+from .pieces import in_pieces
+
 MAX_DEPTH = 256
 MAX_ANSWER = 64 * 1024 * 1024
 """The largest answer that is read as one JSON value, in bytes."""
@@ -298,17 +300,17 @@ def decode_strings(each: Sequence[bytes]) -> list[str]:
     return cast(list[str], texts[:good])
 
 
-def dump(value: JSON) -> bytes:
-    """Encode as compact JSON, keys in the order they have.
+def dump(value: JSON, more: bytes = b"") -> bytes:
+    """Encode as compact JSON, keys in the order they have; behind those of an object, `more` that
+    is encoded already.
 
     A lone surrogate becomes U+FFFD.
     """
     try:
-        return _encoder.encode(value)
-    except UnicodeEncodeError:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=value_of)
-        units = text.encode("utf-16-le", "surrogatepass")
-        return units.decode("utf-16-le", "replace").encode()
+        data = _encoder.encode(value)
+    except (TypeError, UnicodeEncodeError):
+        return in_pieces(value, more, value_of)
+    return b"%b,%b}" % (data[:-1], more) if more else data
 
 
 def dump_all(values: Sequence[JSON]) -> bytes:

@@ -336,6 +336,10 @@ BOUND = Row("(guided_regex …)", "refused", "this wire has no such bound on an 
 """Fields that some servers enforce: an answer that ignores them is no answer."""
 BUDGET = Row("ReasoningOptions.thinking", "emulated", "an effort stands for it")
 """How Messages says how much a model thinks; its decoder has found an effort for that."""
+SERVERS = Row(
+    "mcp_servers", "refused", "its tools would be missing; only a Messages server calls them"
+)
+"""What servers of tools a request of Messages names: an answer without them is no answer."""
 _QUIET = frozenset({"system_fingerprint", "timings"})
 """How a server worked: in every answer of some servers, where it would drown the rest."""
 _NESTED = frozenset({"text", "response_format", "json_schema", "function", "custom"})
@@ -449,6 +453,8 @@ def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[Not
             yield from _unknown(value, field, place)
         elif field in CONSTRAINT_FIELDS or field == "response_format.type":
             yield field, BOUND.action, BOUND.why, place
+        elif field == SERVERS.field and value:
+            yield field, SERVERS.action, SERVERS.why, place
         elif field == "reasoning.thinking" and value.get("type") in ("enabled", "disabled"):
             yield field, BUDGET.action, BUDGET.why, place
         else:

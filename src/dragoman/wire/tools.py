@@ -9,7 +9,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.item import JSON, Extra
+from dragoman.core.item import JSON, Extra, Item, Unknown
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -59,6 +59,32 @@ def _without_secrets(tool: Tool) -> Tool:
             return tool if fit is members else replace(tool, tools=fit)
         case _:
             return tool
+
+
+def without_keys(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Items as they may be stored: those that offer tools, without the credentials for MCP servers.
+
+    >>> tool = {"type": "mcp", "headers": {"x-key": "k"}}
+    >>> without_keys((Unknown("responses", "additional_tools", {"tools": [tool]}),))[0].value
+    {'tools': [{'type': 'mcp'}]}
+    """
+    return tuple(
+        [
+            replace(item, value=_without_keys(item.value))
+            if isinstance(item, Unknown) and isinstance(item.value.get("tools"), list)
+            else item
+            for item in items
+        ]
+    )
+
+
+def _without_keys(value: dict[str, JSON]) -> dict[str, JSON]:
+    """A tool, or what has tools."""
+    gone: frozenset[str] = _SECRETS if value.get("type") == "mcp" else frozenset()
+    kept = {name: field for name, field in value.items() if name not in gone}
+    if isinstance(tools := kept.get("tools"), list):
+        kept["tools"] = [_without_keys(t) if isinstance(t, dict) else t for t in tools]
+    return kept
 
 
 class ToolCodec:

@@ -296,7 +296,7 @@ async def test_gaps_are_silence_and_a_second_channel_is_closed() -> None:
     await peer.close()
 
 
-OFFER = "v=0\r\nm=audio 9 UDP/TLS/RTP/SAVPF 96\r\na=rtpmap:96 opus/48000/2\r\n"
+OFFER = "v=0\r\nm=audio 9 UDP/TLS/RTP/SAVPF 96\r\na=mid:0\r\na=rtpmap:96 opus/48000/2\r\n"
 
 
 def form(**fields: str) -> tuple[str, dict[str, str]]:
@@ -328,6 +328,8 @@ async def test_what_cannot_be_answered_is_refused_and_says_why(monkeypatch) -> N
         ("/rtc_1/dance", "", plain, 404, "hangup"),
         ("/rtc_1/hangup", "", plain, 404, "no call"),
     ]
+    offer = (await Phone(0).offer()).replace("BUNDLE 0", "BUNDLE 9")
+    rows.append(("?model=m", offer, plain, 400, "names one"))
     places: list[tuple[Any, Settings, list[Any]]] = [
         (None, Settings(), rows),
         (None, several, [("?model=m", OFFER, plain, 400, "workers = 1")]),
@@ -391,6 +393,8 @@ def test_what_is_played_is_known_to_the_frame() -> None:
     play.add("r6", "i6", 0, b"i" * FRAME)
     assert [play.next_frame() for _ in range(2)] == [b"h" * FRAME, b"i" * FRAME]
     assert [event.state for event in told[4:]] == ["started", "stopped", "started"]
+    play.end("r6")  # it was cancelled, with text that was not spoken yet
+    assert [(cut.item_id, cut.audio_end_ms) for cut in play.clear()] == [("i6", 20)]
 
 
 class Wire:

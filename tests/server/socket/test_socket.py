@@ -321,6 +321,10 @@ async def test_too_many_lanes_and_turns_are_refused(monkeypatch) -> None:
         ),
         ('{"type": "response.create", "model": "m", "input": "Hi", "stream_id": 3}', "stream_id"),
         ('{"type": "response.create", "model": "m", "input": "Hi", "generate": 3}', "generate"),
+        (
+            '{"type": "response.create", "response": {"model": "m", "input": "Hi"}}',
+            "response",
+        ),
         ("[" * 2000, None),
     ],
 )

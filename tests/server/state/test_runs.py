@@ -171,11 +171,11 @@ class Held:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inside, name)
 
-    async def append(self, id: str, segment: LogSegment, size: int) -> None:
+    async def append(self, id: str, segment: LogSegment, size: int, tenant: str) -> None:
         self.waiting.set()
         await self._places.acquire()
         self.waiting.clear()
-        await self._inside.append(id, segment, size)
+        await self._inside.append(id, segment, size, tenant)
 
     def let(self, segments: int) -> None:
         for _ in range(segments):

@@ -70,6 +70,8 @@ COMPLETIONS_PATH = f"/v1{CHAT.path}"
 STORED = (RESPONSES_PATH, CONVERSATIONS_PATH, f"{CONVERSATIONS_PATH}/", f"{COMPLETIONS_PATH}/")
 """What a server without a store refuses, with each of METHODS."""
 METHODS = ("GET", "POST", "DELETE")
+PARAMETERS = 256
+"""Parameters that an address may have: many take long to read."""
 PAGE = 100
 """Completions that are looked at together for those of a model, or with metadata."""
 PAGES = 20
@@ -106,6 +108,8 @@ Q = TypeVar("Q", bound=Query)
 
 def asked(exchange: Exchange, kind: type[Q]) -> Q:
     """What the address of a request asks for. Raises FaultError naming what is wrong with it."""
+    if exchange.query.count(b"&") >= PARAMETERS:
+        raise FaultError(bad_request(f"The address has more than {PARAMETERS} parameters."))
     pairs = parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True)
     fields: dict[str, Any] = dict(pairs)
     fields["include"] = [value for name, value in pairs if name.partition("[")[0] == "include"]
@@ -430,7 +434,7 @@ class Handlers:
 
 def _place(exchange: Exchange) -> tuple[str, list[str]]:
     """The conversation's id in the path, and what stands behind it."""
-    id, *rest = exchange.path.removeprefix(f"{CONVERSATIONS_PATH}/").split("/")
+    id, *rest = exchange.path.removeprefix(f"{CONVERSATIONS_PATH}/").split("/", 2)  # as in an item
     return id, rest
 
 

@@ -37,7 +37,7 @@ from dragoman.stores.base import (
     input_id,
     latest,
 )
-from dragoman.stores.serialize import pack
+from dragoman.stores.serialize import size_of
 from dragoman.stores.sql import Store
 from dragoman.wire.responses.items import RESULTS
 
@@ -164,7 +164,7 @@ async def understand(
             raise too_much(name, room, items=True)
         before, whose = await _history(store, tenant, said, records, recent, room)
         if near is not None:
-            size = await store.apart(near.size, lambda: len(pack(before)))
+            size = await store.apart(near.size, size_of, before)
             room.left -= size
             if room.left < 0:
                 raise too_much(name, room)
@@ -285,7 +285,7 @@ async def _resolved(
     meant = {name: near[name] for name in names & near.keys()}
     size = room.seen - seen + sum([record.size for record in records])
     size += 0 if own.keys().isdisjoint(names) else APART + 1  # of those nobody knows it
-    sizes = await store.apart(size, lambda: {name: len(pack(meant[name])) for name in meant})
+    sizes = await store.apart(size, lambda: {name: size_of(meant[name]) for name in meant})
     found: list[Item] = []
     for place, item in enumerate(items):
         if isinstance(item, ItemReference) or (item.id in ran and item.id in meant):

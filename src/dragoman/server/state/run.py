@@ -281,7 +281,8 @@ class Run:
         self._folded = self._first + len(events)
         try:
             segment = LogSegment(self._stored, events)
-            await self._runs.store.append(self.record.id, segment, self._size - self._appended)
+            record, size = self.record, self._size - self._appended
+            await self._runs.store.append(record.id, segment, size, record.tenant)
             self._appended = self._size
             self._stored += len(events)
         except ConflictError:  # it was deleted, or ended by another server
@@ -335,7 +336,7 @@ class Run:
             ending = self._put(whole, turn, messages)
         else:
             rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
-            given = record.id, response, rest, turn, messages, self._size
+            given = record.id, response, rest, turn, messages, self._size, record.tenant
             finish = partial(self._runs.store.finish, *given)
             ending = self._runs.held(finish, HELD) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
@@ -524,9 +525,8 @@ class Runs:
                 continue
             if not running:
                 return
-            await self.held(partial(self.store.wait, record.id, place, LOOK), FOLLOWED)
-            now = await self.held(partial(self.store.get, record.tenant, record.id), FOLLOWED)
-            running = now is not None and now.running
+            wait = partial(self.store.wait, record.id, place, LOOK)
+            running = await self.held(wait, FOLLOWED)
 
     def send(self, record: Record, sink: Sink) -> Handle:
         """Have a sink receive the events of a run from the first on, wherever it runs."""

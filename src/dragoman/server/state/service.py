@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Caller
+from dragoman.core.item import Unknown
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.base import new_id
@@ -29,7 +30,7 @@ from dragoman.stores.factory import data_directory, open_store
 from dragoman.stores.retention import Retention
 from dragoman.stores.sql import Store
 from dragoman.wire.registry import WIRES
-from dragoman.wire.tools import without_secrets
+from dragoman.wire.tools import without_keys, without_secrets
 
 from .resolve import (
     NOT_ENCRYPTED,
@@ -179,12 +180,16 @@ class Memory:
     ) -> Plan:
         """The plan of a request: `whole` is answered, and `own` stored with the answer."""
         background = bool(own.background)
+        items = own.items
+        if Unknown in map(type, items):
+            items = without_keys(items)
+        tools = own.tools and without_secrets(own.tools)
         record = Record(
             id=new_id(),
             tenant=caller.tenant,
             wire=wire,
             created_at=int(time.time()),
-            request=replace(own, store=True, tools=own.tools and without_secrets(own.tools)),
+            request=replace(own, store=True, tools=tools, items=items),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),

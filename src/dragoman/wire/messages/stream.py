@@ -133,7 +133,8 @@ class Decoder:
         """No more bytes will come: the answer ends now, as what it is."""
         turn = self._turn
         if self._is_whole and not turn.over:
-            self._read_whole(bytes(self._body))
+            whole, self._body = bytes(self._body), bytearray()  # it may be large
+            self._read_whole(whole)
         elif not turn.over:
             for _, each in self._sse.close():
                 self._event(each, last=True)

@@ -559,7 +559,8 @@ class Decoder:
         for name, encoded in self._sse.close() if self._sse else ():
             self._event(name, encoded, last=True)
         if not (self._begun or self._turn.over):
-            self._whole(self._head or bytes(self._body))
+            whole, self._body = self._head or bytes(self._body), bytearray()  # it may be large
+            self._whole(whole)
         if self._fault is not None:
             self._turn.fail(self._fault)
         elif self._done and self._turn.has_output:

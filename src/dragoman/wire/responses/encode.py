@@ -37,6 +37,7 @@ from dragoman.core.lifecycle import FirstChoice, ItemSerializer
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
+from dragoman.wire.pieces import LONG, Long, long
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from .items import (
@@ -136,6 +137,9 @@ class Encoder:
             before, after = self._before, self._after
             number, self._number = self._number, self._number + len(run)
             if len(run) == 1:
+                if len(run[0]) > LONG:
+                    out += (b'%b%d,"delta":' % (before, number), json.dump(Long(run[0])), after)
+                    continue
                 try:  # as `dump` does
                     data = json.encode(run[0])
                 except UnicodeEncodeError:
@@ -162,8 +166,9 @@ class Encoder:
         if not data:
             return sse.comment("still working")
         response = fold((self._in_progress,))
+        self._out = []
         self._snapshot("response.in_progress", encode_object(response, self._echo))
-        return self._out.pop()
+        return b"".join(self._out)
 
     def _one(self, event: Event) -> None:
         """Encode an event that is no delta like the last."""
@@ -231,7 +236,7 @@ class Encoder:
                     self._emit("response.content_part.added", {**at, "part": encoded})
             case PartDone(part_index=number, part=Summary() as part):
                 at = {**where, "summary_index": number}
-                self._emit("response.reasoning_summary_text.done", {**at, "text": part.text})
+                self._emit("response.reasoning_summary_text.done", {**at, "text": long(part.text)})
                 whole = {**at, "part": encode_part(part)}
                 self._emit("response.reasoning_summary_part.done", whole)
             case PartDone(part=part):
@@ -243,19 +248,19 @@ class Encoder:
                         done = {name: encoded[name] for name in ("text", "logprobs")}
                         self._emit("response.output_text.done", {**content, **done})
                     case Refusal():
-                        self._emit("response.refusal.done", {**content, "refusal": part.text})
+                        self._emit("response.refusal.done", {**content, "refusal": long(part.text)})
                     case Thought():
                         name = f"response.{self._names['reasoning']}.done"
-                        self._emit(name, {**content, "text": part.text})
+                        self._emit(name, {**content, "text": long(part.text)})
                 self._emit("response.content_part.done", {**content, "part": encoded})
             case _:
                 item = event.item
                 match item:
                     case FunctionCall():
-                        done = {"name": item.name, "arguments": item.arguments}
+                        done = {"name": item.name, "arguments": long(item.arguments)}
                         self._emit("response.function_call_arguments.done", {**where, **done})
                     case CustomToolCall():
-                        done = {"input": item.input}
+                        done = {"input": long(item.input)}
                         self._emit("response.custom_tool_call_input.done", {**where, **done})
                 encoded = encode_item(item, where["item_id"])
                 done = {"output_index": where["output_index"], "item": encoded}
@@ -290,8 +295,8 @@ class Encoder:
         self._after = b',"logprobs":[]}\n\n' if text else b"}\n\n"
         if self._first is None:
             self._key = event.index, kind, event.part_index
-        data = json.dump(event.data)
-        self._out.append(b'%b%d,"delta":%b%b' % (self._before, number, data, self._after))
+        data = json.dump(long(event.data))
+        self._out += (b'%b%d,"delta":' % (self._before, number), data, self._after)
 
     def _progress(self, event: Progress) -> None:
         position = None if event.index is None else self._positions.get(event.index)
@@ -330,13 +335,13 @@ class Encoder:
 
     def _snapshot(self, name: str, response: bytes) -> None:
         number, self._number, label = self._number, self._number + 1, name.encode()
-        frame = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n'
-        self._out.append(frame % (label, label, number, response))
+        head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":'
+        self._out += (head % (label, label, number), response, b"}\n\n")  # it may be large
 
     def _emit(self, name: str, fields: dict[str, JSON]) -> None:
         number, self._number = self._number, self._number + 1
         data = json.dump({"type": name, "sequence_number": number, **fields})
-        self._out.append(b"event: %b\ndata: %b\n\n" % (name.encode(), data))
+        self._out += (b"event: %b\ndata: " % name.encode(), data, b"\n\n")
 
 
 def encode_response(response: Response, request: Request, dialect: Dialect = STANDARD) -> bytes:

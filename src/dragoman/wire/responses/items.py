@@ -40,6 +40,7 @@ from dragoman.core.item import (
 )
 from dragoman.wire import json
 from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, dense, kind
+from dragoman.wire.pieces import LONG, Long, long
 
 WIRE: Final = "responses"
 """The key of this wire in every `extra`."""
@@ -469,7 +470,7 @@ def encode_item(item: Item, id: str | None = None) -> dict[str, JSON] | None:
                     if (part := encode_part(each, text, full=full)) is not None
                 ]
             else:
-                encoded["content"] = content
+                encoded["content"] = long(content)
             encoded["phase"] = item.phase
         case Reasoning():
             encoded["summary"] = _encode_parts(item.summary)
@@ -478,12 +479,12 @@ def encode_item(item: Item, id: str | None = None) -> dict[str, JSON] | None:
         case FunctionCall() | CustomToolCall():
             encoded |= {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
             if isinstance(item, FunctionCall):
-                encoded["arguments"] = item.arguments
+                encoded["arguments"] = long(item.arguments)
             else:
-                encoded["input"] = item.input
+                encoded["input"] = long(item.input)
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
             encoded["call_id"] = item.call_id
-            encoded["output"] = output if isinstance(output, str) else _encode_parts(output)
+            encoded["output"] = long(output) if isinstance(output, str) else _encode_parts(output)
         case Compaction():
             encoded["encrypted_content"] = item.encrypted
     if item.extra:
@@ -506,17 +507,20 @@ def encode_part(
     """
     match part:
         case Text():
-            encoded: dict[str, JSON] = {"type": text, "text": part.text}
+            encoded: dict[str, JSON] = {
+                "type": text,
+                "text": part.text if len(part.text) <= LONG else Long(part.text),
+            }
             if part.annotations or text == "output_text":
                 encoded["annotations"] = [encode_annotation(note) for note in part.annotations]
             if part.tokens or full:
                 encoded["logprobs"] = encode_tokens(part.tokens) if part.tokens else []
         case Refusal():
-            encoded = {"type": "refusal", "refusal": part.text}
+            encoded = {"type": "refusal", "refusal": long(part.text)}
         case Thought():
-            encoded = {"type": "reasoning_text", "text": part.text}
+            encoded = {"type": "reasoning_text", "text": long(part.text)}
         case Summary():
-            encoded = {"type": "summary_text", "text": part.text}
+            encoded = {"type": "summary_text", "text": long(part.text)}
         case UnknownPart():
             return part.value if part.wire == WIRE else None
         case Audio():  # no sound here, but words

@@ -224,7 +224,7 @@ def encode_object(response: Response, echo: Echo) -> bytes:
         "usage": None if response.usage is None else encode_usage(response.usage),
     }
     if not (more := response.extra and response.extra.get(WIRE)):
-        return b"%b,%b}" % (json.dump(own)[:-1], echo.data)
+        return json.dump(own, echo.data)
     own |= json.load(b"{%b}" % echo.data)
     return json.dump(own | more)
 

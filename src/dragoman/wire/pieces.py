@@ -1,0 +1,67 @@
+"""Encodes long texts as JSON in pieces: no other thread runs while one call encodes a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Raw
+
+from dragoman.core.item import JSON
+
+LONG = 256 * 1024
+"""Characters of a text that are encoded in one call."""
+
+
+class Long:
+    """A longer text in a value that is to be encoded."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def long(text: str) -> JSON:
+    """A text as it is, or `Long`."""
+    return text if len(text) <= LONG else Long(text)
+
+
+def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> bytes:
+    """Encode what has long texts in it, or halves of surrogate pairs, of which a lone one becomes
+    U+FFFD. Behind the fields of an object stand `more`, which are encoded.
+
+    >>> in_pieces({"a": Long("b"), "c": 1}, b'"d":[]', lambda raw: None)
+    b'{"a":"b","c":1,"d":[]}'
+    """
+    texts: list[str] = []
+
+    def apart(value: Long) -> Raw:
+        texts.append(value.text)
+        return Raw(b"\0")  # which is in no JSON
+
+    def plain(value: Raw | Long) -> JSON:
+        return value.text if isinstance(value, Long) else value_of(value)
+
+    try:
+        rest = msgspec.json.Encoder(enc_hook=apart).encode(value)
+    except UnicodeEncodeError:
+        texts.clear()
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)
+        units = text.encode("utf-16-le", "surrogatepass")
+        rest = units.decode("utf-16-le", "replace").encode()
+    if more:
+        rest = b"%b,%b}" % (rest[:-1], more)
+    first, *others = rest.split(b"\0") if texts else [rest]
+    found = [first]
+    for text, behind in zip(texts, others, strict=True):
+        found.append(b'"')
+        place = 0
+        while piece := text[place : place + LONG]:
+            if "\ud800" <= piece[-1] <= "\udbff" and len(piece) > 1:
+                piece = piece[:-1]  # its other half may follow
+            found.append(in_pieces(piece, b"", value_of)[1:-1])
+            place += len(piece)
+        found += b'"', behind
+    return b"".join(found)

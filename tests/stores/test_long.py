@@ -1,0 +1,152 @@
+"""Long texts in every store, and many who wait for the same run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.fold import unfold
+from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
+from dragoman.core.request import FunctionTool, Request
+from dragoman.stores import serialize, sql
+from dragoman.stores.base import (
+    LogSegment,
+    Room,
+    StoredAnswer,
+    StoreError,
+    TooMuchError,
+    call_digest,
+)
+from dragoman.stores.memory import MemoryStore
+from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.sql import Store
+from dragoman.stores.sqlite import SqliteStore
+from tests.postgres import Postgres
+from tests.stores.test_conformance import EVENTS, answer, record
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def store(request, tmp_path) -> AsyncIterator[Store]:
+    opened: Store
+    if request.param == "memory":
+        opened = MemoryStore()
+    elif request.param == "postgres":
+        server: Postgres = request.getfixturevalue("postgres")
+        opened = PostgresStore(server.address, schema=tmp_path.name)
+    else:
+        opened = SqliteStore(tmp_path / "deep" / "store.db")
+    yield opened
+    await opened.close()
+
+
+LONG_TEXTS = {
+    "plain": "plain " * 50,
+    "wide": "w\u00f6rd \N{GRINNING FACE}" * 30,
+    "halves": "half \ud83d" * 40,
+    "like a name": "text 00 0 0" + "0" * 300,
+}
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
+async def test_long_texts_are_kept_once_in_pieces_and_come_back(
+    store: Store, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serialize, "LONG", 64)
+    for module in (serialize, sql):
+        monkeypatch.setattr(module, "APART", 100)
+    call = FunctionCall("c", "f", text, id="fc_b_1", status="completed")
+    thought = Reasoning((Thought(text),), id="rs_b_2", status="completed")
+    said = answer("b", text)
+    said = replace(said, output=(*said.output, call, thought))
+    asked = Request(
+        model="m",
+        instructions=text * 9,
+        items=(Message("user", "hi", id="msg_y"), Message("user", text, id="msg_x")),
+        tools=(FunctionTool("f", text * 9),),
+        metadata={"k": text},
+    )
+    large = record("b", request=asked, metadata={"k": text}, size=101, background=True)
+    events = tuple(unfold(said))
+    await store.begin(large)
+    await store.append("b", LogSegment(0, events[:5]), 101, "t")
+    assert await store.finish("b", said, LogSegment(5, events[5:]), size=101, tenant="t")
+    whole = replace(record("c", request=asked, previous="b"), response=said, status="completed")
+    await store.put(replace(whole, size=101))
+
+    for found in (await store.get("t", "b"), await store.get("t", "c", Room())):
+        assert found is not None
+        assert (found.request, found.response) == (asked, said)
+    chain = await store.chain("t", "c", Room())
+    assert [each.response for each in chain] == [said, said]
+    assert tuple([e for segment in await store.log("b") for e in segment.events]) == events
+    assert tuple([e for segment in await store.log("c") for e in segment.events]) == events
+    assert await store.find_item("t", "msg_x") == asked.items[1]
+    assert await store.find_answers("t", [call_digest(call)]) == (StoredAnswer("m", said),)
+    with pytest.raises(TooMuchError):
+        await store.get("t", "b", Room(most=len(text), left=len(text)))
+
+    sizes = [size for (size,) in await store._read("SELECT length(data) FROM parts")]
+    assert len([size for size in sizes if size > 1_000]) == 0
+    pieces = len(text.encode("utf-8", "surrogatepass"))
+    once = pieces + 2 * 9 * pieces  # said, asked and thought; instructions and a description
+    assert sum(sizes) < 1.2 * once + 2_000
+    await store.delete("t", "b")
+    again = await store.get("t", "c")
+    assert again is not None
+    assert again.response == said
+    await store.delete("t", "c")
+    for table in ("parts", "part_uses"):
+        assert await store._read(f"SELECT * FROM {table}") == []
+
+
+async def test_what_is_stored_late_of_a_run_that_is_gone_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serialize, "LONG", 64)
+    for module in (serialize, sql):
+        monkeypatch.setattr(module, "APART", 100)
+    said = answer("a", "said " * 50)
+    assert not await store.finish("a", said, size=101, tenant="t")
+    with pytest.raises(StoreError):
+        await store.append("a", LogSegment(0, tuple(unfold(said))), 101, "t")
+    for table in ("parts", "part_uses"):
+        assert await store._read(f"SELECT * FROM {table}") == []
+
+
+async def test_those_who_wait_for_a_run_look_together(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, read = list[str](), store._read
+
+    async def noted(statement: str, *values: object) -> object:
+        looks.append(statement)
+        return await read(statement, *values)
+
+    await store.begin(record("a"))
+    await store.append("a", LogSegment(0, EVENTS[:1]))
+    monkeypatch.setattr(store, "_read", noted)
+    waiting = [asyncio.create_task(store.wait("a", 1, 30)) for _ in range(50)]
+    while not looks:
+        await asyncio.sleep(0.001)
+    late = [asyncio.create_task(store.wait("a", 1, 30)) for _ in range(50)]
+    await asyncio.sleep(0.01)
+    await store.finish("a", answer("a"), LogSegment(1, EVENTS[1:]))
+    assert await asyncio.gather(*waiting, *late) == [False] * 100
+    assert len(looks) < 20
+    looks.clear()
+    logs = await asyncio.gather(*[store.log("a", 1, 4) for _ in range(50)])
+    assert all(log == (LogSegment(1, EVENTS[1:]),) for log in logs)
+    assert len(looks) == 1
+
+
+async def test_a_look_that_fails_fails_for_all(store: Store, monkeypatch) -> None:
+    async def failing(statement: str, *values: object) -> object:
+        raise StoreError("gone")
+
+    await store.begin(record("a"))
+    monkeypatch.setattr(store, "_read", failing)
+    asked = [store.wait("a", 1, 30), store.wait("a", 1, 30), store.log("a"), store.log("a")]
+    for found in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(found, StoreError)
+    assert not store._asked._asking
