@@ -165,9 +165,8 @@ async def test_r3_6_a_conversation_connects_configures_and_fills_in_its_history(
 
 async def test_a_key_is_for_the_server_at_an_address_and_for_nothing_else() -> None:
     reply = stream(chunk({"content": "Hi"}), chunk({}, "stop"))
-    async with mock(reply) as server:
-        async with Conversation(server.base_url, model="m", key="k1") as talk:
-            assert (await talk.say("Hello!")).text == "Hi"
+    async with mock(reply) as server, Conversation(server.base_url, model="m", key="k1") as talk:
+        assert (await talk.say("Hello!")).text == "Hi"
     assert server.asked[-1].headers["authorization"] == "Bearer k1"
     with pytest.raises(TypeError, match="key"):
         Conversation("pocket", key="k1")

@@ -136,7 +136,8 @@ def test_r3_1_a_session_has_defaults_and_says_what_it_cannot_do() -> None:
     assert isinstance(updated, SessionUpdated)
     assert [loss.field for loss in updated.losses] == ["output_modalities", "turn_detection"]
     assert updated.config == session.config
-    (updated,) = session.receive(Configure(changes={"extra": {"realtime": {"modalities": ["text"]}}}))
+    beta = {"extra": {"realtime": {"modalities": ["text"]}}}
+    (updated,) = session.receive(Configure(changes=beta))
     assert [loss.field for loss in updated.losses] == ["modalities"]
 
 
