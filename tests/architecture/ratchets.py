@@ -16,7 +16,7 @@ from tests.architecture.tree import PACKAGE, Source, sources
 FILE = Path(__file__).with_name("ratchets.toml")
 ROOMS = (
     *("core", "wire", "formats", "net", "engines", "tools", "stores"),
-    *("client", "agent", "server", "cli"),
+    *("client", "agent", "program", "voice", "server", "cli"),
 )
 SLACK = 0.05
 """How far a value may fall below its limit before the limit has to follow."""

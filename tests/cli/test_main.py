@@ -95,6 +95,16 @@ def test_output_that_cannot_be_written_is_one_line(monkeypatch, capfd) -> None:
     )
 
 
+def test_help_that_cannot_be_written_is_one_line(monkeypatch, capfd) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["--help"]) == 1
+        monkeypatch.undo()
+    assert capfd.readouterr().err == (
+        "dragoman: The output cannot be written: No space left on device.\n"
+    )
+
+
 CLOSED = """
 import os, sys
 from dragoman.cli.main import _open_streams

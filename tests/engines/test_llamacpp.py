@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from dragoman.core.error import FaultError
 from dragoman.core.event import Delta, Event, Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import ANYONE
@@ -26,6 +27,7 @@ from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.engines import llamacpp as room
 from dragoman.engines.llamacpp import Aligner, LlamaCpp, prepare, tokens_of_text
+from dragoman.engines.router import embed
 from tests.engines.stage import answered
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
 from training.tiny.transcripts import HELLO
@@ -51,6 +53,11 @@ def asking(text: str) -> Request:
     return Request(
         model="tiny", items=(Message("user", text),), sampling=Sampling(temperature=0), stream=True
     )
+
+
+async def test_gguf_model_has_no_embeddings(engine: LlamaCpp) -> None:
+    with pytest.raises(FaultError, match="'tiny' has no embeddings"):
+        await embed(engine, {"model": "tiny", "input": "a"}, ANYONE)
 
 
 async def test_gguf_model_answers_in_text_and_in_calls(engine: LlamaCpp) -> None:

@@ -374,6 +374,7 @@ def test_a_studio_of_urls_has_their_keys_and_models() -> None:
     [
         ({"speech": "espeek-ng"}, "no synthesizer 'espeek-ng'; did you mean espeak-ng"),
         ({"transcription": "sphinx"}, "no recogniser 'sphinx'"),
+        ({"transcription": "pocketsphinx=no.gram"}, "there is no file 'no.gram'"),
         ({"speech": "ftp://a"}, "'ftp://a': the URL must begin with http://"),
         ({"speech_detection": "ears"}, "no detector 'ears'"),
         ({"speech_key_env": "A_KEY"}, "speech_key_env is for a URL in speech"),

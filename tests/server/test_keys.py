@@ -24,7 +24,7 @@ from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, exchange, pos
 CANARY = "canary-7f3a9c51"
 GUARDED = Settings(keys=(Secret("first"), Secret(CANARY)))
 
-OPEN = ("/healthz", "/readyz")
+OPEN = ("/healthz", "/readyz", "/talk")
 
 
 def routes() -> list[tuple[str, str]]:
@@ -70,8 +70,8 @@ async def test_p46_every_route_asks_for_the_key(method, path) -> None:
         assert error.get("code") == "invalid_api_key" or error["type"] == "authentication_error"
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_p46_only_health_is_open(path) -> None:
+@pytest.mark.parametrize("path", OPEN)
+async def test_p46_only_health_and_a_page_are_open(path) -> None:
     assert (await Call(App(Stub(), GUARDED), path, method="GET")()).status == 200
 
 

@@ -1,6 +1,7 @@
 """Long texts in every store, and many who wait for the same run."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,6 +17,7 @@ from dragoman.stores.base import (
     StoredAnswer,
     StoreError,
     TooMuchError,
+    Turns,
     call_digest,
 )
 from dragoman.stores.memory import MemoryStore
@@ -138,6 +140,54 @@ async def test_those_who_wait_for_a_run_look_together(
     logs = await asyncio.gather(*[store.log("a", 1, 4) for _ in range(50)])
     assert all(log == (LogSegment(1, EVENTS[1:]),) for log in logs)
     assert len(looks) == 1
+
+
+async def test_a_long_text_that_was_deleted_meanwhile_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serialize, "LONG", 64)
+    for module in (serialize, sql):
+        monkeypatch.setattr(module, "APART", 100)
+    said, read = answer("a", "said " * 50), store._read
+    whole = replace(record("a"), response=said, status="completed", size=101)
+    await store.put(whole)
+
+    async def late(statement: str, *values: object) -> object:
+        if "FROM parts" in statement:
+            monkeypatch.setattr(store, "_read", read)
+            await store.delete("t", "a")
+        return await read(statement, *values)
+
+    monkeypatch.setattr(store, "_read", late)
+    assert await store.get("t", "a") is None
+    await store.put(whole)
+    monkeypatch.setattr(store, "_read", late)
+    with pytest.raises(StoreError, match="deleted"):
+        await store.log("a")
+    assert await store.log("a") == ()
+
+
+async def test_a_turn_is_over_when_the_work_is() -> None:
+    turns, working, most = Turns(), 0, 0
+    go = threading.Event()
+
+    def work() -> None:
+        nonlocal working, most
+        working += 1
+        most = max(most, working)
+        go.wait(10)
+        working -= 1
+
+    tasks = [asyncio.create_task(turns.take(work)) for _ in range(3)]
+    while not working:
+        await asyncio.sleep(0.001)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await asyncio.sleep(0.01)
+    assert tasks[0].cancelled()
+    go.set()
+    await tasks[2]
+    assert most == 1
 
 
 async def test_a_look_that_fails_fails_for_all(store: Store, monkeypatch) -> None:

@@ -40,19 +40,23 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
-    options = parse(words)
-    # What a command needs is imported when it runs, so that --help is quick.
-    if options.command == "serve":
-        from .serve import serve as command
-    elif options.command == "tokens":
-        from .tokens import tokens as command
-    elif options.command == "run":
-        from .run import run as command
-    elif options.command == "talk":
-        from .talk import talk as command
-    else:
-        from .chat import chat as command
     try:
+        try:
+            options = parse(words)
+        except SystemExit:
+            sys.stdout.flush()  # what --help says, where that can be
+            raise
+        # What a command needs is imported when it runs, so that --help is quick.
+        if options.command == "serve":
+            from .serve import serve as command
+        elif options.command == "tokens":
+            from .tokens import tokens as command
+        elif options.command == "run":
+            from .run import run as command
+        elif options.command == "talk":
+            from .talk import talk as command
+        else:
+            from .chat import chat as command
         return command(options)
     except KeyboardInterrupt:
         return 130

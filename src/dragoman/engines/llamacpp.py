@@ -242,8 +242,11 @@ class LlamaCpp(Wrapper):
     again, requests are refused.
 
     llama.cpp removes what stands before the JSON of a required format (white space, a fence) from
-    the text but not from its log-probabilities, so they are aligned here.
+    the text but not from its log-probabilities, so they are aligned here. It is not started for
+    embeddings.
     """
+
+    embed = None
 
     def __init__(self, server: ServerProcess, key: Secret, format: str | None) -> None:
         address = f"{server.address}/v1"

@@ -147,14 +147,24 @@ class Turns:
         self._next = 0.0
 
     async def take(self, work: Callable[..., T], *given: object) -> T:
-        """Work in a thread, when it is the turn."""
-        async with self._turn:
+        """Work in a thread, when it is the turn; that is over when the work is, whoever waits for
+        it."""
+        await self._turn.acquire()
+        try:
             await asyncio.sleep(self._next - time.monotonic())
             begun = time.monotonic()
-            try:
-                return await asyncio.to_thread(work, *given)
-            finally:
-                self._next = 2 * time.monotonic() - begun
+            working = asyncio.ensure_future(asyncio.to_thread(work, *given))
+        except BaseException:
+            self._turn.release()
+            raise
+
+        def over(done: asyncio.Task[T]) -> None:
+            self._next = 2 * time.monotonic() - begun
+            self._turn.release()
+            _seen(done)
+
+        working.add_done_callback(over)
+        return await asyncio.shield(working)
 
 
 class Together:

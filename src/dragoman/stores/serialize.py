@@ -378,7 +378,9 @@ class Parts:
         return self._values[digest]
 
     def text(self, digests: tuple[bytes, ...]) -> str:
-        """A long text, by its pieces."""
+        """A long text, by its pieces. Raises StoreError where it was deleted meanwhile."""
+        if not self.have(digests):
+            raise StoreError("What is stored was deleted while it was read.")
         self.take(digests)
         if digests not in self._values:
             pieces = (self._packed[digest] for digest in digests)

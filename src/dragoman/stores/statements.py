@@ -34,6 +34,8 @@ Insert = tuple[str, Values]
 
 LISTED = 250
 """Values that one statement lists."""
+TOGETHER = 8
+"""Pieces of a long text that one statement stores."""
 
 
 def places(length: int, first: int = 1) -> str:
@@ -86,8 +88,6 @@ _ONCE = "ON CONFLICT DO NOTHING"
 RUN = f"INSERT INTO runs (seq, owner, lease, conversation) VALUES ({_SEQ}, $2, $3, $4)"
 _PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
 _USE = f"INSERT INTO part_uses (seq, digest) VALUES ({_SEQ}, $2) {_ONCE}"
-_USE_MORE = f"""INSERT INTO part_uses (seq, digest) SELECT seq, $2 FROM responses WHERE id = $1
-    {_ONCE}"""
 INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
 CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
     ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
@@ -160,17 +160,20 @@ HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
 
 
 def add_parts(id: str, parts: dict[bytes, bytes]) -> Steps[None]:
-    """Add parts to a response that is there; the first step of a transaction, as with the uses of
+    """Add parts to a response, if it is there; the first step of a transaction, as with the uses of
     parts it has to wait for a deletion while nothing is locked that that needs."""
-    for digest in sorted(parts):
-        yield _USE_MORE, (id, digest)
-    statement = "SELECT parts FROM responses WHERE id = $1"
-    if rows := (yield statement, (id,)):
-        for part in sorted(parts.items()):
-            yield _PART, part
-        known = rows[0][0] or b""
-        more = b"".join(parts.keys() - set(digests(known)))
-        yield "UPDATE responses SET parts = $2 WHERE id = $1", (id, known + more)
+    if not (rows := (yield "SELECT seq, parts FROM responses WHERE id = $1", (id,))):
+        return
+    seq, known = rows[0][0], rows[0][1] or b""
+    for some in chunks(sorted(parts)):
+        uses = ", ".join(f"($1, ${place})" for place in range(2, len(some) + 2))
+        yield f"INSERT INTO part_uses (seq, digest) VALUES {uses} {_ONCE}", (seq, *some)
+    for each in chunks(sorted(parts.items()), TOGETHER):
+        pairs = ", ".join(f"(${n}, ${n + 1})" for n in range(1, 2 * len(each), 2))
+        values = [value for part in each for value in part]
+        yield f"INSERT INTO parts (digest, data) VALUES {pairs} {_ONCE}", values
+    more = b"".join(parts.keys() - set(digests(known)))
+    yield "UPDATE responses SET parts = $2 WHERE id = $1", (id, known + more)
 
 
 def append(id: str, segment: LogSegment, events: bytes, parts: dict[bytes, bytes]) -> Steps[bool]:

@@ -25,6 +25,7 @@ from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
 from dragoman.net.url import Proxies
+from dragoman.wire.json import choices, invalid
 
 from .page import (
     AROUND,
@@ -141,8 +142,7 @@ def options_of(asked: Mapping[str, JSON]) -> Options:
     try:
         given = msgspec.convert(dict(asked), _Options)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$.")
-        raise FaultError(bad_request(problem, place.rstrip("`") or None)) from None
+        raise invalid(error, "", choices(_Options)) from None
     if given.search_content_types and "text" not in given.search_content_types:
         raise FaultError(unsupported("only text can be searched here", "search_content_types"))
     within = given.filters or _Filters()

@@ -55,7 +55,7 @@ _SECOND = 2 * _RATE
 _LONGEST = 30 * _SECOND
 """Bytes of a recording that are recognised at once, at the most."""
 _EDGE = 0.2
-"""Seconds of silence around each: without it, 5 of 32 sentences got a wrong word at their end."""
+"""Seconds of silence around each: the recogniser expects some, and the endpointer leaves none."""
 _ROOM = 80.0
 """The noise of a quiet room, as the deviation of its samples: -52 dB."""
 

@@ -404,7 +404,7 @@ _WORDS = {
 }
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _WRONG_TYPE = re.compile(r"Expected `([^`]*)`, got `(.*)`")
-_OUT_OF_BOUNDS = re.compile(r"Expected `[^`]*` (of length )?([<>]=) (.*)")
+_OUT_OF_BOUNDS = re.compile(r"Expected `([^`]*)` (of length )?([<>]=) (.*)")
 
 
 def invalid(
@@ -427,9 +427,12 @@ def invalid(
         mismatch = f"is {given}, and must be {' or '.join(dict.fromkeys(wanted))}"
         problem = "is missing" if found[2] == "null" else mismatch
     elif found := _OUT_OF_BOUNDS.fullmatch(problem):
-        bound, most = "at least" if found[2] == ">=" else "at most", found[3].removesuffix(".0")
-        length = "is empty" if most == "1" else f"has more than {most} characters"
-        problem = length if found[1] else f"must be {bound} {most}"
+        bound, most = "at least" if found[3] == ">=" else "at most", found[4].removesuffix(".0")
+        unit = "entries" if found[1] == "array" else "characters"
+        length = "is empty" if most == "1" else f"has more than {most} {unit}"
+        problem = length if found[2] else f"must be {bound} {most}"
+    elif pattern := problem.partition(" matching regex ")[2]:
+        problem = f"must be of the form {pattern}"
     elif problem.startswith("Expected"):  # the field that tells the kinds of objects apart
         problem = "is missing or not a string"
     elif problem == "Number out of range":  # 1e999, which JSON has and no float holds

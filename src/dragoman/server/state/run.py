@@ -39,6 +39,7 @@ from dragoman.stores.base import (
     StoreError,
     named,
 )
+from dragoman.stores.serialize import size_of
 from dragoman.stores.sql import Store
 
 T = TypeVar("T")
@@ -688,4 +689,5 @@ class Runs:
             events.append(Failed(DIED))
             response, rest = fold(events), LogSegment(stored, tuple(events[stored:]))
             messages = self.announce(record, response) if record.background else ()
-            await self.store.finish(record.id, response, rest, messages=messages)
+            given = record.id, response, rest, (), messages, size_of(response), record.tenant
+            await self.store.finish(*given)

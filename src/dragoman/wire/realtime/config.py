@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dragoman.core.error import quoted
 from dragoman.core.item import JSON
 from dragoman.core.request import ReasoningOptions
 from dragoman.core.response import Usage
@@ -81,7 +82,7 @@ def _common(fields: Fields, given: dict[str, JSON]) -> Changes:
     if (modalities := fields.strings("output_modalities")) is not None:
         for number, each in enumerate(modalities):
             if each not in MODALITIES:
-                problem = f"is {each[:100]!r}, and must be 'text' or 'audio'"
+                problem = f"is {quoted(each)}, and must be 'text' or 'audio'"
                 raise fields.wrong(f"output_modalities[{number}]", problem)
         changes["modalities"] = ("audio",) if "audio" in modalities else ("text",)
     if (tools := fields.array("tools")) is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.conversation import item_id, type_of
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
 from dragoman.core.item import JSON, Audio, FunctionCall, Part, Text, Unknown
@@ -357,7 +358,7 @@ def _decode_answer(kind: str, fields: Fields) -> list[SessionEvent]:
     event: Event
     if kind in ("response.output_item.added", "response.output_item.done"):
         item = _item(fields)
-        id, of = item.id or "", _kind(item)
+        id, of = item_id(item), type_of(item)
         call_id = item.call_id if isinstance(item, FunctionCall) else None
         event = ItemAdded(index, item) if kind.endswith("added") else ItemDone(index, item)
         return [Answer(response_id, id, event, of, call_id)]
@@ -379,7 +380,3 @@ def _decode_answer(kind: str, fields: Fields) -> list[SessionEvent]:
     else:
         return [UnknownEvent(kind, {**fields.left(), "response_id": response_id, "item_id": id})]
     return [Answer(response_id, id, event, of, call_id)]
-
-
-def _kind(item: Any) -> str:
-    return item.kind if isinstance(item, Unknown) else str(item.__struct_config__.tag)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.conversation import type_of
+from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -105,7 +106,7 @@ def encode_item(item: Item) -> dict[str, JSON]:
         case Unknown(kind=kind, value=value, id=id):
             return {**value, "type": kind, **({"id": id} if id else {})}
         case _:
-            problem = f"is {str(item.__struct_config__.tag)!r}, which a session has no place for"
+            problem = f"is {quoted(type_of(item))}, which a session has no place for"
             raise FaultError(bad_request(problem, "item.type"))
 
 
@@ -122,7 +123,8 @@ def encode_part(part: Part, role: str) -> dict[str, JSON]:
         case UnknownPart(value=value):
             return value
         case _:
-            problem = f"is {str(part.__struct_config__.tag)!r}, which a session has no place for"
+            tag = quoted(str(part.__struct_config__.tag))
+            problem = f"is {tag}, which a session has no place for"
             raise FaultError(bad_request(problem, "item.content"))
     return json.merge(known, (part.extra or {}).get(WIRE, {}))
 
