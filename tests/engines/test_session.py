@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.client.conversation import Conversation
+from dragoman.client.duplex import text_of
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta
 from dragoman.core.interfaces import ANYONE
@@ -15,6 +16,7 @@ from dragoman.core.item import Audio
 from dragoman.core.session_values import (
     Answer,
     Append,
+    BufferCommitted,
     Cancel,
     Commit,
     Configure,
@@ -35,6 +37,7 @@ from dragoman.engines.session import TurnSession
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.engines.voices import LOUD, QUIET, Voice
+from tests.server.socket.test_realtime import Voiced
 from tests.server.stubs import OPENING, Stub, saying, served, word
 
 
@@ -331,3 +334,75 @@ async def test_a_server_that_is_paused_is_not_read_and_one_that_takes_nothing_is
         assert events.fault is not None
         assert "takes nothing" in events.fault.message
         await session.close()
+
+
+async def test_much_sound_at_once_is_taken_in_pieces_and_what_follows_behind_it() -> None:
+    """A turn in one event is as one in many: it was cut when the detector was far behind."""
+    voice = Voice()
+    async with opened(None, voice, transcription=Transcription()) as (session, events):
+        session.send(Append(audio=QUIET * 100 + LOUD * 5_000 + QUIET * 100 + LOUD * 4_000))
+        session.send(Commit())
+        assert session.session.position == 1_000
+        await session.drain()
+        await events.until(TranscriptionCompleted, 2)
+        assert [len(heard) // 48 for heard in voice.heard] == [5_000, 4_000]
+        session.send(Configure(changes={"input_format": "pcmu"}))
+        session.send(Append(audio=b"\1" * 16_001))
+        assert session.session.position == 9_200 + 1_000
+        await session.drain()
+        assert session.session.position == 9_200 + 2_000
+
+
+async def test_a_session_whose_voice_fails_says_so_and_is_over() -> None:
+    voice = Voice()
+    async with opened(None, voice) as (session, events):
+        session.send(Append(audio=QUIET))
+        broken: Any = voice.ears[0]
+        broken.feed = lambda audio: 1 / 0
+        session.send(Append(audio=QUIET * 2_000))
+        refused = await events.until(Refused)
+        assert refused.fault.code == "internal"
+        assert events.fault == refused.fault
+        await session.drain()
+        said = len(events)
+        session.send(Cancel())
+        assert len(events) == said
+
+
+async def test_a_conversation_that_was_lost_is_opened_again_with_what_was_said() -> None:
+    """The new session is configured as the old one was, and told what was said, as text."""
+    engine = Stub(*saying("Fine"))
+    app = App(engine, Settings(), studio=Voiced(None, None))
+    async with served(app) as port:
+        address = f"ws://127.0.0.1:{port}/v1"
+        talk = Conversation(address, model="stub", instructions="Be brief.")
+        with pytest.raises(RuntimeError, match="not lost"):
+            await talk.reconnect()
+        await talk.connect()
+        await talk.configure(transcription=Transcription(), turn_detection=None)
+        await talk.configure(modalities=("text",))
+        talk.append(LOUD * 200)
+        await talk.ask(Commit(), BufferCommitted)
+        await talk.say()
+        await talk.say("And you?")
+        engine.cues = (*OPENING, word("Well"), asyncio.Event())
+        with pytest.raises(FaultError):
+            async for _ in talk.stream("So?"):
+                assert isinstance(talk.live, RemoteSession)
+                assert talk.live._socket is not None
+                await talk.live._socket.close()
+        said = ["Good day.", "Fine", "And you?", "Fine", "So?"]
+        assert [text for item in talk.history if (text := text_of(item))] == said
+        talk._make, make = (lambda: RemoteSession("ws://127.0.0.1:1/v1", "m", talk)), talk._make
+        with pytest.raises(FaultError):
+            await talk.reconnect()
+        assert talk.state == "disconnected"
+        talk._make = make
+        await talk.reconnect()
+        engine.cues = saying("Yes")
+        assert (await talk.say("Still there?")).text == "Yes"
+        await talk.close()
+    await app.close()
+    request, _ = engine.asked[-1]
+    assert (request.instructions, request.modalities) == ("Be brief.", None)
+    assert [item.text for item in request.items] == [*said, "Still there?"]

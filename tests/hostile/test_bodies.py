@@ -149,9 +149,15 @@ class Listener:
     def _listen(self) -> None:
         asked = {"model": "slow", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
         with socket.create_connection(("127.0.0.1", self._server.port), timeout=60) as connection:
-            connection.sendall(post(self._server, "chat", json.dumps(asked).encode()))
-            before = None
-            while not self._done.is_set() and connection.recv(65536):
+            before, ending = None, b"[DONE]"
+            while not self._done.is_set():
+                if b"[DONE]" in ending:  # as it will where others take the machine for long
+                    connection.sendall(post(self._server, "chat", json.dumps(asked).encode()))
+                    before, ending = None, b""
+                received = connection.recv(65536)
+                if not received:
+                    break
+                ending = ending[-20:] + received
                 now = time.monotonic(), cpu(self._server.process.pid)
                 if before is not None:
                     self.pause = max(self.pause, min(now[0] - before[0], now[1] - before[1]))

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Secret
-from dragoman.core.item import Audio, FunctionCall, Item, Message
+from dragoman.core.item import Audio, FunctionCall, Item, Message, Text
 from dragoman.core.response import Usage
 from dragoman.core.session_values import (
     Answer,
@@ -125,13 +125,14 @@ class Conversation:
         self._caller = caller
         self._patience = patience
         self._changes = changes
-        self.live: LiveSession
+        self._make: Callable[[], LiveSession]
         if isinstance(target, str) and target.startswith(("ws://", "wss://")):
-            self.live = RemoteSession(target, model, self, key=key, beta=beta)
+            self._make = partial(RemoteSession, target, model, self, key=key, beta=beta)
         else:
             config = SessionConfig(model=model, turn_detection=None)
             engine = engine_of(target, {} if key is None else {"key": key})
-            self.live = TurnSession(engine, config, caller, self, voice)
+            self._make = partial(TurnSession, engine, config, caller, self, voice)
+        self.live: LiveSession = self._make()
         self.state = "new"
         self.config = SessionConfig()
         self.errors: list[Fault] = []
@@ -163,7 +164,8 @@ class Conversation:
             changes = {"tools": self._runner.offered(), **self._changes}
             await self.configure(**changes)
             for item in self._given:
-                await self.add(item)
+                if (said := _as_text(item)) is not None:
+                    await self.add(said)
         except BaseException:
             await self.close()
             raise
@@ -171,6 +173,23 @@ class Conversation:
             self.listeners.discard(listener)
         self.state = "connected"
         return self
+
+    async def reconnect(self) -> Self:
+        """Open a session that was lost again, as it was configured and with its history. Its sound
+        is gone with it: what was said is there as text. Raises FaultError; then it can be tried
+        again."""
+        if self.state != "disconnected":
+            raise RuntimeError(f"the conversation is {self.state}: it was not lost")
+        await self.live.close()
+        order, items, fault = self._order, self._items, self.fault
+        self._given, self._order, self._items = [*self.history], [], {}
+        self.live, self.state, self.fault = self._make(), "new", None
+        try:
+            return await self.connect()
+        except BaseException:
+            self._order, self._items = order, items
+            self.state, self.fault = "disconnected", fault
+            raise
 
     async def close(self) -> None:
         """End the session. Its history can still be read."""
@@ -190,6 +209,7 @@ class Conversation:
     async def configure(self, **changes: Any) -> SessionConfig:
         """Change the configuration. Raises FaultError where the session refuses."""
         await self.ask(Configure(changes=changes), SessionUpdated)
+        self._changes |= changes
         return self.config
 
     async def add(self, item: Item | str) -> Item:
@@ -448,6 +468,19 @@ class Conversation:
             return await self._until(listener, kind, fits, event_id)
         finally:
             self.listeners.discard(listener)
+
+
+def _as_text(item: Item) -> Item | None:
+    """An item as it can be put into a session: with text where its sound is elsewhere; None where
+    nothing of it is left."""
+    if not isinstance(item, Message):
+        return item
+    parts = [
+        Text(part.transcript or "") if isinstance(part, Audio) and part.data is None else part
+        for part in item.parts
+    ]
+    parts = [part for part in parts if part != Text("")]
+    return replace(item, content=tuple(parts)) if parts else None
 
 
 def _is(event: SessionEvent, kind: str) -> bool:

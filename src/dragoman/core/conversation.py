@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .error import Fault, FaultError, bad_request, quoted
+from .error import Code, Fault, FaultError, bad_request, quoted
 from .item import (
     Audio,
     Call,
@@ -25,8 +25,8 @@ from .item import (
     Text,
     Unknown,
 )
-from .session_values import ROOT
-from .sound import BYTES_PER_MS, Arena, Place, Spoken, wav
+from .session_values import ROOT, SessionConfig
+from .sound import BYTES_PER_MS, Arena, Spoken, from_base64, wav
 
 NO_RESULT = "There is no result yet."
 """Stands for the result of a call that has none: most servers refuse a call alone."""
@@ -37,14 +37,14 @@ _OURS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomTool
 
 class Entry(Struct):
     """An item of the conversation. A `hidden` one is for the model alone; an `open` one is being
-    answered. `spoken` is what its parts say, by their index; `heard` the transcript so far of one
-    that is being transcribed, and `fault` why it could not be."""
+    answered. `spoken` is what its parts say, by their index; `transcript` is that so
+    far of one that is being transcribed, and `fault` why it could not be."""
 
     item: Item
     hidden: bool = False
     open: bool = False
     spoken: dict[int, Spoken] = field(default_factory=dict)
-    heard: str | None = None
+    transcript: str | None = None
     fault: Fault | None = None
 
 
@@ -78,12 +78,12 @@ class Items:
         """The item with this id, if there is one."""
         return self._entries.get(id or "")
 
-    def find(self, id: str, param: str = "item_id") -> Entry:
+    def find(self, id: str, param: str = "item_id", code: Code = "not_found") -> Entry:
         """The item with this id, which a client may name. Raises FaultError."""
         entry = self._entries.get(id)
         if entry is None or entry.hidden:
             message = f"{param}: there is no item {quoted(id)} in the conversation"
-            raise FaultError(Fault("not_found", message, "client", param))
+            raise FaultError(Fault(code, message, "client", param))
         return entry
 
     def before(self, id: str) -> str | None:
@@ -112,9 +112,10 @@ class Items:
 
     def check_place(self, item: Item, previous: str | None) -> None:
         """Raise FaultError where an item cannot be inserted there."""
+        if item_id(item) == ROOT:
+            raise taken(ROOT, "the place before the first item")
         if item_id(item) in self._entries:
-            problem = f"{quoted(item_id(item))} is the id of another item"
-            raise FaultError(bad_request(problem, "item.id"))
+            raise taken(item_id(item), "another item")
         if previous is not None and previous != ROOT:
             self.find(previous, "previous_item_id")
 
@@ -136,7 +137,7 @@ class Items:
         self.text += weight(item) - weight(entry.item)
         entry.item, entry.open = item, False
         for number, spoken in entry.spoken.items():
-            self._retell(entry, number, spoken)
+            self._set_transcript(entry, number, spoken)
 
     def delete(self, id: str) -> None:
         """Take an item out. Raises FaultError."""
@@ -162,41 +163,29 @@ class Items:
         spoken.cut(end)
         self.sound.cut((id, number), end * BYTES_PER_MS)
         if not entry.open:
-            self._retell(entry, number, spoken)
+            self._set_transcript(entry, number, spoken)
 
-    def _retell(self, entry: Entry, number: int, spoken: Spoken) -> None:
+    def _set_transcript(self, entry: Entry, number: int, spoken: Spoken) -> None:
         """Give a spoken part the transcript that is left of it."""
         item = cast(Message, entry.item)  # no other speaks
         parts = [*item.parts]
         parts[number] = replace(parts[number], transcript=spoken.text)
         entry.item = replace(item, content=tuple(parts))
 
-    def take_sounds(self, item: Item) -> tuple[Item, dict[Place, bytes]]:
-        """An item without the sound in it, and that. Raises FaultError for what is no sound."""
-        sounds: dict[Place, bytes] = {}
+    def whole(self, item: Item, most: int) -> tuple[Item, int]:
+        """An item with the sound that is stored of it, and the bytes of that; without its sound,
+        where that has more than `most`."""
         if not isinstance(item, Message):
-            return item, sounds
+            return item, 0
+        sounds = [self.sound.get((item_id(item), number)) for number in range(len(item.parts))]
+        size = sum(map(len, sounds))
+        if size > most:
+            return item, size
         parts = [*item.parts]
-        for number, part in enumerate(parts):
-            if isinstance(part, Audio) and part.data is not None:
-                try:
-                    sounds[item_id(item), number] = b64decode(part.data, validate=True)
-                except ValueError:
-                    problem = "is not base64"
-                    path = f"item.content[{number}].audio"
-                    raise FaultError(bad_request(problem, path)) from None
-                parts[number] = replace(part, data=None)
-        return replace(item, content=tuple(parts)), sounds
-
-    def whole(self, item: Item) -> Item:
-        """An item with the sound that is stored of it."""
-        if not isinstance(item, Message):
-            return item
-        parts = [*item.parts]
-        for number, part in enumerate(parts):
-            if isinstance(part, Audio) and (sound := self.sound.get((item_id(item), number))):
+        for number, sound in enumerate(sounds):
+            if isinstance(part := parts[number], Audio) and sound:
                 parts[number] = replace(part, data=b64encode(sound).decode())
-        return replace(item, content=tuple(parts))
+        return replace(item, content=tuple(parts)), size
 
     def for_model(self, entries: Iterable[Entry]) -> tuple[Item, ...]:
         """Items as models get them: what was said as text, and sound that nobody transcribed as
@@ -237,6 +226,30 @@ class Items:
         return replace(item, id=None, status=None, content=tuple(parts) or (_SILENCE,))
 
 
+def taken(id: str, what: str) -> FaultError:
+    """The error about an item whose id another has."""
+    problem = f"item.id: {quoted(id)} is the id of {what}"
+    return FaultError(Fault("item_exists", problem, "client", "item.id"))
+
+
+def take_sounds(item: Item) -> tuple[Item, dict[int, bytes]]:
+    """An item without the sound in it, and that by the index of its part. Raises FaultError for
+    what is no sound."""
+    sounds: dict[int, bytes] = {}
+    if not isinstance(item, Message):
+        return item, sounds
+    parts = [*item.parts]
+    for number, part in enumerate(parts):
+        if isinstance(part, Audio) and part.data is not None:
+            try:
+                sounds[number] = from_base64(part.data)
+            except ValueError:
+                path = f"item.content[{number}].audio"
+                raise FaultError(bad_request("is not base64", path)) from None
+            parts[number] = replace(part, data=None)
+    return (replace(item, content=tuple(parts)) if sounds else item), sounds
+
+
 def _no_result(call: Call) -> CallOutput:
     if isinstance(call, FunctionCall):
         return FunctionCallOutput(call.call_id, NO_RESULT)
@@ -272,6 +285,20 @@ def weight(item: Item) -> int:
             return 64 + sum(len(str(value)) for value in fields.values())
         case _:
             return 64
+
+
+def config_weight(config: SessionConfig, most: int) -> int:
+    """Characters of a configuration, or nearly. Raises FaultError where there are more."""
+    rest = (config.tools, config.transcription, config.prompt, config.voice, config.truncation)
+    others = (config.tracing, config.noise_reduction, config.include, config.extra)
+    size = len(config.instructions) + len(repr((rest, others)))
+    if size > most:
+        message = (
+            f"The instructions, tools and options have {size} characters, and a session may have "
+            f"{most} of them."
+        )
+        raise FaultError(Fault("too_large", message, "client", "session"))
+    return size
 
 
 def _part_weight(part: Part) -> int:

@@ -30,6 +30,8 @@ Code = Literal[
     "connection_limit",  # a connection has lasted as long as one may
     "active_response",  # the conversation of a session is being answered already
     "not_active",  # there is no such answer in a session
+    "item_exists",  # the conversation of a session has an item with this id
+    "item_not_found",  # it has none that could be retrieved
     "empty_buffer",  # the input buffer of a session holds no sound
     "session_expired",
     "unsupported_media_type",

@@ -20,26 +20,10 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .conversation import Entry, Items, item_id, type_of, weight
-from .error import Fault, FaultError, bad_request
-from .event import (
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    ItemAdded,
-    ItemDone,
-    Started,
-)
-from .item import (
-    Audio,
-    Call,
-    CallOutput,
-    FunctionCall,
-    Item,
-    ItemReference,
-    Message,
-)
+from .conversation import Entry, Items, config_weight, item_id, take_sounds, taken, type_of, weight
+from .error import Fault, FaultError, bad_request, unsupported
+from .event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, Started
+from .item import Audio, Call, CallOutput, FunctionCall, Item, ItemReference, Message
 from .loss import Loss
 from .request import AudioOutput, Request, Sampling
 from .response import Status
@@ -70,7 +54,6 @@ from .session_values import (
     ItemDeleted,
     ItemRetrieved,
     ItemTruncated,
-    RateLimits,
     Refused,
     Report,
     Respond,
@@ -134,7 +117,10 @@ ACTIVE = Fault(
     "first (response.cancel); with conversation 'none' an answer may run beside it.",
     "client",
 )
-NOT_ACTIVE = Fault("not_active", "There is no such answer under way to be cancelled.", "client")
+NOT_ACTIVE = Fault(
+    "not_active", "Cancellation failed: there is no such answer under way.", "client"
+)
+"""Its first words are those by which LiveKit's client knows that nothing is wrong."""
 NO_SOUND = Fault(
     "upstream_error", "The model's server sent sound that is not base64. Ask again.", "upstream"
 )
@@ -145,17 +131,22 @@ TOO_OLD = Fault(
 )
 
 
+FORGOTTEN = Loss("audio", "dropped", "the session holds as much sound as it may")
+"""The oldest sound is no longer stored. That is no `error`: Pipecat's client ends at one."""
+
 LIMITS = SessionLimits()
 
 
 class _Answer(Struct):
-    """An answer that is not over. `awaited` are the items that must be transcribed first."""
+    """An answer that is not over. `size` are the characters that it alone was asked;
+    `awaited` are the items that must be transcribed first."""
 
     response: SessionResponse
     config: SessionConfig
     conversation: bool
     entries: list[Entry] | None
     view: AnswerView
+    size: int
     state: AnswerState = "running"
     awaited: set[str] = field(default_factory=set)
     losses: tuple[Loss, ...] = ()
@@ -200,20 +191,28 @@ class Session:
         self._expires_at = expires_at
         self._limits = limits
         self._answers: dict[str, _Answer] = {}
-        self._owed = False  # an answer to a turn that ended while another was answered
-        self._spoke = False  # the voice was heard: it stays
+        self._pending_turn = False  # an answer to a turn that ended while another was answered
+        self._voice_used = False  # the client has sound of it: it stays
         self._buffer = bytearray()
         self._buffer_state: BufferState = "empty"
+        self._cut = False  # the beginning of what is in it was dropped
+        self._forgot = False  # sound of items was dropped since the last answer
         self._begins = 0  # position of the buffer's first byte, in bytes
         self._utterance = ""  # the id of the item that is being said
         self._quiet_since = 0  # the position since which nobody speaks, in milliseconds
         self._events: list[SessionEvent] = []
         self.config = self._fitting(config)
+        self._config_size = config_weight(config, limits.config)
 
     @property
     def size(self) -> int:
         """Bytes that the session holds, or nearly."""
-        return self.items.sound.size + self.items.text + len(self._buffer)
+        return self.items.sound.size + self.items.text + len(self._buffer) + self._asked
+
+    @property
+    def _asked(self) -> int:
+        """Characters of the configuration, and of what answers alone were asked."""
+        return self._config_size + sum(answer.size for answer in self._answers.values())
 
     @property
     def position(self) -> int:
@@ -258,10 +257,11 @@ class Session:
         changes = {**command.changes, "model": self.config.model}
         if changes.get("kind", self.config.kind) != self.config.kind:
             raise FaultError(bad_request("cannot be changed", "session.type"))
-        if self._spoke and changes.get("voice", self.config.voice) != self.config.voice:
+        if self._voice_used and changes.get("voice", self.config.voice) != self.config.voice:
             raise FaultError(bad_request("cannot be changed once it was heard", "session.voice"))
         asked = replace(self.config, **changes)
         losses = _unread(command.changes)
+        self._config_size = config_weight(asked, self._limits.config)
         self.config = self._fitting(asked)
         if asked.modalities != self.config.modalities:
             losses += (Loss("output_modalities", "dropped", "nothing here speaks"),)
@@ -313,7 +313,7 @@ class Session:
                 if quiet >= patience:
                     self._time_out(quiet)
         elif self._shorten(self._limits.audio // 2):
-            raise _dropped("What was said first is no longer in the input buffer")
+            self._cut = True
 
     def _shorten(self, most: int) -> bool:
         """Drop the buffer's beginning; true if there were more than `most` bytes."""
@@ -332,6 +332,7 @@ class Session:
 
     def _clear(self, command: Clear) -> None:
         self._step(Clear)
+        self._cut = False
         self._begins += len(self._buffer)
         self._buffer.clear()
         self._utterance = ""
@@ -355,9 +356,10 @@ class Session:
         self._utterance = ""
         self._quiet_since = self.position
         self._buffer_state = "filled" if self._buffer else "empty"
-        self._emit(BufferCommitted(id, self.items.last))
+        self._emit(BufferCommitted(id, self.items.last, (FORGOTTEN,) if self._cut else ()))
+        self._cut = False
         item = Message("user", (Audio(format="pcm16"),), id=id, status="completed")
-        self._insert(item, None, {(id, 0): audio})
+        self._insert(item, None, {0: audio})
 
     def _speech_started(self, report: SpeechStarted) -> None:
         detection = self.config.turn_detection
@@ -384,33 +386,33 @@ class Session:
         """The detector, or the silence, has ended a turn: answer it."""
         detection = self.config.turn_detection
         if detection is not None and detection.create_response and self.config.kind == "realtime":
-            self._owed = self.active
-            if not self._owed:
+            self._pending_turn = self.active
+            if not self._pending_turn:
                 self._begin(Respond())
 
     def _transcribed(self, report: Transcribed) -> None:
         entry, shown = self.items.get(report.item_id), self.config.transcription is not None
-        if entry is None or entry.heard is None or not isinstance(entry.item, Message):
+        if entry is None or entry.transcript is None or not isinstance(entry.item, Message):
             return  # deleted meanwhile
         id = report.item_id
-        entry.heard += report.text
+        entry.transcript += report.text
         if report.fault is None and not report.done:
             if shown and report.text:
                 self._emit(TranscriptionDelta(id, 0, report.text))
             return
-        heard, entry.heard, entry.fault = entry.heard.strip(), None, report.fault
+        transcript, entry.transcript, entry.fault = entry.transcript.strip(), None, report.fault
         if report.fault is None:
-            part = replace(entry.item.parts[0], transcript=heard)
+            part = replace(entry.item.parts[0], transcript=transcript)
             self.items.complete(replace(entry.item, content=(part, *entry.item.parts[1:])))
             if shown:
                 length = milliseconds(len(self.items.sound.get((id, 0)))) / 1000
-                self._emit(TranscriptionCompleted(id, 0, heard, length))
+                self._emit(TranscriptionCompleted(id, 0, transcript, length))
         elif shown:
             self._emit(TranscriptionFailed(id, 0, report.fault))
-        self._heard(id)
+        self._end_waiting(id)
 
-    def _heard(self, id: str) -> None:
-        """An item is awaited no longer."""
+    def _end_waiting(self, id: str) -> None:
+        """An item is no longer waited for: begin the answers that waited for it alone."""
         for answer in [each for each in self._answers.values() if id in each.awaited]:
             answer.awaited.discard(id)
             if not answer.awaited:
@@ -419,25 +421,24 @@ class Session:
 
     # ---- the conversation ----------------------------------------------------------------------
 
-    def _insert(self, item: Item, previous: str | None, sounds: dict[Place, bytes]) -> None:
+    def _insert(self, item: Item, previous: str | None, sounds: dict[int, bytes]) -> None:
         """Put a whole item into the conversation, and have transcribed what was said."""
         entry = self.items.insert(item, previous)
         id = item_id(item)
         before = self.items.before(id)
         self._emit(ConversationItemAdded(item, before), ConversationItemDone(item, before))
-        for place, audio in sounds.items():
-            self._store(place, audio)
-            said = isinstance(item, Message) and item.parts[place[1]]
+        for number, audio in sounds.items():
+            self._store((id, number), audio)
+            said = isinstance(item, Message) and item.parts[number]
             silent = isinstance(said, Audio) and said.transcript is None
-            if self._transcribes and silent and place[1] == 0:
-                entry.heard = ""
+            if self._transcribes and silent and number == 0:
+                entry.transcript = ""
                 options = self.config.transcription or Transcription()
                 self.work.append(Transcribe(id, audio, options))
 
     def _store(self, place: Place, audio: bytes) -> None:
-        if dropped := self.items.sound.add(place, audio):
-            names = ", ".join([id for id, _ in dropped])
-            self._emit(Refused(_dropped(f"The sound of {names} is no longer stored").fault))
+        if self.items.sound.add(place, audio):
+            self._forgot = True
 
     def _create(self, command: CreateItem) -> None:
         item = command.item
@@ -445,21 +446,24 @@ class Session:
             item = replace(item, id=self._id("item"))
         if isinstance(item, Message | Call | CallOutput):
             item = replace(item, status="completed")
-        item, sounds = self.items.take_sounds(item)
-        self.items.check_room(weight(item))
+        item, sounds = take_sounds(item)
+        self.items.check_room(weight(item) + self._asked)
         if item.id == self._utterance:
-            raise FaultError(bad_request("is the id of what the user is saying", "item.id"))
+            raise taken(item.id, "what the user is saying")
         self.items.check_place(item, command.previous_item_id)
-        self._insert(item, command.previous_item_id, sounds)
+        self._insert(item, command.previous_item_id, {**command.sounds, **sounds})
 
     def _retrieve(self, command: Retrieve) -> None:
-        entry = self.items.find(command.item_id)
-        self._emit(ItemRetrieved(self.items.whole(entry.item)))
+        entry = self.items.find(command.item_id, code="item_not_found")
+        most = self._limits.retrieved
+        item, size = self.items.whole(entry.item, most)
+        long = Loss("audio", "dropped", f"it has {size} bytes, and one event at most {most}")
+        self._emit(ItemRetrieved(item, (long,) if size > most else ()))
 
     def _delete(self, command: Delete) -> None:
         self.items.delete(command.item_id)
         self._emit(ItemDeleted(command.item_id))
-        self._heard(command.item_id)
+        self._end_waiting(command.item_id)
 
     def _truncate(self, command: Truncate) -> None:
         self.items.truncate(command.item_id, command.content_index, command.audio_end_ms)
@@ -472,10 +476,10 @@ class Session:
             raise FaultError(bad_request("is not for sessions that only transcribe", "type"))
         if command.conversation and self.active:
             raise FaultError(ACTIVE)
-        self.items.check_room(0)
         if len(self._answers) >= (most := self._limits.responses):
             message = f"{most} answers are under way, and no more may be: wait for one of them."
             raise FaultError(Fault("rate_limited", message, "client"))
+        self.items.check_room(sum(map(weight, command.input or ())) + self._asked)
         self._begin(command)
 
     def _begin(self, command: Respond) -> None:
@@ -489,7 +493,13 @@ class Session:
                 else Entry(item)
                 for item in command.input
             ]
+            if any(take_sounds(item)[1] for item in command.input):
+                problem = "sound is taken in items of the conversation; refer to one by its id"
+                raise FaultError(unsupported(problem, "response.input"))
         config = self._fitting(replace(self.config, **command.changes))
+        size = sum(map(weight, command.input or ()))
+        if command.changes:
+            size += config_weight(config, self._limits.config)
         response = SessionResponse(
             id=self._id("resp"),
             conversation_id=self.conversation_id if command.conversation else None,
@@ -500,12 +510,12 @@ class Session:
             max_output_tokens=config.max_output_tokens,
         )
         view = AnswerView(lambda: self._id("item"))
-        answer = _Answer(response, config, command.conversation, entries, view)
+        answer = _Answer(response, config, command.conversation, entries, view, size)
         answer.losses = _unread(command.changes)
         self._answers[response.id] = answer
-        self._emit(ResponseCreated(response), RateLimits())
+        self._emit(ResponseCreated(response))
         asked = self.items.entries() if entries is None else entries
-        answer.awaited = {item_id(entry.item) for entry in asked if entry.heard is not None}
+        answer.awaited = {item_id(entry.item) for entry in asked if entry.transcript is not None}
         if answer.awaited:
             answer.state = "waiting"
         else:
@@ -543,7 +553,7 @@ class Session:
         id = command.response_id
         for answer in self._answers.values():
             if answer.response.id == id or (id is None and answer.conversation):
-                self._owed = False
+                self._pending_turn = False
                 self._stop(answer, "client_cancelled")
                 return
         raise FaultError(NOT_ACTIVE)
@@ -575,15 +585,20 @@ class Session:
             status=status,
             reason=reason,
             fault=fault,
-            output=answer.view.output,
+            output=tuple(answer.view.output),
             usage=None if end is None else end.usage,
-            losses=(*answer.losses, *(end.losses if isinstance(end, Finished) else ())),
+            losses=(
+                *answer.losses,
+                *(end.losses if isinstance(end, Finished) else ()),
+                *((FORGOTTEN,) if self._forgot else ()),
+            ),
         )
+        self._forgot = False
         self._emit(ResponseDone(response))
         if answer.conversation:
             self._quiet_since = self.position
-            if self._owed:
-                self._owed = False
+            if self._pending_turn:
+                self._pending_turn = False
                 self._begin(Respond())
 
     # ---- answers: what the engine says ----------------------------------------------------------
@@ -616,33 +631,33 @@ class Session:
             item = answer.view.items[place]
             id, kind = item_id(item), type_of(item)
             call_id = item.call_id if isinstance(item, FunctionCall) else None
-            told = Answer(answer.response.id, id, event, kind, call_id)
+            shown = Answer(answer.response.id, id, event, kind, call_id)
             if not answer.conversation:
-                self._emit(told)
+                self._emit(shown)
                 continue
             match event:
                 case ItemAdded():
                     self.items.insert(item, None, open=True)
-                    self._emit(told, ConversationItemAdded(item, self.items.before(id)))
+                    self._emit(shown, ConversationItemAdded(item, self.items.before(id)))
                 case ItemDone(item=whole):
                     self.items.complete(whole)
-                    self._emit(told, ConversationItemDone(whole, self.items.before(id)))
+                    self._emit(shown, ConversationItemDone(whole, self.items.before(id)))
                 case Delta(kind="audio" | "transcript" as sense, part_index=number, data=data):
-                    self._emit(told)
-                    self._spoke = True
+                    self._emit(shown)
+                    self._voice_used = True
                     spoken = self.items.find(id).spoken.setdefault(number, Spoken())
                     if sense == "transcript":
-                        spoken.say(data)
+                        spoken.add_text(data)
                     else:
                         try:
                             sound = b64decode(data)
                         except ValueError:
                             self._stop(answer, None, NO_SOUND)
                             return
-                        if spoken.sound(len(sound)):
+                        if spoken.add_sound(len(sound)):
                             self._store((id, number), sound)
                 case _:
-                    self._emit(told)
+                    self._emit(shown)
         while answer.view.hidden:
             item = answer.view.hidden.pop(0)
             if answer.conversation:
@@ -653,12 +668,6 @@ def _unread(changes: Changes) -> tuple[Loss, ...]:
     """The fields that are none of a configuration's: of the other dialect, or misspelt."""
     given = (changes.get("extra") or {}).values()
     return tuple([Loss(name, "dropped", "no such field") for fields in given for name in fields])
-
-
-def _dropped(what: str) -> FaultError:
-    """What was dropped for want of room."""
-    message = f"{what}: the session holds as much sound as it may. Its transcript is kept."
-    return FaultError(Fault("too_large", message, "client", "audio"))
 
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {

@@ -42,7 +42,7 @@ class AnswerView:
     """
 
     def __init__(self, make_id: Callable[[], str]) -> None:
-        self.output: tuple[Item, ...] = ()
+        self.output: list[Item] = []
         self.hidden: list[Item] = []
         self.items: list[Item] = []
         """What was shown, as it was added, by its place."""
@@ -140,5 +140,5 @@ class AnswerView:
             whole = replace(whole, arguments="".join(open.arguments), status=status)
         elif item is not None:
             whole = replace(item, id=whole.id)
-        self.output = (*self.output, whole)
+        self.output.append(whole)
         return [ItemDone(open.place, whole)]

@@ -90,12 +90,14 @@ Changes = dict[str, JSON]
 
 
 class SessionLimits(Struct, frozen=True, kw_only=True):
-    """How much a session holds (bytes of sound, items, characters of text, answers at once), and
-    how long it lasts."""
+    """How much a session holds (bytes of sound, items, characters of text and of its configuration,
+    answers at once), how many bytes of sound it gives back in one event, and how long it lasts."""
 
     audio: int = 64 * 1024 * 1024
+    retrieved: int = 4 * 1024 * 1024
     items: int = 4_096
     text: int = 32 * 1024 * 1024
+    config: int = 4 * 1024 * 1024
     responses: int = 8
     lifetime_ms: int = 3_600_000
 
@@ -135,10 +137,11 @@ class ClearOutput(Command, frozen=True, omit_defaults=True, kw_only=True):
 
 class CreateItem(Command, frozen=True, omit_defaults=True, kw_only=True):
     """Put an item into the conversation: behind another one, at its beginning (`ROOT`), or at its
-    end."""
+    end. `sounds` are those of its parts, by their index, that are not base64 in the item."""
 
     item: Item
     previous_item_id: str | None = None
+    sounds: dict[int, bytes] = {}
 
 
 class Retrieve(Command, frozen=True, omit_defaults=True, kw_only=True):
@@ -303,6 +306,7 @@ class ItemRetrieved(Struct, frozen=True, omit_defaults=True):
     """An item, with its sound."""
 
     item: Item
+    losses: tuple[Loss, ...] = ()
 
 
 class ItemTruncated(Struct, frozen=True, omit_defaults=True):
@@ -364,6 +368,7 @@ class BufferCommitted(Struct, frozen=True, omit_defaults=True):
 
     item_id: str
     previous_item_id: str | None = None
+    losses: tuple[Loss, ...] = ()
 
 
 class BufferCleared(Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from dragoman.core.session_values import (
     Configure,
     Forget,
     Generate,
+    Refused,
     Report,
     SessionConfig,
     SessionEvent,
@@ -42,8 +44,16 @@ from dragoman.core.session_values import (
     TurnDetection,
     Unreadable,
 )
+from dragoman.core.sound import BYTES_PER_MS
 
 from .base import fault_from, new_id, now, start, wait_closed
+
+PIECE_MS = 1_000
+"""Sound that is taken at once: a detector needs 5 ms of CPU for it, and is never further behind
+than the session allows."""
+
+
+CLOSED = Fault("cancelled", "The session was closed.", "client")
 
 
 class Detector(Protocol):
@@ -186,6 +196,9 @@ class TurnSession:
         self._ending: set[asyncio.Task[None]] = set()
         self._detector: Detector | None = None
         self._detection: TurnDetection | None = None  # what that was made for
+        self._queue: deque[Command] = deque()  # the one that is being taken, and those behind it
+        self._taken = asyncio.Event()  # there is none
+        self._taken.set()
         self._offset = 0  # its first sample's position, in milliseconds
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
@@ -193,11 +206,13 @@ class TurnSession:
     @property
     def size(self) -> int:
         """Bytes that the session holds, or nearly."""
-        return self.session.size
+        waiting = sum(len(each.audio) for each in self._queue if isinstance(each, Append))
+        return self.session.size + waiting
 
     async def drain(self) -> None:
-        """All is taken at once; others have their turn."""
+        """Wait until all that was sent is taken; others have their turn."""
         await asyncio.sleep(0)
+        await self._taken.wait()
 
     async def open(self) -> None:
         """Begin: the sink receives the first events."""
@@ -206,26 +221,18 @@ class TurnSession:
         self._hand_on(self.session.open())
 
     def send(self, command: Command) -> None:
-        """Take a command; its events are received before this returns, as far as they are clear."""
-        format = self.session.config.input_format
-        if isinstance(command, Append):
-            audio = command.audio
-            if format != "pcm16" and self._voice is not None:
-                audio = self._voice.decode(audio, format)
-                command = replace(command, audio=audio)
-            detector = self._detector_now()
-            self.report(command)
-            for found in detector.feed(audio) if detector is not None else ():
-                self.report(type(found)(found.at_ms + self._offset))
-            return
-        if isinstance(command, Configure) and self._voice is None:
-            for side in ("input", "output"):
-                if command.changes.get(f"{side}_format", "pcm16") != "pcm16":
-                    problem = "is converted by the voice of a server, and this one has none"
-                    fault = unsupported(problem, f"session.audio.{side}.format")
-                    command = Unreadable(fault=fault, event_id=command.event_id)
-                    break
-        self.report(command)
+        """Take a command; its events are received before this returns, as far as they are clear.
+        Much sound is taken piece by piece, others between, and what is sent meanwhile behind it."""
+        idle = not self._queue
+        size = PIECE_MS * (BYTES_PER_MS if self.session.config.input_format == "pcm16" else 8)
+        if isinstance(command, Append) and len(command.audio) > size:
+            starts = range(0, len(command.audio), size)
+            self._queue += [Append(audio=command.audio[at : at + size]) for at in starts]
+        else:
+            self._queue.append(command)
+        if idle:
+            self._taken.clear()
+            self._take_queued()
 
     def report(self, what: Command | Report) -> None:
         """Hand something to the session, its events to the client, and do its work."""
@@ -249,9 +256,8 @@ class TurnSession:
                         self._detector.reset()
         if isinstance(what, Answered) and not self.session.answering(what.response_id):
             self._turns.pop(what.response_id, None)
-        if self.session.closed and self.sink is not None:
-            sink, self.sink = self.sink, None
-            sink.ended(TOO_OLD)
+        if self.session.closed:
+            self._over(TOO_OLD)
 
     def pause(self) -> None:
         """Pause the answers."""
@@ -269,7 +275,8 @@ class TurnSession:
 
     async def close(self) -> None:
         """Cancel all work, and wait until it has ended."""
-        self.sink, self.session.closed = None, True
+        self.sink = None
+        self._over(CLOSED)
         if self._timer is not None:
             self._timer.cancel()
         for turn in self._turns.values():
@@ -281,6 +288,55 @@ class TurnSession:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     # ---- inside ----------------------------------------------------------------------------
+
+    def _over(self, fault: Fault) -> None:
+        """The session has ended by itself."""
+        sink, self.sink, self.session.closed = self.sink, None, True
+        self._queue.clear()
+        self._taken.set()
+        if sink is not None:
+            sink.ended(fault)
+
+    def _take_queued(self) -> None:
+        """Take what was sent, up to the next piece of more sound: that comes in a later turn of
+        the loop."""
+        sound = False
+        while self._queue:
+            if sound and isinstance(self._queue[0], Append):
+                asyncio.get_running_loop().call_soon(self._take_queued)
+                return
+            command = self._queue[0]
+            sound = isinstance(command, Append)
+            try:
+                self._take(command)
+            except Exception as error:  # a voice that fails: the session would be deaf
+                fault = fault_from(error, self._caller.key)
+                self._hand_on([Refused(fault)])
+                self._over(fault)
+            if self._queue:  # or it is over
+                self._queue.popleft()
+        self._taken.set()
+
+    def _take(self, command: Command) -> None:
+        format = self.session.config.input_format
+        if isinstance(command, Append):
+            audio = command.audio
+            if format != "pcm16" and self._voice is not None:
+                audio = self._voice.decode(audio, format)
+                command = replace(command, audio=audio)
+            detector = self._detector_now()
+            self.report(command)
+            for found in detector.feed(audio) if detector is not None else ():
+                self.report(type(found)(found.at_ms + self._offset))
+            return
+        if isinstance(command, Configure) and self._voice is None:
+            for side in ("input", "output"):
+                if command.changes.get(f"{side}_format", "pcm16") != "pcm16":
+                    problem = "is converted by the voice of a server, and this one has none"
+                    fault = unsupported(problem, f"session.audio.{side}.format")
+                    command = Unreadable(fault=fault, event_id=command.event_id)
+                    break
+        self.report(command)
 
     def _hand_on(self, events: list[SessionEvent]) -> None:
         format = self.session.config.output_format

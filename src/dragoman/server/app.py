@@ -69,7 +69,8 @@ def with_middleware(
 
 _HOPS = HOPS_HEADER.encode()
 _SECRET = secrets.token_bytes(32)
-"""What tenants are named by where nothing is stored; the workers of a server share it."""
+"""What tenants are named by where nothing is stored, and client secrets are signed with. The
+workers of a server share it."""
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
@@ -123,7 +124,7 @@ class App:
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
-        self._realtime = Realtime(service, None if studio is None else studio.open)
+        self._realtime = Realtime(service, _SECRET, None if studio is None else studio.open)
         self._calls = Calls(service, self._realtime, share)
         routes = [
             Route("GET", SOCKET, self._sockets.plain),

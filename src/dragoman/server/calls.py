@@ -49,9 +49,10 @@ from dragoman.wire.registry import BASE
 
 from .asgi import BUFFER
 from .cancellation import SHUTTING_DOWN, stalled
+from .client_secrets import ClientSecret
 from .exchange import Exchange, Route, fault_of
 from .limits import read_body
-from .realtime import ClientSecret, Participant, Realtime, ServedSession
+from .realtime import Participant, Realtime, ServedSession
 from .responder import Service
 from .websocket import crowded
 

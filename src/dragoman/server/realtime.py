@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
@@ -21,6 +18,7 @@ from dragoman.core.item import JSON
 from dragoman.core.request import Request
 from dragoman.core.session import TOO_OLD
 from dragoman.core.session_values import (
+    Append,
     Command,
     ItemRetrieved,
     Refused,
@@ -30,7 +28,7 @@ from dragoman.core.session_values import (
     SessionEvent,
     SessionLimits,
 )
-from dragoman.engines.base import Wrapper, new_id, now
+from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
 from dragoman.wire import json
 from dragoman.wire.json import Limits
@@ -43,7 +41,6 @@ from dragoman.wire.realtime import (
 )
 from dragoman.wire.realtime.beta import to_beta, to_ga
 from dragoman.wire.realtime.commands import command_of
-from dragoman.wire.realtime.config import decode_config, encode_session
 from dragoman.wire.realtime.events import encode_events
 from dragoman.wire.registry import BASE
 
@@ -51,6 +48,7 @@ from .asgi import Receive, Room, Scope, Send
 from .auth import presented
 from .cancellation import GONE, too_late
 from .channel import LIFETIME, Channel
+from .client_secrets import ClientSecret, ClientSecrets
 from .exchange import Exchange, Route, fault_of
 from .limits import HEAVY, LIGHT, SMALL, weigh, widened
 from .log import Entry
@@ -61,12 +59,6 @@ if TYPE_CHECKING:
     from dragoman.engines.remote_session import RemoteSession
 
 SOCKET = BASE + PATH
-PREFIX = "ek_"
-"""What client secrets begin with."""
-MAX_SECRETS = 10_000
-"""Client secrets that are not used yet; the oldest is forgotten first."""
-SECRET_SECONDS, MIN_SECONDS, MAX_SECONDS = 600, 10, 7200
-"""How long a client secret is good for, if its maker does not say, and bounds of that."""
 
 
 class Admitted(Wrapper):
@@ -185,6 +177,8 @@ class ServedSession:
             return
         for command in commands:
             self.send(command, client)
+            if isinstance(command, Append):
+                await self.live.drain()
 
     def send(self, command: Command, client: Participant | None = None) -> None:
         """A command of a client, or of the server itself."""
@@ -413,62 +407,34 @@ class Relay(Channel):
         await self.live.close()
 
 
-class ClientSecret(Struct, frozen=True):
-    """What a client secret opens: a session, for whoever made it."""
-
-    config: SessionConfig
-    caller: Caller
-    expires: float  # monotonic
-
-
 class Realtime:
-    """The sessions of one engine; `voice` makes the voice of each."""
+    """The sessions of one engine; `key` signs client secrets, `voice` makes the voice of each."""
 
-    def __init__(self, service: Service, voice: Callable[[], Voice] | None = None) -> None:
+    def __init__(
+        self, service: Service, key: bytes, voice: Callable[[], Voice] | None = None
+    ) -> None:
         self._service = service
         self._voice = voice
         self.calls: dict[str, ServedSession] = {}
         """The sessions of the WebRTC calls that are going on, by the ids of those."""
         self._open: Counter[str] = Counter()  # by tenant
-        self._secrets: OrderedDict[str, ClientSecret] = OrderedDict()
+        self._secrets = ClientSecrets(service, key)
 
     def routes(self) -> list[Route]:
         """The routes of what is no WebSocket."""
         return [
             Route("GET", SOCKET, self.plain),
-            Route("POST", BASE + SECRETS_PATH, self.make_secret),
+            Route("POST", BASE + SECRETS_PATH, self._secrets.make),
         ]
 
     def plain(self, exchange: Exchange, caller: Caller) -> None:
         """Answer a GET that asks for no WebSocket."""
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
-    async def make_secret(self, exchange: Exchange, caller: Caller) -> None:
-        """Make a key that opens one session with this configuration, once and soon: for pages."""
-        if self._service.settings.workers > 1:
-            raise FaultError(SHARED)
-        fields = await self._service.read(exchange, caller, _decode_secret)
-        seconds = fields.pop("seconds")
-        config = SessionConfig(**fields)
-        value = PREFIX + secrets.token_urlsafe(32)
-        self._secrets[value] = ClientSecret(config, caller, time.monotonic() + seconds)
-        if len(self._secrets) > MAX_SECRETS:
-            self._secrets.popitem(last=False)
-        expires = now() + seconds
-        session = encode_session(f"sess_{new_id()}", config, 0)
-        answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": session}
-        exchange.reply(200, json.dump(answer))
-
     def redeem(self, exchange: Exchange) -> ClientSecret | None:
-        """The secret that a connection presents, which is good for no other; None where it is a
-        key of another kind. Raises FaultError for one that is not good any more."""
-        value = presented(exchange)
-        if not value.startswith(PREFIX):
-            return None
-        found = self._secrets.pop(value, None)
-        if found is None or found.expires < time.monotonic():
-            raise FaultError(SPENT)
-        return found
+        """What the secret is for that a connection presents. Raises FaultError for one that is not
+        good any more."""
+        return self._secrets.redeem(presented(exchange))
 
     async def connect(
         self,
@@ -552,29 +518,3 @@ class Realtime:
             problem = f"There is no call {quoted(id)}; it may have ended."
             raise FaultError(Fault("not_found", problem, "client", "call_id"))
         return found
-
-
-def _decode_secret(body: bytes, limits: Limits) -> dict[str, JSON]:
-    """The configuration that a client secret is for, and the seconds that it is good for."""
-    fields = json.parse(body)
-    after, session = fields.object("expires_after"), fields.object("session")
-    seconds = None
-    if after is not None:
-        after.one_of("anchor", ("created_at",))
-        seconds = after.integer("seconds", MIN_SECONDS, MAX_SECONDS)
-    changes = decode_config(session) if session is not None else {}
-    return {**changes, "seconds": seconds or SECRET_SECONDS}
-
-
-SHARED = Fault(
-    "unsupported",
-    "Client secrets are remembered by one process, and this server has several: run it with "
-    "workers = 1, or give pages a key of their own.",
-    "server",
-)
-SPENT = Fault(
-    "authentication",
-    "This client secret has expired or was used: each opens one session. Make another one "
-    "(POST /v1/realtime/client_secrets).",
-    "client",
-)

@@ -54,6 +54,8 @@ TABLE: dict[Code, _Row] = {
     "connection_limit": _Row(400, _INVALID, "websocket_connection_limit_reached"),
     "active_response": _Row(409, _INVALID, "conversation_already_has_active_response"),
     "not_active": _Row(400, _INVALID, "response_cancel_not_active"),
+    "item_exists": _Row(400, _INVALID, "item_create_duplicate_item_id"),
+    "item_not_found": _Row(404, _INVALID, "item_retrieve_invalid_item_id"),
     "empty_buffer": _Row(400, _INVALID, "input_audio_buffer_commit_empty"),
     "session_expired": _Row(400, _INVALID, "session_expired"),
     "unsupported_media_type": _Row(415, _INVALID, "unsupported_media_type"),

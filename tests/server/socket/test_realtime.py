@@ -3,9 +3,11 @@
 import asyncio
 import json
 import time
+import zlib
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +18,20 @@ from openai import AsyncOpenAI, OpenAI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from dragoman.core.event import Finished
+from dragoman.core.error import FaultError
+from dragoman.core.event import Finished, ItemAdded, ItemDone
 from dragoman.core.interfaces import Secret
+from dragoman.core.item import FunctionCall, FunctionCallOutput, Unknown
 from dragoman.core.response import Usage
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
-from dragoman.server import realtime
+from dragoman.server import client_secrets, realtime
 from dragoman.server.app import App
+from dragoman.server.client_secrets import ClientSecrets
 from dragoman.server.settings import Settings
+from dragoman.tools.run import Display, Shown
 from dragoman.voice.studio import Studio
+from tests.agent.hosting import Fake, Tool
 from tests.engines.voices import LOUD, QUIET, Voice
 from tests.oracle import DATA, realtime_problems
 from tests.server.stubs import FINISHED, OPENING, Stub, saying, served, word
@@ -346,19 +353,13 @@ async def test_a_client_secret_opens_one_session_with_its_configuration(monkeypa
         assert refused.value.response.status_code == 401
         # One that nobody used in time, and one of too many, are good for nothing.
         made = (await http.post(url, json={}, headers=head)).json()
-        later = time.monotonic() + 601
-        monkeypatch.setattr(realtime, "time", SimpleNamespace(monotonic=lambda: later))
-        bearer = {"Authorization": f"Bearer {made['value']}"}
-        with pytest.raises(InvalidStatus):
-            async with connect(f"{socket}?model=m", additional_headers=bearer):
-                pass
-        monkeypatch.setattr(realtime, "MAX_SECRETS", 1)
-        first = (await http.post(url, json={}, headers=head)).json()
-        await http.post(url, json={}, headers=head)
-        bearer = {"Authorization": f"Bearer {first['value']}"}
-        with pytest.raises(InvalidStatus):
-            async with connect(f"{socket}?model=m", additional_headers=bearer):
-                pass
+        later = time.time() + 601
+        with monkeypatch.context() as patch:
+            patch.setattr(client_secrets, "time", SimpleNamespace(time=lambda: later))
+            bearer = {"Authorization": f"Bearer {made['value']}"}
+            with pytest.raises(InvalidStatus):
+                async with connect(f"{socket}?model=m", additional_headers=bearer):
+                    pass
         wrong = await http.post(url, json={"expires_after": {"seconds": 1}}, headers=head)
         assert wrong.status_code == 400
 
@@ -369,13 +370,94 @@ def realtime_problems_of_secret(value: dict[str, Any]) -> list[str]:
     return sorted(set(document["RealtimeCreateClientSecretResponse"]["required"]) - set(value))
 
 
-async def test_client_secrets_are_for_one_process() -> None:
+async def test_another_worker_takes_a_client_secret() -> None:
     settings = Settings(workers=2)
     async with served_app(None, settings) as (_, port), httpx2.AsyncClient() as http:
-        answer = await http.post(f"http://127.0.0.1:{port}{PATH}/client_secrets", json={})
-        assert answer.json()["error"]["code"] == "unsupported_parameter"
+        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+        session = {"type": "realtime", "model": "stub", "instructions": "Be brief."}
+        value = (await http.post(url, json={"session": session})).json()["value"]
         plain = await http.get(f"http://127.0.0.1:{port}{PATH}?model=m")
         assert plain.status_code == 426
+        # What is too long for a header, or for a session, is refused at once.
+        for size, most in ((200_000, "header_limit"), (5_000_000, "characters")):
+            words = Random(0).randbytes(size // 2).hex()
+            long = {"session": {"type": "realtime", "instructions": words}}
+            refused = (await http.post(url, json=long)).json()["error"]
+            assert refused["code"] == "request_too_large"
+            assert most in refused["message"]
+    async with served_app(None, settings) as (_, port):  # another application of this process
+        bearer = {"Authorization": f"Bearer {value}"}
+        async with connect(f"ws://127.0.0.1:{port}{PATH}", additional_headers=bearer) as socket:
+            created = json.loads(await socket.recv())["session"]
+            assert (created["instructions"], created["model"]) == ("Be brief.", "stub")
+
+
+SIGNING = b"k" * 32
+
+
+def secrets_of(engine: Any = None, **settings: Any) -> ClientSecrets:
+    service: Any = SimpleNamespace(engine=engine, settings=Settings(**settings))
+    return ClientSecrets(service, SIGNING)
+
+
+def test_a_client_secret_is_refused_where_it_is_forged_used_or_one_of_too_many(monkeypatch) -> None:
+    found = secrets_of()
+    content = {"id": "a", "expires": time.time() + 60, "tenant": "t", "session": {}}
+
+    def value(**changes: Any) -> str:
+        return "ek_" + found._signed(zlib.compress(json.dumps({**content, **changes}).encode()))
+
+    assert found.redeem("sk-something") is None
+    good = value()
+    opened = found.redeem(good)
+    assert opened is not None
+    assert (opened.caller.tenant, opened.caller.key) == ("t", None)
+    other = ClientSecrets(found._service, b"another key")
+    garbage = ["ek_", "ek_!", "ek_\u00e9", "ek_" + "A" * 99]
+    for each in [good, value(expires=1), good[:-4] + "AAAA", *garbage]:
+        with pytest.raises(FaultError) as refused:
+            found.redeem(each)
+        assert refused.value.fault.code == "authentication"
+    with pytest.raises(FaultError):
+        other.redeem(value(id="b"))
+    monkeypatch.setattr(client_secrets, "MOST", 2)
+    found.redeem(value(id="b", expires=time.time() + 0.2))
+    with pytest.raises(FaultError) as refused:
+        found.redeem(value(id="c"))
+    assert refused.value.fault.code == "overloaded"
+    later = time.time() + 30
+    monkeypatch.setattr(client_secrets, "time", SimpleNamespace(time=lambda: later))
+    assert found.redeem(value(id="c")) is not None  # the second one is of no use any more
+
+
+async def test_a_key_that_is_passed_on_stays_in_the_process_that_was_given_it(monkeypatch) -> None:
+    engine: Any = Stub()
+    engine.passes_client_key = True
+    head = {"Authorization": "Bearer sk-theirs"}
+    monkeypatch.setattr(client_secrets, "MOST", 1)
+    async with served_app(engine) as (_, port), httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{port}{PATH}"
+        first, second = [
+            (await http.post(f"{url}/client_secrets", json={}, headers=head)).json()["value"]
+            for _ in range(2)
+        ]
+        assert "theirs" not in second
+        bearer = {"Authorization": f"Bearer {first}"}
+        with pytest.raises(InvalidStatus):
+            async with connect(f"ws://127.0.0.1:{port}{PATH}?model=m", additional_headers=bearer):
+                pass
+        bearer = {"Authorization": f"Bearer {second}"}
+        address = f"ws://127.0.0.1:{port}{PATH}?model=m"
+        async with connect(address, additional_headers=bearer) as socket:
+            talk = Talk(socket)
+            await talk.say(RESPOND)
+            await talk.until("response.done")
+    key = engine.asked[0][1].key
+    assert key is not None
+    assert key.reveal() == "sk-theirs"
+    async with served_app(engine, Settings(workers=2)) as (_, port), httpx2.AsyncClient() as http:
+        made = await http.post(f"http://127.0.0.1:{port}{PATH}/client_secrets", json={})
+        assert made.json()["error"]["code"] == "unsupported_parameter"
 
 
 async def test_a_client_that_does_not_read_pauses_the_engine() -> None:
@@ -438,6 +520,67 @@ async def test_each_answer_has_a_line_in_the_log(capfd) -> None:
 
     LINES.wait()
     assert "TURN /v1/realtime 200" in capfd.readouterr().err
+
+
+# ---- tools of MCP servers --------------------------------------------------------------------
+
+
+class Adding(Stub):
+    """Calls a tool of an MCP server, and says what it gave."""
+
+    async def stream(self, request: Any, caller: Any = None) -> Any:
+        self.asked.append((request, caller))
+        last = request.items[-1]
+        called = isinstance(last, FunctionCallOutput)
+        cues = saying(f"It is {last.output}.") if called else calling(("c1", "total", '{"a": 1}'))
+        for cue in cues:
+            if isinstance(cue, ItemAdded | ItemDone) and isinstance(cue.item, FunctionCall):
+                cue = type(cue)(cue.index, replace(cue.item, namespace="s"))
+            yield cue
+
+
+async def test_the_tools_of_an_mcp_server_are_listed_asked_about_and_called() -> None:
+    """The client sees each step and no credential, and the model what was said."""
+
+    async def total(text: str) -> Shown:
+        return Shown("3", {"output": "3", "error": None})
+
+    def shown(call: Any) -> dict[str, Any]:
+        return {"server_label": "s", "name": "total", "arguments": call.text}
+
+    display = Display("mcp_call", shown, delta="arguments", fails=True)
+    tools = [{"name": "total", "input_schema": {}, "description": None}]
+    listed = Unknown("responses", "mcp_list_tools", {"server_label": "s", "tools": tools})
+    hosted = Tool("mcp", Fake("total", display, total, "always"), namespace="s", items=(listed,))
+    engine = Adding()
+    asked = {"type": "mcp", "server_label": "s", "server_url": "https://x.example", "headers": {}}
+    async with talking(engine, app={"tools": [hosted]}) as talk:
+        session = {"type": "realtime", "tools": [{**asked, "authorization": "secret"}]}
+        await talk.say({"type": "session.update", "session": session}, USER, RESPOND)
+        updated, *events = await talk.until("response.done")
+        assert "secret" not in json.dumps([updated, *events])
+        kinds = [event["type"] for event in events]
+        assert kinds.index("mcp_list_tools.in_progress") < kinds.index("mcp_list_tools.completed")
+        _, wanted = events[-1]["response"]["output"]
+        assert (wanted["type"], wanted["arguments"]) == ("mcp_approval_request", '{"a": 1}')
+        answer = {"type": "mcp_approval_response", "id": "mine", "approve": True}
+        item = {**answer, "approval_request_id": wanted["id"]}
+        await talk.say({"type": "conversation.item.create", "item": item}, RESPOND)
+        events = await talk.until("response.done")
+    kinds = [event["type"] for event in events]
+    assert "response.mcp_call.in_progress" in kinds
+    assert "response.mcp_call_arguments.done" in kinds
+    assert "response.mcp_call.completed" in kinds
+    *_, called, said = events[-1]["response"]["output"]
+    assert (called["output"], called["approval_request_id"]) == ("3", wanted["id"])
+    assert said["content"][0]["text"] == "It is 3."
+    assert hosted.asked[0]["authorization"] == "secret"
+    kinds = [type(each).__name__ for each in engine.asked[-1][0].items]
+    assert kinds == ["Message", "FunctionCall", "FunctionCallOutput"]
+    async with served_app() as (_, port), httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+        refused = (await http.post(url, json={"session": session})).json()["error"]
+        assert (refused["code"], refused["param"]) == ("unsupported_parameter", "session.tools")
 
 
 # ---- sessions of other servers ---------------------------------------------------------------

@@ -27,10 +27,12 @@ from dragoman.core.response import Usage
 from dragoman.core.session_values import (
     Answer,
     Append,
+    BufferCommitted,
     Command,
     Configure,
     ConversationItemAdded,
     CreateItem,
+    ItemRetrieved,
     Playing,
     RateLimits,
     Refused,
@@ -55,7 +57,7 @@ from dragoman.wire import json
 from dragoman.wire.json import Fields
 from dragoman.wire.realtime import commands
 from dragoman.wire.realtime.beta import to_beta, to_ga
-from dragoman.wire.realtime.commands import decode_command, encode_command
+from dragoman.wire.realtime.commands import command_of, decode_command, encode_command
 from dragoman.wire.realtime.config import decode_config, encode_config
 from dragoman.wire.realtime.events import decode_event, encode_events
 from dragoman.wire.realtime.items import decode_item, encode_item
@@ -610,3 +612,28 @@ def test_a_whole_session_may_be_spoken_in_the_beta_dialect() -> None:
     assert old["session"]["turn_detection"]["type"] == "server_vad"
     assert "audio" not in old["session"]
     assert "type" not in old["session"]
+
+
+def test_sound_of_the_user_without_a_transcript_says_so() -> None:
+    """The Agents SDK in JavaScript reads no item in which the field is missing."""
+    (said,) = encode_item(Message("user", (Audio(format="pcm16"),)))["content"]
+    assert said == {"type": "input_audio", "transcript": None}
+    (answered,) = encode_item(Message("assistant", (Audio(format="pcm16"),)))["content"]
+    assert answered == {"type": "output_audio"}
+
+
+def test_what_was_dropped_stands_beside_the_event() -> None:
+    loss = (Loss("audio", "dropped", "why"),)
+    item = Message("user", (Audio(format="pcm16"),), id="a")
+    for event in (BufferCommitted("a", None, loss), ItemRetrieved(item, loss)):
+        (found,) = encode_events([event], lambda: "e")
+        assert found["headers"] == {"x-dragoman-loss": "dropped: audio"}
+        assert decode_event(found) == [replace(event, losses=())]
+
+
+def test_an_id_is_as_long_as_a_name() -> None:
+    item = {"type": "message", "role": "user", "content": [], "id": "x" * 4_097}
+    for kind in ("message", "mcp_call"):
+        command = command_of({"type": "conversation.item.create", "item": {**item, "type": kind}})
+        assert isinstance(command, Unreadable)
+        assert command.fault.param == "item.id"

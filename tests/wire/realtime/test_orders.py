@@ -29,11 +29,10 @@ SHORT = {
     "response.": "r.",
     "output_audio_transcript": "transcript",
     "function_call_arguments": "arguments",
-    "rate_limits.updated": "limits",
 }
 
 ADDED = ["item.added", "item.done"]
-CREATED = ["r.created", "limits"]
+CREATED = ["r.created"]
 BEGIN = ["r.output_item.added", "item.added"]
 END = ["r.output_item.done", "item.done"]
 MESSAGE = [

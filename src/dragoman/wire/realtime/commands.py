@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
+from dragoman.core.conversation import take_sounds
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.item import JSON
 from dragoman.core.session_values import (
@@ -27,6 +27,7 @@ from dragoman.core.session_values import (
     Truncate,
     Unreadable,
 )
+from dragoman.core.sound import from_base64
 from dragoman.wire import json
 from dragoman.wire.json import Fields, dense
 
@@ -92,8 +93,8 @@ def _append(fields: Fields) -> Command:
         message = f"audio: is more than {MAX_AUDIO} bytes of sound; send it in several events"
         raise FaultError(Fault("too_large", message, "client", "audio"))
     try:
-        return Append(audio=b64decode(text, validate=True))
-    except (binascii.Error, ValueError):
+        return Append(audio=from_base64(text))
+    except ValueError:
         raise fields.wrong("audio", "is not base64") from None
 
 
@@ -104,7 +105,10 @@ def _create(fields: Fields) -> Command:
     decoded = decode_item(item)
     if decoded.__struct_config__.tag == "item_reference":
         raise item.wrong("type", "is 'item_reference', which stands in the input of an answer only")
-    return CreateItem(item=decoded, previous_item_id=fields.string("previous_item_id"))
+    # Decoded here: large frames are read in a thread, and sessions are not.
+    decoded, sounds = take_sounds(decoded)
+    previous = fields.string("previous_item_id")
+    return CreateItem(item=decoded, previous_item_id=previous, sounds=sounds)
 
 
 def _truncate(fields: Fields) -> Command:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from dragoman.core.error import quoted
 from dragoman.core.item import JSON
 from dragoman.core.request import ReasoningOptions
@@ -20,7 +22,7 @@ from dragoman.wire import json
 from dragoman.wire.error import describe, error_object
 from dragoman.wire.json import Fields, dense
 from dragoman.wire.losses import header
-from dragoman.wire.tools import ToolCodec
+from dragoman.wire.tools import ToolCodec, without_secrets
 
 from .items import WIRE, decode_item, encode_item, to_extra
 
@@ -229,8 +231,10 @@ def encode_config(config: SessionConfig) -> dict[str, JSON]:
 
 
 def encode_session(id: str, config: SessionConfig, expires_at: int) -> dict[str, JSON]:
-    """A session as an object."""
+    """A session as an object, without the credentials for MCP servers: a page with a client secret
+    sees it, too."""
     head = {"id": id, "object": f"realtime.{_OBJECTS[config.kind]}"}
+    config = replace(config, tools=without_secrets(config.tools))
     return {**encode_config(config), **head, **dense({"expires_at": expires_at or None})}
 
 

@@ -58,7 +58,6 @@ _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 _PLAIN: dict[type, str] = {
     ItemTruncated: "conversation.item.truncated",
     ItemDeleted: "conversation.item.deleted",
-    BufferCommitted: "input_audio_buffer.committed",
     BufferCleared: "input_audio_buffer.cleared",
     BufferSpeechStarted: "input_audio_buffer.speech_started",
     BufferSpeechStopped: "input_audio_buffer.speech_stopped",
@@ -124,8 +123,12 @@ def _encode(event: SessionEvent) -> list[tuple[str, Object]]:
         case ConversationItemDone(item=item, previous_item_id=previous):
             item_fields = {"previous_item_id": previous, "item": encode_item(item)}
             return [("conversation.item.done", item_fields)]
-        case ItemRetrieved(item=item):
-            return [("conversation.item.retrieved", {"item": encode_item(item)})]
+        case ItemRetrieved(item=item, losses=losses):
+            retrieved = {"item": encode_item(item), **reported(losses)}
+            return [("conversation.item.retrieved", retrieved)]
+        case BufferCommitted(item_id=id, previous_item_id=previous, losses=losses):
+            committed = {"item_id": id, "previous_item_id": previous, **reported(losses)}
+            return [("input_audio_buffer.committed", committed)]
         case TranscriptionCompleted(item_id=id, content_index=index, transcript=text):
             usage = event.usage or {"type": "duration", "seconds": event.seconds}
             known = {"item_id": id, "content_index": index, "transcript": text, "usage": usage}
@@ -334,6 +337,9 @@ _DECODERS: dict[str, Callable[[Fields], SessionEvent]] = {
         _item(fields), fields.string("previous_item_id")
     ),
     "conversation.item.retrieved": lambda fields: ItemRetrieved(_item(fields)),
+    "input_audio_buffer.committed": lambda fields: BufferCommitted(
+        fields.need("item_id"), fields.string("previous_item_id")
+    ),
     f"{_TRANSCRIPTION}.completed": _completed,
     f"{_TRANSCRIPTION}.failed": _failed,
     "input_audio_buffer.dtmf_event_received": _tone,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dragoman.core.conversation import type_of
-from dragoman.core.error import FaultError, bad_request, quoted
+from dragoman.core.error import LONGEST_NAME, FaultError, bad_request, quoted
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -43,10 +43,12 @@ def to_extra(fields: dict[str, JSON]) -> Extra | None:
 def decode_item(fields: Fields) -> Item:
     """An item. One of a kind we do not know is carried unchanged. Raises FaultError."""
     kind = fields.need("type")
-    if kind not in ("message", "function_call", "function_call_output", "item_reference"):
-        return Unknown(WIRE, kind, fields.left(), fields.string("id"))
     id = fields.string("id") or None
+    if id is not None and len(id) > LONGEST_NAME:
+        raise fields.wrong("id", f"has more than {LONGEST_NAME} characters")
     fields.any("object")
+    if kind not in ("message", "function_call", "function_call_output", "item_reference"):
+        return Unknown(WIRE, kind, fields.left(), id)
     status: Any = fields.one_of("status", STATES)
     match kind:
         case "message":
@@ -118,6 +120,8 @@ def encode_part(part: Part, role: str) -> dict[str, JSON]:
             known: dict[str, JSON] = {"type": f"{side}_text", "text": text}
         case Audio(data=data, transcript=transcript):
             known = {"type": f"{side}_audio", **dense({"audio": data, "transcript": transcript})}
+            if side == "input":  # the Agents SDK in JavaScript wants null where there is none yet
+                known["transcript"] = transcript
         case Image(url=str(url), detail=detail):
             known = {"type": "input_image", "image_url": url, **dense({"detail": detail})}
         case UnknownPart(value=value):

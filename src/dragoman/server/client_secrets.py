@@ -1,0 +1,156 @@
+"""Makes and checks client secrets: keys for pages, each for one session with a configuration.
+
+A secret holds what it is for, signed by a key that the workers of a server share: any of them takes
+it. Each remembers those that it took.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import OrderedDict
+from hashlib import sha256
+
+from msgspec import Struct
+
+from dragoman.core.conversation import config_weight
+from dragoman.core.error import Fault, FaultError, unsupported
+from dragoman.core.interfaces import Caller, Secret
+from dragoman.core.item import JSON
+from dragoman.core.session import LIMITS
+from dragoman.core.session_values import SessionConfig
+from dragoman.engines.base import new_id, now
+from dragoman.wire import json
+from dragoman.wire.json import Fields, Limits
+from dragoman.wire.realtime.config import decode_config, encode_session
+from dragoman.wire.tools import without_secrets
+
+from .exchange import Exchange
+from .responder import Service
+
+PREFIX = "ek_"
+"""What client secrets begin with."""
+MOST = 10_000
+"""Secrets that a worker remembers to have taken, and keys that it keeps for secrets."""
+SECONDS, MIN_SECONDS, MAX_SECONDS = 600, 10, 7200
+"""How long a client secret is good for, if its maker does not say, and bounds of that."""
+_SIGNATURE = 32
+
+SHARED = Fault(
+    "unsupported",
+    "This server passes its clients' keys on to the model's server, and one of its processes does "
+    "not know the keys that another one was given: run it with workers = 1, or with a key of its "
+    "own for the model's server.",
+    "server",
+)
+SPENT = Fault(
+    "authentication",
+    "This client secret has expired, was used, or is none of this server's: each opens one "
+    "session. Make another one (POST /v1/realtime/client_secrets).",
+    "client",
+)
+CROWDED = Fault(
+    "overloaded", "Too many client secrets are in use on this server.", "server", retry_after="10"
+)
+
+
+class ClientSecret(Struct, frozen=True):
+    """What a client secret opens: a session, for whoever made it."""
+
+    config: SessionConfig
+    caller: Caller
+
+
+class ClientSecrets:
+    """The client secrets of a server; `key` signs them.
+
+    Its clients' own keys are never in them. Where those are passed on, the process that made a
+    secret remembers the key.
+    """
+
+    def __init__(self, service: Service, key: bytes) -> None:
+        self._service = service
+        self._key = hmac.digest(key, b"dragoman client secrets 1", sha256)
+        self._used: dict[str, float] = {}  # until when they would be good, in Unix seconds
+        self._passed: OrderedDict[str, Secret | None] = OrderedDict()
+
+    async def make(self, exchange: Exchange, caller: Caller) -> None:
+        """Make a key that opens one session with this configuration, once and soon: for pages."""
+        passes = getattr(self._service.engine, "passes_client_key", False)
+        if passes and self._service.settings.workers > 1:
+            raise FaultError(SHARED)
+        seconds, session, config = await self._service.read(exchange, caller, _decode)
+        expires, id = now() + seconds, secrets.token_urlsafe(12)
+        content = json.dump(
+            {"id": id, "expires": expires, "tenant": caller.tenant, "session": session}
+        )
+        value = PREFIX + self._signed(zlib.compress(content))
+        if len(value) > (most := self._service.settings.header_limit // 2):
+            message = (
+                f"The configuration is too long for a client secret, which has {len(value)} "
+                f"characters with it; {most} fit into headers (header_limit). Let the page "
+                "configure its session itself (session.update)."
+            )
+            raise FaultError(Fault("too_large", message, "client", "session"))
+        if passes:
+            self._passed[id] = caller.key
+            if len(self._passed) > MOST:
+                self._passed.popitem(last=False)
+        shown = encode_session(f"sess_{new_id()}", config, 0)
+        answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": shown}
+        exchange.reply(200, json.dump(answer))
+
+    def redeem(self, value: str) -> ClientSecret | None:
+        """What a secret is for, which is good for nothing else afterwards; None for a key of
+        another kind. Raises FaultError for one that is not good any more."""
+        if not value.startswith(PREFIX):
+            return None
+        content = self._content(value.removeprefix(PREFIX))
+        id, expires, tenant = content["id"], content["expires"], content["tenant"]
+        passes = getattr(self._service.engine, "passes_client_key", False)
+        if expires < time.time() or id in self._used or (passes and id not in self._passed):
+            raise FaultError(SPENT)
+        if len(self._used) >= MOST:
+            self._used = {id: until for id, until in self._used.items() if until >= time.time()}
+            if len(self._used) >= MOST:
+                raise FaultError(CROWDED)
+        self._used[id] = expires
+        config = SessionConfig(**decode_config(Fields(content["session"])))
+        return ClientSecret(config, Caller(tenant=tenant, key=self._passed.pop(id, None)))
+
+    def _signed(self, content: bytes) -> str:
+        signature = hmac.digest(self._key, content, sha256)
+        return urlsafe_b64encode(signature + content).decode().rstrip("=")
+
+    def _content(self, text: str) -> dict[str, JSON]:
+        """What stands in a secret. Raises FaultError for what we did not sign."""
+        try:
+            data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        except ValueError:
+            raise FaultError(SPENT) from None
+        signature, content = data[:_SIGNATURE], data[_SIGNATURE:]
+        if not hmac.compare_digest(signature, hmac.digest(self._key, content, sha256)):
+            raise FaultError(SPENT)
+        found: dict[str, JSON] = json.load(zlib.decompress(content))
+        return found
+
+
+def _decode(body: bytes, limits: Limits) -> tuple[int, dict[str, JSON], SessionConfig]:
+    """The seconds that a secret is good for, and the session that it is for."""
+    fields = json.parse(body)
+    after, session = fields.object("expires_after"), fields.object("session")
+    seconds = None
+    if after is not None:
+        after.one_of("anchor", ("created_at",))
+        seconds = after.integer("seconds", MIN_SECONDS, MAX_SECONDS)
+    given = {} if session is None else session.left()
+    changes = {} if session is None else decode_config(session)
+    config = SessionConfig(**changes)
+    config_weight(config, LIMITS.config)
+    if without_secrets(config.tools) is not config.tools:
+        problem = "pages can read a client secret: it cannot hold credentials for MCP servers"
+        raise FaultError(unsupported(problem, "session.tools"))
+    return seconds or SECONDS, given, config

@@ -1,0 +1,142 @@
+"""How much a session holds and gives, and what it says of what it does not."""
+
+import pytest
+
+from dragoman.core.conversation import weight
+from dragoman.core.item import Audio, ItemReference, Message
+from dragoman.core.session import FORGOTTEN
+from dragoman.core.session_values import (
+    ROOT,
+    Append,
+    Cancel,
+    Clear,
+    Commit,
+    Configure,
+    Delete,
+    Generate,
+    ItemRetrieved,
+    Respond,
+    Retrieve,
+    SessionLimits,
+)
+from dragoman.core.sound import Spoken, from_base64
+
+from .test_session import MS, of, opened, refusal, user
+
+
+def test_what_a_session_holds_is_bounded() -> None:
+    limits = SessionLimits(audio=4_800, items=2, text=1_000, responses=2)
+    session = opened(limits=limits)
+    session.receive(user("a"))
+    assert refusal(session.receive(user("b" * 1_000))).code == "too_large"
+    session.receive(user("b"))
+    assert refusal(session.receive(user("c"))).code == "too_large"
+    assert refusal(session.receive(Respond())).code == "too_large"
+    session = opened(limits=limits)
+    for _ in range(2):
+        session.receive(Respond(conversation=False))
+    assert refusal(session.receive(Respond(conversation=False))).code == "rate_limited"
+    reference = (ItemReference("nobody"),)
+    session.receive(Cancel(response_id=of(session, Generate)[0].response_id))
+    refused = session.receive(Respond(conversation=False, input=reference))
+    assert refusal(refused).param == "response.input"
+
+
+def test_sound_that_is_too_much_is_dropped_and_said() -> None:
+    limits = SessionLimits(audio=len(MS) * 400)  # 200 ms for what is appended, 200 for items
+    session = opened(limits=limits)
+    assert session.receive(Append(audio=MS * 200)) == []
+    assert session.receive(Append(audio=MS * 50)) == []
+    assert session.position == 250
+    assert session.size - opened().size == len(MS) * 200
+    assert session.receive(Commit())[0].losses == (FORGOTTEN,)
+    session.receive(Append(audio=MS * 250))
+    session.receive(Clear())
+    session.receive(Append(audio=MS * 150))
+    assert session.receive(Commit())[0].losses == ()
+    for losses in ((FORGOTTEN,), ()):
+        session.receive(Respond())
+        assert session.receive(Cancel())[-1].response.losses == losses
+    (found,) = session.receive(Retrieve(item_id="item_s0001"))
+    assert isinstance(found, ItemRetrieved)
+    assert isinstance(found.item, Message)
+    (part,) = found.item.parts
+    assert isinstance(part, Audio)
+    assert part.data is None
+
+
+def test_odd_bytes_never_split_a_sample() -> None:
+    limits = SessionLimits(audio=96)
+    session = opened(limits=limits)
+    session.receive(Append(audio=b"\0" * 49))
+    assert session.size - opened().size == 47
+
+
+def test_a_configuration_and_what_is_asked_beside_the_conversation_are_bounded() -> None:
+    limits = SessionLimits(config=1_000, text=3_000)
+    session = opened(limits=limits)
+    assert refusal(session.receive(Configure(changes={"instructions": "a" * 1_000}))).code == (
+        "too_large"
+    )
+    assert session.config.instructions == ""
+    session.receive(Configure(changes={"instructions": "a" * 700}))
+    assert session.size - opened().size == 700
+    long = Respond(changes={"instructions": "b" * 1_000}, conversation=False)
+    assert refusal(session.receive(long)).code == "too_large"
+    asked = Respond(conversation=False, input=(Message("user", "c" * 1_500),))
+    session.receive(asked)
+    assert session.size - opened().size > 2_200
+    assert refusal(session.receive(asked)).code == "too_large"
+    assert refusal(session.receive(user("d" * 1_000))).code == "too_large"
+    session.receive(Cancel(response_id=of(session, Generate)[0].response_id))
+    session.receive(user("d" * 1_000))
+    assert [weight(entry.item) for entry in session.items.entries()] == [1_128]
+
+
+def test_sound_is_no_input_of_a_single_answer() -> None:
+    session = opened()
+    said = Message("user", (Audio("AAAA", "pcm16"),))
+    fault = refusal(session.receive(Respond(conversation=False, input=(said,))))
+    assert (fault.code, fault.param) == ("unsupported", "response.input")
+
+
+def test_an_item_is_given_back_with_as_much_sound_as_an_event_may_have() -> None:
+    session = opened(limits=SessionLimits(retrieved=len(MS) * 150))
+    for length in (150, 151):
+        session.receive(Append(audio=MS * length))
+        session.receive(Commit())
+    short, long = [
+        session.receive(Retrieve(item_id=entry.item.id or ""))[0]
+        for entry in session.items.entries()
+    ]
+    assert isinstance(short, ItemRetrieved)
+    assert isinstance(long, ItemRetrieved)
+    assert short.losses == ()
+    (loss,) = long.losses
+    assert (loss.field, loss.action) == ("audio", "dropped")
+    assert [weight(each.item) for each in (short, long)] == [128 + 9_600, 128]
+
+
+def test_errors_about_ids_have_the_codes_that_clients_know() -> None:
+    session = opened()
+    session.receive(user("a", "one"))
+    for id in ("one", ROOT):
+        assert refusal(session.receive(user("b", id))).code == "item_exists"
+    assert refusal(session.receive(Retrieve(item_id="two"))).code == "item_not_found"
+    assert refusal(session.receive(Delete(item_id="two"))).code == "not_found"
+    assert refusal(session.receive(Cancel())).message.startswith("Cancellation failed")
+
+
+@pytest.mark.parametrize("text", ["AA==AAAA", "A", "!!!!", "é", "AA==="])
+def test_what_is_no_base64_is_no_sound(text) -> None:
+    with pytest.raises(ValueError):
+        from_base64(text)
+
+
+def test_a_long_piece_of_a_transcript_is_cut_in_one_pass() -> None:
+    """It took a minute, as the rest was summed up again for each word that was dropped."""
+    spoken = Spoken()
+    spoken.add_text("word " * 50_000)
+    spoken.add_sound(len(MS) * 1_000)
+    spoken.cut(501)
+    assert len(spoken.text) == 5 * 25_050
