@@ -100,8 +100,8 @@ class ClientSecrets:
             self._passed[id] = caller.tenant, caller.key
             if len(self._passed) > MOST:  # who has the most loses the first of theirs
                 tenants = [each for each, _ in self._passed.values()]
-                ((most, _),) = Counter(tenants).most_common(1)
-                del self._passed[[*self._passed][tenants.index(most)]]
+                ((crowd, _),) = Counter(tenants).most_common(1)
+                del self._passed[[*self._passed][tenants.index(crowd)]]
         shown = encode_session(f"sess_{new_id()}", config, 0)
         answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": shown}
         exchange.reply(200, json.dump(answer))
