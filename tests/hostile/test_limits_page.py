@@ -9,6 +9,7 @@ from msgspec.structs import fields
 
 from dragoman.core.session_values import SessionLimits
 from dragoman.server.settings import Settings
+from dragoman.voice.programs import Program
 from dragoman.wire.error import TABLE
 from tests.architecture.tree import ROOT
 
@@ -25,6 +26,8 @@ def test_limit_is_as_the_page_says(name, shown, error) -> None:
         module, _, constant = name.rpartition(".")
         if module.endswith("SessionLimits"):
             value = getattr(SessionLimits(), constant)
+        elif module.endswith("Program"):
+            value = getattr(Program, constant)
         else:
             value = getattr(importlib.import_module(f"dragoman.{module}"), constant)
         if constant.lower().endswith("_ms"):
