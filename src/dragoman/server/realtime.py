@@ -61,6 +61,14 @@ if TYPE_CHECKING:
 SOCKET = BASE + PATH
 
 
+OF_ITS_OWN = Fault(
+    "authentication",
+    "A client secret opens a session of its own: a call is joined with the key that it was made "
+    "with (call_id).",
+    "client",
+)
+
+
 class Admitted(Wrapper):
     """The engine behind the gate: each answer of a session takes the place of a request."""
 
@@ -478,6 +486,8 @@ class Realtime:
         asked = b"realtime=v1" in exchange.headers.get(BETA_HEADER, b"")
         beta = asked or BETA_SUBPROTOCOL in offered
         if "call_id" in query:
+            if secret is not None:
+                raise FaultError(OF_ITS_OWN)
             return Connection(service, *given, self.call(query["call_id"], caller), beta=beta)
         config = secret.config if secret is not None else SessionConfig()
         if query.get("intent") == "transcription":

@@ -135,6 +135,12 @@ async def test_another_connection_joins_a_call_and_leaves_it() -> None:
         with pytest.raises(InvalidStatus) as refused:
             await connect(url, additional_headers=stranger)
         assert refused.value.response.status_code == 404
+        plain = {"content-type": "application/json", **head}
+        made = await phone.post("/v1/realtime/client_secrets", "{}", **plain)
+        page = {"Authorization": f"Bearer {made.json()['value']}"}
+        with pytest.raises(InvalidStatus) as refused:  # whoever has it, has it for one session
+            await connect(url, additional_headers=page)
+        assert refused.value.response.status_code == 401
         async with connect(url, additional_headers=head) as side:
             created = json.loads(await side.recv())
             assert created["session"]["id"] == phone.events[0]["session"]["id"]
