@@ -439,7 +439,8 @@ def invalid(
         problem = "is too large a number"
     else:
         given = problem.partition("value ")[2]
-        allowed = f"and must be one of {', '.join(values)}" if values else "which is none it may be"
+        known = ", ".join(filter(None, values))  # "" is what a field is that is not given
+        allowed = f"and must be one of {known}" if values else "which is none it may be"
         problem = f"is {given}, {allowed}"
     return FaultError(bad_request(problem, path or None))
 
