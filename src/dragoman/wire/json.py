@@ -439,8 +439,7 @@ def invalid(
         problem = "is too large a number"
     else:
         given = problem.partition("value ")[2]
-        known = ", ".join(filter(None, values))  # "" is what a field is that is not given
-        allowed = f"and must be one of {known}" if values else "which is none it may be"
+        allowed = f"and must be one of {', '.join(values)}" if values else "which is none it may be"
         problem = f"is {given}, {allowed}"
     return FaultError(bad_request(problem, path or None))
 
@@ -639,9 +638,8 @@ class Fields:
         """One of these words."""
         value = self.string(name)
         if value is not None and value not in options:
-            raise self.wrong(
-                name, f"is {quoted(value)}, and must be one of {', '.join(sorted(options))}"
-            )
+            known = ", ".join(sorted(filter(None, options)))  # "" stands for no value
+            raise self.wrong(name, f"is {quoted(value)}, and must be one of {known}")
         return value
 
     def object(self, name: str) -> Fields | None:
