@@ -373,7 +373,9 @@ class Parts:
 
     def value(self, digest: bytes, type: Any) -> Any:
         """The value of a part."""
-        if digest not in self._values:
+        if digest in self._values:
+            self.take(texts_of(self._packed[digest]))  # they are referred to once more
+        else:
             self._values[digest] = unpack(self._packed[digest], type, self)
         return self._values[digest]
 
