@@ -40,6 +40,7 @@ from dragoman.core.session_values import (
     TranscriptionFailed,
     Truncate,
 )
+from tests.mock import chunk, mock, stream
 from tests.server.stubs import Stub, saying
 from tests.wire.realtime.stage import calling
 
@@ -160,6 +161,15 @@ async def test_r3_6_a_conversation_connects_configures_and_fills_in_its_history(
         "Hello",
         "And now?",
     ]
+
+
+async def test_a_key_is_for_the_server_at_an_address_and_for_nothing_else() -> None:
+    reply = stream(chunk({"content": "Hi"}), chunk({}, "stop"))
+    async with mock(reply) as server, Conversation(server.base_url, model="m", key="k1") as talk:
+        assert (await talk.say("Hello!")).text == "Hi"
+    assert server.asked[-1].headers["authorization"] == "Bearer k1"
+    with pytest.raises(TypeError, match="key"):
+        Conversation("pocket", key="k1")
 
 
 async def test_r3_9_r3_10_a_turn_has_its_text_calls_and_usage() -> None:

@@ -135,6 +135,9 @@ def test_r3_1_a_session_has_defaults_and_says_what_it_cannot_do() -> None:
     assert isinstance(updated, SessionUpdated)
     assert [loss.field for loss in updated.losses] == ["output_modalities", "turn_detection"]
     assert updated.config == session.config
+    beta = {"extra": {"realtime": {"modalities": ["text"]}}}
+    (updated,) = session.receive(Configure(changes=beta))
+    assert [loss.field for loss in updated.losses] == ["modalities"]
 
 
 def test_the_model_and_the_kind_stay_and_so_does_a_voice_that_was_heard() -> None:
@@ -454,7 +457,7 @@ def test_the_model_is_reminded_of_what_was_heard_only() -> None:
 def test_reasoning_is_for_the_model_alone() -> None:
     session = opened()
     session.receive(user("a", "a"))
-    session.receive(Respond())
+    session.receive(Respond(changes={"extra": {"realtime": {"modalities": ["text"]}}}))
     (work,) = of(session, Generate)
     thought = Reasoning((Thought("Hm."),), id="rs_1", status="completed")
     events = session.receive(
@@ -488,7 +491,7 @@ def test_reasoning_is_for_the_model_alone() -> None:
     assert isinstance(done, ResponseDone)
     (item,) = done.response.output
     assert item == Message("assistant", (Text("No."),), id="item_s0003", status="completed")
-    assert [loss.field for loss in done.response.losses] == ["x"]
+    assert [loss.field for loss in done.response.losses] == ["modalities", "x"]
     added = [event for event in events if isinstance(event, ConversationItemAdded)]
     assert [event.previous_item_id for event in added] == ["a"]
     assert [event.event.index for event in events if isinstance(event, Answer)] == [0] * 6

@@ -216,7 +216,7 @@ async def test_a_coding_that_is_cut_or_unknown_is_a_protocol_error() -> None:
     [
         plain(b"x" * 1001),
         chunked(*[b"x" * 100] * 11),
-        plain(gzip.compress(b"\0" * 50_000_000, mtime=0), "Content-Encoding: gzip"),
+        plain(gzip.compress(b"\0" * 5_000_000, mtime=0), "Content-Encoding: gzip"),
         b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001,
     ],
     ids=["length", "chunked", "bomb", "until the end"],

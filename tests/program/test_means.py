@@ -210,6 +210,24 @@ async def test_a_means_that_the_server_refuses_is_given_up_for_the_next() -> Non
         await run(engine, select(["a"], name="x", guarantee="enforced"))
 
 
+async def test_json_is_asked_for_in_words_where_its_field_is_ignored_or_refused() -> None:
+    engine = Stage("Well …", 'Sure: {"a": 1}')
+    lm = await run(engine, DATA)
+    assert (lm["data"], lm.guarantee("data")) == ('{"a": 1}', "verified")
+    assert [request.format is not None for request in engine.asked] == [True, True]
+    assert engine.asked[1].items[-1].text.endswith('"integer"}},"additionalProperties":false}')
+    refused = unsupported("not available", "response_format")
+    for kind, refusals in (("openai", [refused] * 2), ("generic", [refused])):
+        engine = Server(kind, *refusals, '{"a": 1}')
+        lm = await run(engine, json("data", schema={"type": "object"}, attempts=1))
+        assert (lm["data"], lm.guarantee("data")) == ('{"a": 1}', "verified")
+        assert engine.asked[-1].format is None
+        assert "JSON of this schema" in engine.asked[-1].items[-1].text
+    engine = Server("generic", unsupported("no", "response_format"), unsupported("never", "model"))
+    with pytest.raises(Exception, match="never"):
+        await run(engine, DATA)
+
+
 async def test_a_refused_means_is_no_attempt() -> None:
     refusal = unsupported("no such field", "regex")
     engine = Server("sglang", refusal, "1815")

@@ -236,7 +236,8 @@ def test_save_and_load_give_the_same_model(tmp_path) -> None:
     with assistant():
         lm += "So: " + gen("sum", tools=[add]) + gen("l", list_append=True)
     lm.save(tmp_path / "program.json")
-    again = Model(stage).load((tmp_path / "program.json").read_bytes())
+    again = Model(stage).load(tmp_path / "program.json")
+    assert Model(stage).load(str(tmp_path / "program.json")).captures == again.captures
     assert str(again) == str(lm)
     assert (again.captures, again.items, again.usage) == (lm.captures, lm.items, lm.usage)
 

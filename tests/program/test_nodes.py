@@ -68,6 +68,7 @@ WRONG = [
     (lambda: gen("x", n=0), "n is 0"),
     (lambda: gen("x", regex="a", stop="b"), "leave out stop"),
     (lambda: gen("x", tools=[named, named]), "two tools"),
+    (lambda: gen("x", tools=named), "write tools="),
     (lambda: gen("x", tool_choice="f"), "one of auto"),
     (lambda: repeat("a", 2, 1), "cannot be"),
     (lambda: repeat(gen("x")), "cannot be repeated"),

@@ -111,6 +111,11 @@ def test_a_file_is_run_and_its_models_are_written_as_a_page(tmp_path, capsys) ->
     file.write_text("x = 1")
     assert main(["run", str(file), "--html", str(page)]) == 1
     assert "has no model" in capsys.readouterr().err
+    file.write_text("open('no.csv')")
+    with pytest.raises(FileNotFoundError, match=r"no\.csv"):  # the program's own, with its line
+        main(["run", str(file)])
+    assert main(["run", str(file), "--html", str(tmp_path / "none" / "page.html")]) == 1
+    assert "there is no folder" in capsys.readouterr().err  # said before the program runs
     assert main(["run", str(tmp_path / "no.py")]) == 1
     assert main(["run", "codex", "--html", str(page)]) == 1
     with pytest.raises(SystemExit):

@@ -237,6 +237,7 @@ async def test_r0_w12_an_engine_that_refuses_logprobs_is_asked_without() -> None
         lm = await ask(server, gen("x"), gen("y"))
     assert (lm["x"], lm["y"], lm.log_prob("x")) == ("Hi", "Ho", None)
     assert ["logprobs" in body for body in sent(server)] == [True, False, False]
+    assert not any(body.get("stream") for body in sent(server))  # it may take that no more
 
 
 async def test_r0_w13_calls_without_an_index_are_not_merged() -> None:

@@ -99,7 +99,7 @@ async def test_a_server_without_a_voice_says_what_to_install() -> None:
     assert "espeak-ng" in call.json["error"]["message"]
     call = await transcription(App(Stub(), SETTINGS), wav(spoken("Hi")))
     assert call.status == 400
-    assert "dragoman[voice]" in call.json["error"]["message"]
+    assert "pip install '.[voice]'" in call.json["error"]["message"]
 
 
 async def test_a_voice_that_fails_at_once_is_an_error_with_a_status() -> None:
@@ -374,6 +374,7 @@ def test_a_studio_of_urls_has_their_keys_and_models() -> None:
     [
         ({"speech": "espeek-ng"}, "no synthesizer 'espeek-ng'; did you mean espeak-ng"),
         ({"transcription": "sphinx"}, "no recogniser 'sphinx'"),
+        ({"transcription": "pocketsphinx=no.gram"}, "there is no file 'no.gram'"),
         ({"speech": "ftp://a"}, "'ftp://a': the URL must begin with http://"),
         ({"speech_detection": "ears"}, "no detector 'ears'"),
         ({"speech_key_env": "A_KEY"}, "speech_key_env is for a URL in speech"),

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from dragoman.core.interfaces import Caller
-from dragoman.tools import mcp, mcp_client
+from dragoman.net.errors import ConnectError
+from dragoman.tools import mcp
 from dragoman.tools.mcp import MCP, Server
 from tests.mock import Reply, head, plain
 from tests.samples import samples
@@ -189,7 +190,7 @@ async def test_tools_that_cannot_be_listed_are_none_and_the_item_says_why(row, m
     answer, words = LISTS[row]
     if row == "silent":
         monkeypatch.setattr(mcp, "START", 0.2)
-    monkeypatch.setattr(mcp_client, "MOST_PAGES", samples(5, 100))
+    monkeypatch.setattr("dragoman.tools.mcp_client.MOST_PAGES", samples(5, 100))
     async with served(Fake(tools_list=answer)) as (server, _), opened(server) as session:
         (item,) = session.items
         assert session.tools == ()
@@ -256,10 +257,10 @@ async def test_a_name_that_resolves_anew_is_checked_for_each_request(monkeypatch
     async def resolve(url: Any, allow: Any = ()) -> str:
         checked.append(url.host)
         if not allowed:
-            raise mcp_client.ConnectError("blocked")
+            raise ConnectError("blocked")
         return allowed[0]
 
-    monkeypatch.setattr(mcp_client, "resolve", resolve)
+    monkeypatch.setattr("dragoman.tools.mcp_client.resolve", resolve)
     async with served(fake) as (_, answering):
         request = asked(server_url=f"http://rebinding.test:{answering.port}/mcp")
         async with opened(request=request, hosts=["*.test:" + str(answering.port)]) as session:
@@ -313,7 +314,7 @@ ENDINGS = {
 
 
 async def test_a_program_that_goes_wrong_is_ended_and_started_anew(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(mcp_client, "PATIENCE", 0.1)
+    monkeypatch.setattr("dragoman.tools.mcp_client.PATIENCE", 0.1)
     environ = {"PATH": "/bin", "OPENAI_API_KEY": "k", "WANTED": "w"}
     command = (sys.executable, "-S", "-c", PROGRAM)
     server = Server(name="s", command=command, environment=("WANTED",), seconds=60)

@@ -265,7 +265,9 @@ def test_a_grammar_is_in_lower_case_and_its_words_are_known_as_they_were_written
     assert lower == text.replace("In <", "in <").replace("O'H", "o'h").replace("Paris", "paris")
     assert written == {"in": "In", "o'hare": "O'Hare", "paris": "Paris"}
     shipped = Path(worker.__file__).with_name("pocket.gram").read_text()
-    assert {"Paris", "York", "what"} <= set(worker.spoken_grammar(shipped)[1].values())
+    assert {"Paris", "York", "what", "2"} <= set(worker.spoken_grammar(shipped)[1].values())
+    lower, written = worker.spoken_grammar("<a> = Two {2} | On {ON};")
+    assert (lower, written) == ("<a> = two {2} | on {ON};", {"two": "2", "on": "On"})
 
 
 DATA = Path(__file__).parents[1] / "data"

@@ -150,10 +150,14 @@ def _run_file(path: Path, options: Namespace) -> int:
 
     sys.argv = [str(path), *options.arguments]
     sys.path.insert(0, str(path.parent.absolute()))
-    try:
-        names = runpy.run_path(str(path), run_name="__main__")
-    except (OSError, SyntaxError, ImportError) as error:
+    try:  # what goes wrong later is the program's, with its lines
+        compile(path.read_bytes(), str(path), "exec")
+    except (OSError, SyntaxError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be run: {error}.") from None
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        problem = f"there is no folder {options.html.parent} for the page"
+        raise ConfigurationError(f"--html {options.html}: {problem}. Make it, or name another.")
+    names = runpy.run_path(str(path), run_name="__main__")
     models = {name: each for name, each in names.items() if isinstance(each, Model)}
     if options.html is not None:
         if not models:

@@ -130,7 +130,8 @@ class Conversation:
             self._make = partial(RemoteSession, target, model, self, key=key, beta=beta)
         else:
             config = SessionConfig(model=model, turn_detection=None)
-            self._make = partial(TurnSession, engine_of(target), config, caller, self, voice)
+            engine = engine_of(target, {} if key is None else {"key": key})
+            self._make = partial(TurnSession, engine, config, caller, self, voice)
         self.live: LiveSession = self._make()
         self.state = "new"
         self.config = SessionConfig()

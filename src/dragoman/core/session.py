@@ -38,6 +38,7 @@ from .session_values import (
     BufferSpeechStopped,
     BufferTimedOut,
     Cancel,
+    Changes,
     Clear,
     ClearOutput,
     Command,
@@ -259,8 +260,8 @@ class Session:
         if self._voice_used and changes.get("voice", self.config.voice) != self.config.voice:
             raise FaultError(bad_request("cannot be changed once it was heard", "session.voice"))
         asked = replace(self.config, **changes)
+        losses = _unread(command.changes)
         self._config_size = config_weight(asked, self._limits.config)
-        losses: tuple[Loss, ...] = ()
         self.config = self._fitting(asked)
         if asked.modalities != self.config.modalities:
             losses += (Loss("output_modalities", "dropped", "nothing here speaks"),)
@@ -510,6 +511,7 @@ class Session:
         )
         view = AnswerView(lambda: self._id("item"))
         answer = _Answer(response, config, command.conversation, entries, view, size)
+        answer.losses = _unread(command.changes)
         self._answers[response.id] = answer
         self._emit(ResponseCreated(response))
         asked = self.items.entries() if entries is None else entries
@@ -611,7 +613,7 @@ class Session:
     def _take(self, answer: _Answer, event: Event) -> None:
         match event:
             case Started(losses=losses):
-                answer.losses = losses
+                answer.losses += losses
             case Finished(status=status, reasons=reasons):
                 reason = None
                 if status == "incomplete":
@@ -660,6 +662,12 @@ class Session:
             item = answer.view.hidden.pop(0)
             if answer.conversation:
                 self.items.insert(item, None, hidden=True)
+
+
+def _unread(changes: Changes) -> tuple[Loss, ...]:
+    """The fields that are none of a configuration's: of the other dialect, or misspelt."""
+    given = (changes.get("extra") or {}).values()
+    return tuple([Loss(name, "dropped", "no such field") for fields in given for name in fields])
 
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {

@@ -36,8 +36,8 @@ LATE = 0.2
 """Seconds that playing may be late; after more of them it does not catch up."""
 MISSING = Fault(
     "unsupported",
-    "This server takes no WebRTC calls: pip install 'dragoman[webrtc]' on it, or open a WebSocket "
-    "(GET /v1/realtime).",
+    "This server takes no WebRTC calls: pip install '.[webrtc]' in its checkout, or open a "
+    "WebSocket (GET /v1/realtime).",
     "server",
 )
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")

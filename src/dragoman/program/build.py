@@ -154,6 +154,8 @@ def gen(
         if stops or patterns or tools or n or saved:
             raise ValueError("regex says where the text ends: leave out stop, n and tools")
         return join((_bound(Regex(_pattern(regex)), **given), Literal(suffix)))
+    if callable(tools):
+        raise TypeError("tools is a list: write tools=[…]")
     found = tuple(as_tool(each) for each in tools)
     names = [tool.spec.name for tool in found]
     if twice := next((each for each in names if names.count(each) > 1), None):

@@ -250,15 +250,16 @@ class Run:
         """The request without what the engine cannot take and we can do without: probabilities,
         and stops, which are found here, too."""
         sampling, about = request.sampling, f"{fault.param}: {fault.message}".lower()
+        stream = request.stream
         if sampling.logprobs and "logprob" in about:
             self.target.logprobs = False
             sampling = replace(sampling, logprobs=None, top_logprobs=None)
         elif sampling.stop and "stop" in about:
             self.target.stops = False
-            sampling = replace(sampling, stop=None)
+            sampling, stream = replace(sampling, stop=None), True  # it is cut where one is found
         else:
             return None
-        return replace(request, sampling=sampling, stream=True)
+        return replace(request, sampling=sampling, stream=stream)
 
     # ---- free text -------------------------------------------------------------------------
 
@@ -400,20 +401,24 @@ class Run:
             raise ProgramError(Fault("unsupported", f"{problem}; {fix}.", "client", "guarantee"))
         attempts = options.attempts or (1 if wanted == "best-effort" else ATTEMPTS)
         latest: Answer | None = None
-        made = 0
+        made, formats = 0, True
         while made < attempts:
-            ask = own or unbound(body, made)
+            ask = own or unbound(body, made + (not formats), formats)
             watch = None
             if self._emit and own is not None and own.plain:
                 watch = _Watch(self, options, None, prefix if own.begun else "")
             try:
                 answer = await self._answer(self._request(self.state, options, ask), watch)
             except AnswerError as error:
-                if own is None or error.fault.code not in _REFUSED or error.answer.output:
+                if error.fault.code not in _REFUSED or error.answer.output:
                     raise
-                own = next(means, None)  # it cannot do it after all
-                if own is None and wanted == "enforced":
+                if own is None and not (formats and ask.format):
                     raise
+                if own is not None:
+                    own = next(means, None)  # it cannot do it after all
+                    if own is None and wanted == "enforced":
+                        raise
+                formats = formats and ask.format is None  # words do instead of it
                 continue
             made, latest = made + 1, answer
             said = ask.read(answer)

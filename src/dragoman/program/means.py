@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import cast
 
+import msgspec
 from msgspec import Struct
 
 from dragoman.client.answer import Answer
@@ -135,11 +136,15 @@ def natives(target: Target, body: Node, prefix: str, *, follows: bool) -> Iterat
             )
 
 
-def unbound(body: Node, number: int) -> Ask:
-    """How an engine is asked that cannot be bound, the first time and the others."""
+def unbound(body: Node, number: int, formats: bool = True) -> Ask:
+    """How an engine is asked that cannot be bound, the first time and the others. One without
+    `formats` refuses the protocol's field for JSON."""
     alone, hint = bare(body), ""
     if isinstance(alone, Json):
-        return Ask(format=_format(alone))
+        if number:  # some servers take the field and do not look at it
+            hint = "Answer with JSON of this schema, and nothing else:\n"
+            hint += msgspec.json.encode(alone.schema).decode()
+        return Ask(format=_format(alone) if formats else None, hint=hint)
     if number:
         if (texts := choices(body)) is not None:
             hint = f"Answer with exactly one of these, and nothing else: {', '.join(texts)}"

@@ -334,9 +334,10 @@ class Model:
         """What was said and captured, as JSON."""
         return dump(self._state.settled())
 
-    def load(self, data: bytes) -> Self:
-        """This model, with what `dump` gave. Raises ValueError for anything else."""
-        return self._of(load(data))
+    def load(self, data: bytes | str | Path) -> Self:
+        """This model, with what `dump` gave, or what `save` wrote to a file. Raises ValueError for
+        anything else."""
+        return self._of(load(data if isinstance(data, bytes) else Path(data).read_bytes()))
 
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""

@@ -513,6 +513,10 @@ async def _addresses(host: str) -> tuple[str, ...]:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(host, 0)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, 0)
+        except (OSError, UnicodeError) as error:
+            problem = f"is {host!r}, which has no address ({error}): set it to one of this server"
+            raise FaultError(Fault("internal", f"call_host: {problem}.")) from None
         return tuple(dict.fromkeys(str(place[0]) for *_, place in found))
     return () if address.is_unspecified else (host,)

@@ -480,7 +480,7 @@ NO_SOCKET = Fault(
     "not_found", f"There is no WebSocket here, only at {PATH} and {BASE}{REALTIME}.", "client"
 )
 PLAIN = Fault(
-    "upgrade_required", "GET opens a WebSocket here: send `Upgrade: websocket`, or POST.", "client"
+    "upgrade_required", "GET opens a WebSocket here: send `Upgrade: websocket`.", "client"
 )
 
 

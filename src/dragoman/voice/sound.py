@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TELEPHONE_RATE = 8_000
 """Samples a second of G.711."""
-EXTRA = "pip install 'dragoman[voice]'"
+EXTRA = "pip install '.[voice]' in the checkout"
 
 _SWAP = sys.byteorder == "big"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
@@ -140,6 +141,9 @@ def studio(
         url, _, model = transcription.partition(" ")
         transcriber = RemoteTranscriber(url, key=transcription_key, model=model or None)
     elif transcription != NONE:
+        name, _, grammar = transcription.partition("=")
+        if name == "pocketsphinx" and grammar not in ("", "pocket") and not Path(grammar).is_file():
+            raise FaultError(bad_request(f"{transcription}: there is no file {quoted(grammar)}."))
         transcriber = _named(transcription, _TRANSCRIBERS, "recogniser")
     files = Library("miniaudio") if find_spec(worker.NEEDED["miniaudio"]) else None
     return Studio(synthesizer, transcriber, detector, files)

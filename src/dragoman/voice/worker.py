@@ -131,7 +131,8 @@ def pocketsphinx(grammar: str) -> Engine:
 
 _JSGF = re.compile(
     r"/\*.*?\*/|//[^\n]*|<[^>]*>|\{[^}]*\}|/[\d.]+/|\A#[^;\n]*;?"
-    r"|\b(?:grammar|import)\s[^;]*;|\bpublic\b|(?P<word>[^\W\d_][\w'.-]*)",
+    r"|\b(?:grammar|import)\s[^;]*;|\bpublic\b"
+    r"|(?P<word>[^\W\d_][\w'.-]*)(?P<tag>\s*\{\s*(?P<number>\d+)\s*\})?",
     re.S,
 )
 """What is in a grammar: comments, rules, tags, weights, the head and, last, words."""
@@ -139,14 +140,14 @@ _JSGF = re.compile(
 
 def spoken_grammar(text: str) -> tuple[str, dict[str, str]]:
     """A grammar with its words in lower case, as dictionaries have them, and for each how it was
-    written."""
+    written: as a number, where one is its tag (`two {2}`)."""
     written: dict[str, str] = {}
 
     def lower(match: re.Match[str]) -> str:
         if (word := match["word"]) is None:
             return match[0]
-        written.setdefault(word.lower(), word)
-        return word.lower()
+        written.setdefault(word.lower(), match["number"] or word)
+        return word.lower() + (match["tag"] or "")
 
     return _JSGF.sub(lower, text), written
 

@@ -344,8 +344,11 @@ async def test_what_cannot_be_answered_is_refused_and_says_why(monkeypatch) -> N
     monkeypatch.setattr(webrtc, "available", lambda: False)
     async with calling() as (_, phone):
         answer = await phone.post(f"{CALLS}?model=m", OFFER, **plain)
-        assert "pip install 'dragoman[webrtc]'" in answer.text
+        assert "pip install '.[webrtc]'" in answer.text
     monkeypatch.undo()
+    async with calling(None, Settings(call_host="a..b"), voiced=False) as (_, phone):
+        answer = await phone.post(f"{CALLS}?model=m", OFFER, **plain)
+        assert "call_host: is 'a..b', which has no address" in answer.text
     on_loopback(monkeypatch)
     async with calling(None, Settings(max_calls=1), voiced=False) as (_, phone):
         await phone.dial()

@@ -178,6 +178,8 @@ def decode_response_config(fields: Fields) -> Changes:
         out := audio.object("output")
     ) is not None:
         changes |= _decode_output(out)
+    if rest := fields.rest():
+        changes["extra"] = to_extra(rest)
     return changes
 
 
