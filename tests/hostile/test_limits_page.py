@@ -21,7 +21,9 @@ DEFAULTS = {field.name: field.default for field in fields(Settings)}
 @pytest.mark.parametrize(("name", "shown", "error"), ROWS)
 def test_limit_is_as_the_page_says(name, shown, error) -> None:
     if "." in name:
-        value = pkgutil.resolve_name("dragoman." + name)
+        place, _, constant = name.rpartition(".")
+        owner = pkgutil.resolve_name(f"dragoman.{place}")
+        value = getattr(owner() if isinstance(owner, type) else owner, constant)
     else:
         value = DEFAULTS[name]
     number, _, unit = shown.partition(" ")

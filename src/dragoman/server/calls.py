@@ -65,7 +65,7 @@ CONNECT_SECONDS = 30.0
 MAX_UNREAD = 4 * 1024 * 1024
 """Bytes of events that a client may leave unread, and of commands that may wait: then the call
 ends."""
-AHEAD = 60_000
+MAX_AHEAD_MS = 60_000
 """Milliseconds of sound that answers may be ahead of what is heard: then they are paused."""
 _FORMATS = ("input_format", "output_format")
 
@@ -250,7 +250,7 @@ class Call(ServedSession):
                     interrupted |= detection is not None and detection.interrupt_response
         if interrupted:
             self._interrupt()
-        elif milliseconds(self.playback.size) > AHEAD:
+        elif milliseconds(self.playback.size) > MAX_AHEAD_MS:
             self._slow.add(self.playback)
             self.live.pause()
         self.line.peer.play()
@@ -277,7 +277,7 @@ class Call(ServedSession):
     def next_frame(self) -> bytes | None:
         """The next frame that is heard."""
         frame = self.playback.next_frame()
-        if self.playback in self._slow and milliseconds(self.playback.size) < AHEAD // 2:
+        if self.playback in self._slow and milliseconds(self.playback.size) < MAX_AHEAD_MS // 2:
             self.caught_up(self.playback)
         return frame
 

@@ -463,12 +463,12 @@ async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call
         assert small.line.over.is_set()
 
         ahead = await call()
-        ahead.playback.add("r", "i", 0, bytes(calls.AHEAD * 48 + FRAME))
+        ahead.playback.add("r", "i", 0, bytes(calls.MAX_AHEAD_MS * 48 + FRAME))
         ahead.receive([Playing("r", "started")])
         assert ahead.live._paused
         while ahead.live._paused:
             assert ahead.next_frame() is not None
-        assert 0 < ahead.playback.size <= calls.AHEAD * 24
+        assert 0 < ahead.playback.size <= calls.MAX_AHEAD_MS * 24
 
         deaf = await call()
 
