@@ -42,6 +42,29 @@ def test_what_a_session_holds_is_bounded() -> None:
     assert refusal(refused).param == "response.input"
 
 
+def test_what_an_answer_refers_to_counts_as_often_as_it_does() -> None:
+    limits = SessionLimits(items=4, text=1_000)
+    session = opened(limits=limits)
+    session.receive(user("a" * 300, id="long"))
+    reference = ItemReference("long")
+    refused = refusal(session.receive(Respond(conversation=False, input=(reference,) * 2)))
+    assert refused.code == "too_large"
+    short = (Message("user", "b"),) * 5
+    refused = refusal(session.receive(Respond(conversation=False, input=short)))
+    assert refused.param == "response.input"
+    before = session.size
+    session.receive(Respond(conversation=False, input=(reference,)))
+    assert session.size > before + 2 * 300  # it is asked that, and the model is given it
+    session = opened(limits=SessionLimits(text=1_000))
+    session.receive(Append(audio=MS * 200))
+    session.receive(Commit())
+    said = ItemReference(session.items.last or "")
+    assert refusal(session.receive(Respond(conversation=False, input=(said,)))).code == "too_large"
+    before = session.size
+    session.receive(Respond())
+    assert session.size > before + len(MS) * 200
+
+
 def test_sound_that_is_too_much_is_dropped_and_said() -> None:
     limits = SessionLimits(audio=len(MS) * 400)  # 200 ms for what is appended, 200 for items
     session = opened(limits=limits)

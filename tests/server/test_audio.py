@@ -145,6 +145,26 @@ async def test_a_client_that_does_not_read_holds_the_voice_back() -> None:
     assert len(call.body) == 4_096 * 480
 
 
+async def test_who_asks_for_much_sound_keeps_nobody_else_from_it() -> None:
+    """Here two speak at once, whether they are read or not."""
+    speaker = Speaker(held=asyncio.Event())
+    speaker.at_once = 2
+    server = app(speaker, keys=(Secret("k" * 9), Secret("j" * 9)))
+
+    def call(text: str, key: str) -> Call:
+        headers = {"content-type": "application/json", "authorization": f"Bearer {key * 9}"}
+        return Call(server, SPEECH, body(text=text), headers=headers)
+
+    asked = [call("first", "k"), call("second", "k"), call("third", "j")]
+    running = [asyncio.ensure_future(each()) for each in asked]
+    await asked[2].until(lambda: len(asked[2].sent) > 1)
+    assert sorted(speaker.said) == ["first", "third"]
+    speaker._held.set()
+    await asyncio.gather(*running)
+    assert speaker.said[2] == "second"
+    assert [each.status for each in asked] == [200] * 3
+
+
 async def test_shutting_down_ends_what_is_spoken() -> None:
     speaker = Speaker(held=asyncio.Event())
     server = app(speaker)

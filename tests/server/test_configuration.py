@@ -207,6 +207,9 @@ MISTAKES = {
     "[[upstreams]]\nname = 'a'\nurl = 'http://b'\n\n[[upstreams]]\nname = 'b'": (
         "5: upstreams[1].url: is missing"
     ),
+    "[[upstreams]]\nname = ''\nurl = 'http://b'\nrealtime = 'gaa'": (
+        "4: upstreams[0].realtime: is 'gaa', and must be one of beta, ga"
+    ),
     "[[upstreams]]\nname = ''\nurl = 'http://b'\nwire = 'smoke'": (
         "4: upstreams[0].wire: is 'smoke', and must be one of "
         "auto, chat, completions, messages, responses"

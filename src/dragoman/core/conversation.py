@@ -187,6 +187,18 @@ class Items:
                 parts[number] = replace(part, data=b64encode(sound).decode())
         return replace(item, content=tuple(parts)), size
 
+    def size_for_model(self, entries: Sequence[Entry]) -> int:
+        """Characters of items and bytes of their sound, each as often as it is referred to: what
+        the model gets of them, or nearly."""
+        sizes: dict[int, int] = {}  # an item may be large, and stand there often
+        for entry in entries:
+            if id(entry) not in sizes:
+                item = entry.item
+                places = range(len(item.parts)) if isinstance(item, Message) else ()
+                sounds = (self.sound.length((item_id(item), number)) for number in places)
+                sizes[id(entry)] = weight(item) + sum(sounds)
+        return sum(sizes[id(entry)] for entry in entries)
+
     def for_model(self, entries: Iterable[Entry]) -> tuple[Item, ...]:
         """Items as models get them: what was said as text, and sound that nobody transcribed as
         WAV; without ids and states, which are the session's. Each call is followed by its result,

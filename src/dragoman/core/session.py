@@ -138,8 +138,9 @@ LIMITS = SessionLimits()
 
 
 class _Answer(Struct):
-    """An answer that is not over. `size` are the characters that it alone was asked;
-    `awaited` are the items that must be transcribed first."""
+    """An answer that is not over. `size` are the characters that it alone was asked, `sent` those
+    of the items that the model was given, sound as base64; `awaited` are the items that must be
+    transcribed first."""
 
     response: SessionResponse
     config: SessionConfig
@@ -147,6 +148,7 @@ class _Answer(Struct):
     entries: list[Entry] | None
     view: AnswerView
     size: int
+    sent: int = 0
     state: AnswerState = "running"
     awaited: set[str] = field(default_factory=set)
     losses: tuple[Loss, ...] = ()
@@ -207,7 +209,8 @@ class Session:
     @property
     def size(self) -> int:
         """Bytes that the session holds, or nearly."""
-        return self.items.sound.size + self.items.text + len(self._buffer) + self._asked
+        sent = sum(answer.sent for answer in self._answers.values())
+        return self.items.sound.size + self.items.text + len(self._buffer) + self._asked + sent
 
     @property
     def _asked(self) -> int:
@@ -479,13 +482,14 @@ class Session:
         if len(self._answers) >= (most := self._limits.responses):
             message = f"{most} answers are under way, and no more may be: wait for one of them."
             raise FaultError(Fault("rate_limited", message, "client"))
-        self.items.check_room(sum(map(weight, command.input or ())) + self._asked)
+        self.items.check_room(self._asked)
         self._begin(command)
 
     def _begin(self, command: Respond) -> None:
         """Begin an answer. Raises FaultError for an input that refers to an item that is not
-        there."""
+        there, or that is too long with all that it refers to."""
         entries: list[Entry] | None = None
+        size = 0
         if command.input is not None:
             entries = [
                 self.items.find(item.id, "response.input")
@@ -493,11 +497,15 @@ class Session:
                 else Entry(item)
                 for item in command.input
             ]
+            if len(entries) > (most := self._limits.items):
+                message = f"has {len(entries)} items, and a session may have {most}"
+                raise FaultError(bad_request(message, "response.input"))
+            size = self.items.size_for_model(entries)
+            self.items.check_room(size + self._asked)
             if any(take_sounds(item)[1] for item in command.input):
                 problem = "sound is taken in items of the conversation; refer to one by its id"
                 raise FaultError(unsupported(problem, "response.input"))
         config = self._fitting(replace(self.config, **command.changes))
-        size = sum(map(weight, command.input or ()))
         if command.changes:
             size += config_weight(config, self._limits.config)
         response = SessionResponse(
@@ -547,6 +555,7 @@ class Session:
             stream=True,
             store=False,
         )
+        answer.sent = sum(map(weight, request.items))
         self.work.append(Generate(answer.response.id, request))
 
     def _cancel(self, command: Cancel) -> None:

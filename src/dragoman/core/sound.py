@@ -91,6 +91,10 @@ class Arena:
         """The sound of a part; empty where there is none, or no longer."""
         return bytes(self._parts.get(place, b""))
 
+    def length(self, place: Place) -> int:
+        """Bytes of the sound of a part."""
+        return len(self._parts.get(place, b""))
+
     def cut(self, place: Place, size: int) -> None:
         """Keep so many bytes of a part."""
         if (sound := self._parts.get(place)) is not None:

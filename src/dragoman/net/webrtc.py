@@ -40,6 +40,9 @@ MISSING = Fault(
     "WebSocket (GET /v1/realtime).",
     "server",
 )
+MAX_LINES = 500
+"""Lines of an offer, without candidates: browsers write about a hundred, and aiortc compares each
+source, format and feedback with all others."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
 _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
@@ -81,6 +84,9 @@ def read_offer(sdp: str) -> tuple[list[str], list[str]]:
     """The lines of an offer without its candidates, and the kinds of media in it. Raises FaultError
     for one that asks for what is not here."""
     lines = [line for line in sdp.splitlines() if not line.startswith(_CANDIDATES)]
+    if len(lines) > MAX_LINES:
+        problem = f"has {len(lines)} lines, and may have {MAX_LINES}"
+        raise FaultError(bad_request(problem, "sdp"))
     kinds = [line[2:].partition(" ")[0] for line in lines if line.startswith("m=")]
     if lines[:1] != ["v=0"] or not kinds:
         raise FaultError(bad_request("is no session description (RFC 8866)", "sdp"))

@@ -131,7 +131,7 @@ class App:
             Route("GET", "/healthz", self._health, public=True),
             Route("GET", "/readyz", self._readiness, public=True),
             *Endpoints(service).routes(),
-            *AudioHandlers(service, self._studio).routes(),
+            *AudioHandlers(service, self._studio, share).routes(),
             *self._realtime.routes(),
             *self._calls.routes(),
         ]

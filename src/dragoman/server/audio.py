@@ -15,6 +15,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.sound import milliseconds
 from dragoman.net.webrtc import available
+from dragoman.voice.local import Library
 from dragoman.voice.sound import SoundEncoder
 from dragoman.voice.speech import (
     NO_SYNTHESIZER,
@@ -34,7 +35,7 @@ from dragoman.wire.registry import BASE
 
 from .cancellation import GONE, Watch, stalled, too_late
 from .exchange import Exchange, Headers, Route, fault_of, report_headers
-from .limits import read_body
+from .limits import Gate, read_body
 from .responder import SSE_HEADERS, Service
 
 FORM = 64 * 1024
@@ -54,11 +55,22 @@ UNUSED = "what speaks or listens here has no such option"
 
 
 class AudioHandlers:
-    """What a client can have spoken and transcribed. `studio` says by what."""
+    """What a client can have spoken and transcribed. `studio` says by what. What runs on this
+    machine takes few orders at once: clients wait for it in turn, and each has its `share`."""
 
-    def __init__(self, service: Service, studio: Studio) -> None:
+    def __init__(self, service: Service, studio: Studio, share: float) -> None:
         self._service = service
         self._studio = studio
+        settings = service.settings
+
+        def gate(used: object) -> Gate:
+            places: int | None = getattr(used, "at_once", None)
+            if places is None:  # it is a server, too
+                return service.gate
+            return Gate(places, settings.queue, settings.queue_time, share)
+
+        self._speaking, self._listening = gate(studio.synthesizer), gate(studio.transcriber)
+        self._reading = gate(Library)
 
     def routes(self) -> list[Route]:
         """The routes to these handlers."""
@@ -82,7 +94,8 @@ class AudioHandlers:
         encoder = SoundEncoder(asked.format)
         headers: Headers = SSE_HEADERS if asked.sse else [(b"content-type", encoder.media_type)]
         losses = _losses(asked, self._studio.synthesizer)
-        sending = _Sending(self._service, exchange, caller, self._sound(asked, encoder))
+        made = self._sound(asked, encoder)
+        sending = _Sending(self._service, exchange, caller, made, self._speaking)
         await sending.begin([*headers, *losses], _error if asked.sse else None)
 
     async def _sound(
@@ -131,7 +144,8 @@ class AudioHandlers:
             if self._studio.transcriber is None:
                 raise FaultError(NO_TRANSCRIBER)
             hold.add(2 * len(asked.data))
-            pcm = await self._studio.read(bytes(asked.data), hold.add)
+            async with self._reading.place(caller.tenant):
+                pcm = await self._studio.read(bytes(asked.data), hold.add)
             seconds = milliseconds(len(pcm)) / 1000
             how = Listening(
                 model=asked.model,
@@ -146,12 +160,12 @@ class AudioHandlers:
 
         pieces = transcribed()
         if asked.stream:
-            sending = _Sending(service, exchange, caller, _events(pieces))
+            sending = _Sending(service, exchange, caller, _events(pieces), self._listening)
             await sending.begin([*SSE_HEADERS, *losses], _error)
             return
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            async with service.gate.place(caller.tenant), aclosing(pieces):
+            async with self._listening.place(caller.tenant), aclosing(pieces):
                 found = [piece async for piece in pieces]
         segments = [_segment(piece, seconds) for piece in found]
         media_type, answer = wire.encode_transcript(asked, segments, seconds)
@@ -195,7 +209,7 @@ def _error(fault: Fault) -> bytes:
 
 
 class _Sending:
-    """Sends what a generator makes, as fast as the client takes it. It holds a place at the gate.
+    """Sends what a generator makes, as fast as the client takes it. It holds a place at a gate.
 
     What goes wrong before the first byte is answered with its status; later the connection is
     dropped, or an event says it.
@@ -207,8 +221,10 @@ class _Sending:
         exchange: Exchange,
         caller: Caller,
         made: AsyncGenerator[bytes, None],
+        gate: Gate,
     ) -> None:
         self._service = service
+        self._gate = gate
         self._exchange = exchange
         self._caller = caller
         self._made = made
@@ -225,11 +241,11 @@ class _Sending:
         seconds = service.settings.deadline
         with Watch(service.roster, exchange) as watch:
             watch.limit(seconds)
-            await service.gate.enter(tenant)
+            await self._gate.enter(tenant)
             try:
                 first = await anext(self._made, b"")
             except BaseException:
-                service.gate.leave(tenant)
+                self._gate.leave(tenant)
                 await self._made.aclose()
                 raise
         self._last = last
@@ -259,6 +275,7 @@ class _Sending:
                             await self._drained.wait()
                     if exchange.write(data, more=True):
                         self._drained.clear()
+                    await asyncio.sleep(0)  # others first: what is ready comes without a wait
         except asyncio.CancelledError:
             failed = self._stopped or GONE
         except TimeoutError:
@@ -267,7 +284,7 @@ class _Sending:
             failed = fault_of(problem, exchange.id, self._caller.key)
         finally:
             self._service.roster.discard(self)
-            self._service.gate.leave(self._caller.tenant)
+            self._gate.leave(self._caller.tenant)
         if failed is None:
             exchange.write(b"", more=False)
         elif failed is GONE or failed.code == "stalled" or self._last is None:

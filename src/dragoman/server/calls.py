@@ -12,6 +12,7 @@ import ipaddress
 from base64 import b64decode
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from urllib.parse import parse_qs
 
 from msgspec import Struct
@@ -39,7 +40,7 @@ from dragoman.core.session_values import (
 )
 from dragoman.core.sound import milliseconds
 from dragoman.engines.base import new_id
-from dragoman.net.webrtc import FRAME, Peer
+from dragoman.net.webrtc import FRAME, Peer, available
 from dragoman.wire import json
 from dragoman.wire.json import Limits
 from dragoman.wire.multipart import MEDIA_TYPE, find_boundary, read_parts
@@ -65,7 +66,7 @@ CONNECT_SECONDS = 30.0
 MAX_UNREAD = 4 * 1024 * 1024
 """Bytes of events that a client may leave unread, and of commands that may wait: then the call
 ends."""
-MAX_AHEAD_MS = 60_000
+AHEAD_MS = 60_000
 """Milliseconds of sound that answers may be ahead of what is heard: then they are paused."""
 _FORMATS = ("input_format", "output_format")
 
@@ -98,7 +99,8 @@ RELAYED = Fault(
 
 
 class Stretch(Struct):
-    """Sound of one part that is played from `at` on; `whole` where nothing is added."""
+    """Sound of one part that is still to be played, behind `at` bytes that were; `whole` where
+    nothing is added."""
 
     response_id: str
     item_id: str
@@ -158,10 +160,11 @@ class Playback:
         """The next frame; None where none is there yet."""
         while self._queue:
             stretch = self._queue[0]
-            rest = len(stretch.sound) - stretch.at
+            rest = len(stretch.sound)
             if rest >= FRAME or (rest and stretch.whole):
                 self._play(stretch.response_id)
-                frame = bytes(stretch.sound[stretch.at : stretch.at + FRAME])
+                frame = bytes(stretch.sound[:FRAME])
+                del stretch.sound[:FRAME]
                 stretch.at += len(frame)
                 self.size -= len(frame)
                 return frame.ljust(FRAME, b"\0")
@@ -250,7 +253,7 @@ class Call(ServedSession):
                     interrupted |= detection is not None and detection.interrupt_response
         if interrupted:
             self._interrupt()
-        elif milliseconds(self.playback.size) > MAX_AHEAD_MS:
+        elif milliseconds(self.playback.size) > AHEAD_MS:
             self._slow.add(self.playback)
             self.live.pause()
         self.line.peer.play()
@@ -277,7 +280,7 @@ class Call(ServedSession):
     def next_frame(self) -> bytes | None:
         """The next frame that is heard."""
         frame = self.playback.next_frame()
-        if self.playback in self._slow and milliseconds(self.playback.size) < MAX_AHEAD_MS // 2:
+        if self.playback in self._slow and milliseconds(self.playback.size) < AHEAD_MS // 2:
             self.caught_up(self.playback)
         return frame
 
@@ -409,11 +412,7 @@ class Calls:
         settings, calls = self._service.settings, self._realtime.calls
         if settings.workers > 1:
             raise FaultError(SHARED)
-        if self._service.roster.closing:
-            raise FaultError(SHUTTING_DOWN)
-        mine = sum(call.caller.tenant == caller.tenant for call in calls.values())
-        if len(calls) >= settings.max_calls or mine >= settings.max_calls * self._share:
-            raise FaultError(crowded(f"{settings.max_calls} calls are going on (max_calls)"))
+        self._check_room(caller)
         offer, changes = await self._read(exchange, caller)
         config = secret.config if secret is not None else SessionConfig()
         config = replace(config, **changes)
@@ -424,6 +423,9 @@ class Calls:
         if await self._realtime.upstream(config.model, caller) is not None:
             raise FaultError(RELAYED)
         addresses = await _addresses(settings.call_host or settings.host)
+        if available():
+            await asyncio.to_thread(import_module, "aiortc")  # the first time it takes long
+        self._check_room(caller)  # others may have come meanwhile
         call = Call(self._service, caller, config, self._realtime, exchange, addresses)
         id = f"rtc_{new_id()}"
         calls[id] = call
@@ -438,6 +440,15 @@ class Calls:
         exchange.start(201, [*exchange.marks, *head], answer.encode())
         exchange.status = 201
         exchange.end()
+
+    def _check_room(self, caller: Caller) -> None:
+        """Raise FaultError where a client may not begin another call."""
+        settings, calls = self._service.settings, self._realtime.calls
+        if self._service.roster.closing:
+            raise FaultError(SHUTTING_DOWN)
+        mine = sum(call.caller.tenant == caller.tenant for call in calls.values())
+        if len(calls) >= settings.max_calls or mine >= settings.max_calls * self._share:
+            raise FaultError(crowded(f"{settings.max_calls} calls are going on (max_calls)"))
 
     async def _read(self, exchange: Exchange, caller: Caller) -> tuple[str, dict[str, JSON]]:
         """The offer, and what is said of the session."""

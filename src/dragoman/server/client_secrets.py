@@ -11,16 +11,14 @@ import secrets
 import time
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from hashlib import sha256
 
 from msgspec import Struct
 
-from dragoman.core.conversation import config_weight
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import JSON
-from dragoman.core.session import LIMITS
 from dragoman.core.session_values import SessionConfig
 from dragoman.engines.base import new_id, now
 from dragoman.wire import json
@@ -35,6 +33,8 @@ PREFIX = "ek_"
 """What client secrets begin with."""
 MOST = 10_000
 """Secrets that a worker remembers to have taken, and keys that it keeps for secrets."""
+MAX_SESSION = 256 * 1024
+"""Bytes of the configuration in a secret, before they are compressed."""
 SECONDS, MIN_SECONDS, MAX_SECONDS = 600, 10, 7200
 """How long a client secret is good for, if its maker does not say, and bounds of that."""
 _SIGNATURE = 32
@@ -74,8 +74,9 @@ class ClientSecrets:
     def __init__(self, service: Service, key: bytes) -> None:
         self._service = service
         self._key = hmac.digest(key, b"dragoman client secrets 1", sha256)
-        self._used: dict[str, float] = {}  # until when they would be good, in Unix seconds
-        self._passed: OrderedDict[str, Secret | None] = OrderedDict()
+        self._used: dict[str, tuple[str, float]] = {}  # tenant, and Unix seconds until it is good
+        self._counts: Counter[str] = Counter()  # of those, by tenant
+        self._passed: OrderedDict[str, tuple[str, Secret | None]] = OrderedDict()  # with the tenant
 
     async def make(self, exchange: Exchange, caller: Caller) -> None:
         """Make a key that opens one session with this configuration, once and soon: for pages."""
@@ -96,9 +97,11 @@ class ClientSecrets:
             )
             raise FaultError(Fault("too_large", message, "client", "session"))
         if passes:
-            self._passed[id] = caller.key
-            if len(self._passed) > MOST:
-                self._passed.popitem(last=False)
+            self._passed[id] = caller.tenant, caller.key
+            if len(self._passed) > MOST:  # who has the most loses the first of theirs
+                tenants = [each for each, _ in self._passed.values()]
+                ((crowd, _),) = Counter(tenants).most_common(1)
+                del self._passed[[*self._passed][tenants.index(crowd)]]
         shown = encode_session(f"sess_{new_id()}", config, 0)
         answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": shown}
         exchange.reply(200, json.dump(answer))
@@ -113,13 +116,22 @@ class ClientSecrets:
         passes = getattr(self._service.engine, "passes_client_key", False)
         if expires < time.time() or id in self._used or (passes and id not in self._passed):
             raise FaultError(SPENT)
-        if len(self._used) >= MOST:
-            self._used = {id: until for id, until in self._used.items() if until >= time.time()}
-            if len(self._used) >= MOST:
+        if self._crowded(tenant):
+            now = time.time()
+            self._used = {id: each for id, each in self._used.items() if each[1] >= now}
+            self._counts = Counter(each for each, _ in self._used.values())
+            if self._crowded(tenant):
                 raise FaultError(CROWDED)
-        self._used[id] = expires
+        self._used[id] = tenant, expires
+        self._counts[tenant] += 1
         config = SessionConfig(**decode_config(Fields(content["session"])))
-        return ClientSecret(config, Caller(tenant=tenant, key=self._passed.pop(id, None)))
+        _, key = self._passed.pop(id, (tenant, None))
+        return ClientSecret(config, Caller(tenant=tenant, key=key))
+
+    def _crowded(self, tenant: str) -> bool:
+        """Whether a tenant has used as many secrets as it may: half of what others leave."""
+        mine = self._counts[tenant]
+        return 2 * mine > MOST - (len(self._used) - mine)
 
     def _signed(self, content: bytes) -> str:
         signature = hmac.digest(self._key, content, sha256)
@@ -147,9 +159,14 @@ def _decode(body: bytes, limits: Limits) -> tuple[int, dict[str, JSON], SessionC
         after.one_of("anchor", ("created_at",))
         seconds = after.integer("seconds", MIN_SECONDS, MAX_SECONDS)
     given = {} if session is None else session.left()
+    if (size := len(json.dump(given))) > MAX_SESSION:
+        message = (
+            f"session: has {size} bytes, and at most {MAX_SESSION} go into a client secret: let "
+            "the page configure its session itself (session.update)"
+        )
+        raise FaultError(Fault("too_large", message, "client", "session"))
     changes = {} if session is None else decode_config(session)
     config = SessionConfig(**changes)
-    config_weight(config, LIMITS.config)
     if without_secrets(config.tools) is not config.tools:
         problem = "pages can read a client secret: it cannot hold credentials for MCP servers"
         raise FaultError(unsupported(problem, "session.tools"))

@@ -87,6 +87,8 @@ class _Process:
 class Library:
     """A library in up to two processes, which start when they are first needed and stay."""
 
+    at_once = _MOST
+
     def __init__(self, name: str, option: str = "") -> None:
         self.name = name
         self._option = option
@@ -96,7 +98,7 @@ class Library:
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._closed = False
-        self._places = Places(name, _MOST)
+        self._places = Places(name, self.at_once)
 
     async def prepare(self) -> None:
         """Load the library now: the first order would wait for it. Raises FaultError."""

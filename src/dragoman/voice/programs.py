@@ -41,6 +41,8 @@ _COMMANDS = re.compile(r"(?<=\[)(?=\[)|\0")
 class Program:
     """A program that reads text and writes sound."""
 
+    at_once = _AT_ONCE
+
     def __init__(self, name: str) -> None:
         self.name = name
         path = shutil.which(name)
@@ -48,7 +50,7 @@ class Program:
             problem = f"{name} is not installed; {_INSTALL.get(name, f'install {name}')}."
             raise FaultError(Fault("unsupported", problem))
         self._path = path
-        self._places = Places(name, _AT_ONCE)
+        self._places = Places(name, self.at_once)
 
     async def run(self, arguments: Sequence[str], text: str) -> AsyncGenerator[bytes, None]:
         """What the program writes. Its process ends with the generator. Raises FaultError."""

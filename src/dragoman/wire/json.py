@@ -638,9 +638,8 @@ class Fields:
         """One of these words."""
         value = self.string(name)
         if value is not None and value not in options:
-            raise self.wrong(
-                name, f"is {quoted(value)}, and must be one of {', '.join(sorted(options))}"
-            )
+            known = ", ".join(sorted(filter(None, options)))  # "" stands for no value
+            raise self.wrong(name, f"is {quoted(value)}, and must be one of {known}")
         return value
 
     def object(self, name: str) -> Fields | None:

@@ -321,6 +321,7 @@ async def test_what_cannot_be_answered_is_refused_and_says_why(monkeypatch) -> N
         ("?model=m", OFFER, plain, 400, "cannot be answered: ValueError"),
         ("", OFFER, plain, 400, "model"),
         ("?model=m", "x" * 300_000, plain, 413, "262144"),
+        ("?model=m", OFFER + "a=ssrc:1 a:b\r\n" * 500, plain, 400, "lines, and may have 500"),
         ("", *form(session="{}"), 400, "sdp: is missing"),
         ("", *form(sdp=OFFER, session="[]"), 400, "object"),
         ("", *form(sdp=OFFER, session='{"model": 1}'), 400, "model"),
@@ -356,6 +357,16 @@ async def test_what_cannot_be_answered_is_refused_and_says_why(monkeypatch) -> N
         assert (answer.status_code, "max_calls" in answer.text) == (429, True)
 
 
+async def test_calls_that_begin_at_once_are_counted() -> None:
+    settings = Settings(max_calls=1, call_host="localhost")
+    async with calling(None, settings, voiced=False, audio=False) as (app, phone):
+        offer, plain = await phone.offer(), {"content-type": SDP}
+        made = [phone.post(f"{CALLS}?model=m", offer, **plain) for _ in range(4)]
+        answers = [answer.status_code for answer in await asyncio.gather(*made)]
+        assert sorted(answers) == [201, 429, 429, 429]
+        assert len(app._realtime.calls) == 1
+
+
 # ---- without a connection ------------------------------------------------------------------------
 
 
@@ -384,6 +395,7 @@ def test_what_is_played_is_known_to_the_frame() -> None:
     play.end("r3")
     play.add("r4", "i4", 0, b"f" * FRAME)
     assert play.next_frame() == b"e" * FRAME
+    assert bytes(play._queue[0].sound) == b"e" * FRAME * 2  # what was heard takes no memory
     cuts = [(cut.item_id, cut.content_index, cut.audio_end_ms) for cut in play.clear()]
     assert cuts == [("i3", 0, 20), ("i4", 0, 0)]
     assert told[2:] == [Playing("r3", "started"), Playing("r3", "cleared")]
@@ -463,12 +475,12 @@ async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call
         assert small.line.over.is_set()
 
         ahead = await call()
-        ahead.playback.add("r", "i", 0, bytes(calls.MAX_AHEAD_MS * 48 + FRAME))
+        ahead.playback.add("r", "i", 0, bytes(calls.AHEAD_MS * 48 + FRAME))
         ahead.receive([Playing("r", "started")])
         assert ahead.live._paused
         while ahead.live._paused:
             assert ahead.next_frame() is not None
-        assert 0 < ahead.playback.size <= calls.MAX_AHEAD_MS * 24
+        assert 0 < ahead.playback.size <= calls.AHEAD_MS * 24
 
         deaf = await call()
 

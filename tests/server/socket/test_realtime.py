@@ -378,8 +378,8 @@ async def test_another_worker_takes_a_client_secret() -> None:
         value = (await http.post(url, json={"session": session})).json()["value"]
         plain = await http.get(f"http://127.0.0.1:{port}{PATH}?model=m")
         assert plain.status_code == 426
-        # What is too long for a header, or for a session, is refused at once.
-        for size, most in ((200_000, "header_limit"), (5_000_000, "characters")):
+        # What is too long for a header, or for a secret, is refused at once.
+        for size, most in ((200_000, "header_limit"), (5_000_000, "262144")):
             words = Random(0).randbytes(size // 2).hex()
             long = {"session": {"type": "realtime", "instructions": words}}
             refused = (await http.post(url, json=long)).json()["error"]
@@ -428,6 +428,39 @@ def test_a_client_secret_is_refused_where_it_is_forged_used_or_one_of_too_many(m
     later = time.time() + 30
     monkeypatch.setattr(client_secrets, "time", SimpleNamespace(time=lambda: later))
     assert found.redeem(value(id="c")) is not None  # the second one is of no use any more
+    monkeypatch.setattr(client_secrets, "MOST", 4)  # nobody keeps another from using one
+    monkeypatch.setattr(client_secrets, "time", time)
+    while True:
+        try:
+            found.redeem(value(id=f"d{len(found._used)}"))
+        except FaultError:
+            break
+    assert len(found._used) < 4
+    assert found.redeem(value(id="e", tenant="another")) is not None
+
+
+async def test_a_client_secret_is_measured_before_it_is_compressed(monkeypatch) -> None:
+    """It is decompressed for whoever presents it, used or not."""
+    monkeypatch.setattr(zlib, "compress", None)
+    async with served_app() as (_, port), httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+        for field in ("instructions", "client_secret"):  # one that is not used weighs, too
+            session = {"type": "realtime", field: "x" * client_secrets.MAX_SESSION}
+            refused = (await http.post(url, json={"session": session})).json()["error"]
+            assert (refused["code"], refused["param"]) == ("request_too_large", "session")
+
+
+async def test_who_makes_many_secrets_with_keys_of_its_own_loses_its_own(monkeypatch) -> None:
+    engine: Any = Stub()
+    engine.passes_client_key = True
+    monkeypatch.setattr(client_secrets, "MOST", 4)
+    async with served_app(engine) as (app, port), httpx2.AsyncClient() as http:
+        for key in ("mine", *["another"] * 6):
+            url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+            head = {"Authorization": f"Bearer sk-{key}"}
+            assert (await http.post(url, json={}, headers=head)).status_code == 200
+        kept = [key.reveal() for _, key in app._realtime._secrets._passed.values() if key]
+    assert kept == ["sk-mine", *["sk-another"] * 3]
 
 
 async def test_a_key_that_is_passed_on_stays_in_the_process_that_was_given_it(monkeypatch) -> None:
