@@ -373,7 +373,9 @@ class Parts:
 
     def value(self, digest: bytes, type: Any) -> Any:
         """The value of a part."""
-        if digest not in self._values:
+        if digest in self._values:
+            self.take(texts_of(self._packed[digest]))  # they are referred to once more
+        else:
             self._values[digest] = unpack(self._packed[digest], type, self)
         return self._values[digest]
 
@@ -383,11 +385,9 @@ class Parts:
             raise StoreError("What is stored was deleted while it was read.")
         self.take(digests)
         if digests not in self._values:
-            pieces = (self._packed[digest] for digest in digests)
-            text = "".join([str(piece, "utf-8", "surrogatepass") for piece in pieces])
-            self._values[digests] = text
-        whole: str = self._values[digests]
-        return whole
+            texts = [str(self._packed[each], "utf-8", "surrogatepass") for each in digests]
+            self._values[digests] = "".join(texts)
+        return str(self._values[digests])
 
 
 def _add(parts: dict[bytes, bytes], tenant: str, data: bytes) -> bytes:
