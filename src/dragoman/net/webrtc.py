@@ -40,7 +40,7 @@ MISSING = Fault(
     "WebSocket (GET /v1/realtime).",
     "server",
 )
-MAX_LINES = 500
+MAX_LINES = 300
 """Lines of an offer, without candidates: browsers write about a hundred, and aiortc compares each
 source, format and feedback with all others."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
@@ -96,7 +96,7 @@ def read_offer(sdp: str) -> tuple[list[str], list[str]]:
     mids = [line.removeprefix("a=mid:") for line in lines if line.startswith("a=mid:")]
     groups = [line.split()[1:] for line in lines if line.startswith("a=group:BUNDLE")]
     bundled = [mid for group in groups for mid in group]
-    if len({*mids}) != len(kinds) or not {*bundled} <= {*mids}:
+    if len({*mids}) != len(kinds) or not {*bundled} <= {*mids} or len({*bundled}) < len(bundled):
         # aiortc would find out where nobody sees it.
         raise FaultError(bad_request("has a medium without a name, or names one it has not", "sdp"))
     if "audio" in kinds and not any(map(_OPUS.fullmatch, lines)):

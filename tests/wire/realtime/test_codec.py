@@ -247,6 +247,7 @@ def test_items_of_other_wires_and_dialects() -> None:
         ({"type": "message"}, "role"),
         ({"type": "message", "role": "tool"}, "role"),
         ({"type": "message", "role": "user", "content": [{}]}, "content[0].type"),
+        ({"type": "message", "role": "user", "content": [{}] * 4_097}, "content"),
         ({"type": "function_call"}, "name"),
         ({"type": "function_call_output", "call_id": "c"}, "output"),
         ({"type": "item_reference"}, "id"),

@@ -29,6 +29,8 @@ from dragoman.wire.json import Fields, dense
 WIRE: Final = "realtime"
 """The key of this wire in every `extra`."""
 
+MAX_PARTS = 4_096
+"""Content parts of one message, which several events repeat."""
 ROLES = ("system", "user", "assistant", "developer")
 STATES: tuple[ItemStatus, ...] = ("in_progress", "completed", "incomplete")
 _TEXTS = frozenset(("input_text", "output_text", "text"))
@@ -55,7 +57,10 @@ def decode_item(fields: Fields) -> Item:
             role: Any = fields.one_of("role", ROLES)
             if role is None:
                 raise fields.wrong("role", "is missing")
-            content = tuple([decode_part(part) for part in fields.objects("content")])
+            parts = [*fields.objects("content")]
+            if len(parts) > MAX_PARTS:
+                raise fields.wrong("content", f"has {len(parts)} parts, and may have {MAX_PARTS}")
+            content = tuple([decode_part(part) for part in parts])
             extra = to_extra(fields.rest())
             return Message(role, content, id=id, status=status, extra=extra)
         case "function_call":
