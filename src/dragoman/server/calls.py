@@ -414,7 +414,7 @@ class Calls:
             raise FaultError(SHARED)
         self._check_room(caller)
         offer, changes = await self._read(exchange, caller)
-        config = secret.config if secret is not None else SessionConfig()
+        config = SessionConfig(**({} if secret is None else secret.changes))
         config = replace(config, **changes)
         query = {name: values[0] for name, values in parse_qs(exchange.query.decode()).items()}
         config = replace(config, model=query.get("model") or config.model)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import JSON
-from dragoman.core.session_values import SessionConfig
+from dragoman.core.session_values import Changes, SessionConfig
 from dragoman.engines.base import new_id, now
 from dragoman.wire import json
 from dragoman.wire.json import Fields, Limits
@@ -58,9 +58,9 @@ CROWDED = Fault(
 
 
 class ClientSecret(Struct, frozen=True):
-    """What a client secret opens: a session, for whoever made it."""
+    """What a client secret opens: a session with these changes, for whoever made it."""
 
-    config: SessionConfig
+    changes: Changes
     caller: Caller
 
 
@@ -124,9 +124,9 @@ class ClientSecrets:
                 raise FaultError(CROWDED)
         self._used[id] = tenant, expires
         self._counts[tenant] += 1
-        config = SessionConfig(**decode_config(Fields(content["session"])))
+        changes = decode_config(Fields(content["session"]))
         _, key = self._passed.pop(id, (tenant, None))
-        return ClientSecret(config, Caller(tenant=tenant, key=key))
+        return ClientSecret(changes, Caller(tenant=tenant, key=key))
 
     def _crowded(self, tenant: str) -> bool:
         """Whether a tenant has used as many secrets as it may: half of what others leave."""

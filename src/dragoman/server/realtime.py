@@ -19,7 +19,9 @@ from dragoman.core.request import Request
 from dragoman.core.session import TOO_OLD
 from dragoman.core.session_values import (
     Append,
+    Changes,
     Command,
+    Configure,
     ItemRetrieved,
     Refused,
     ResponseCreated,
@@ -353,17 +355,25 @@ class Relay(Channel):
         receive: Receive,
         send: Send,
         room: Room | None,
+        model: str,
+        changes: Changes,
         *,
         beta: bool,
     ) -> None:
         super().__init__(service, exchange, caller, receive, send, room)
+        self._changes = changes
         self._beta = beta
+        self._entry: Entry | None = None
+        if service.log is not None:
+            self._entry = Entry(service.log, model, "", None, caller.tenant, caller.key)
 
     async def opened(self) -> None:
-        """Connect to the other server."""
+        """Connect to the other server, and give it the configuration of a client secret."""
         self.live.sink = self
         try:
             await self.live.open()
+            if self._changes:
+                self.live.send(Configure(changes=self._changes))
         except FaultError as problem:
             self.ended(problem.fault)
 
@@ -399,6 +409,8 @@ class Relay(Channel):
         objects = encode_events([Refused(fault)], lambda: f"event_{new_id()}")
         if self._beta:
             objects = [each for event in objects for each in to_beta(event)]
+        if self._entry is not None:
+            self._entry.end = fault.code
         self.write(*map(json.dump, objects))
         self.close()
 
@@ -411,7 +423,9 @@ class Relay(Channel):
         self.live.resume()
 
     async def finish(self) -> None:
-        """End the session."""
+        """End the session, and write its line."""
+        if self._entry is not None:
+            self._entry.write("SESSION", self.exchange.path, 101, self.exchange.id)
         await self.live.close()
 
 
@@ -489,19 +503,19 @@ class Realtime:
             if secret is not None:
                 raise FaultError(OF_ITS_OWN)
             return Connection(service, *given, self.call(query["call_id"], caller), beta=beta)
-        config = secret.config if secret is not None else SessionConfig()
+        changes = {} if secret is None else secret.changes
+        config = SessionConfig(**changes)
         if query.get("intent") == "transcription":
             config = replace(config, kind="transcription")
         if query.get("model"):
             config = replace(config, model=query["model"])
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing in the query, ?model=…", "model"))
-        if secret is None:
-            relay = Relay(service, *given, beta=beta)
-            live = await self.upstream(config.model, caller, relay.taken)
-            if live is not None:
-                relay.live = live
-                return relay
+        others = {name: value for name, value in changes.items() if name != "model"}
+        relay = Relay(service, *given, config.model, others, beta=beta)
+        if (live := await self.upstream(config.model, caller, relay.taken)) is not None:
+            relay.live = live
+            return relay
         request = exchange.path, exchange.id
         session = ServedSession(service, caller, config, self.make_voice(), request)
         return Connection(service, *given, session, beta=beta)

@@ -28,6 +28,7 @@ from dragoman.engines.router import Route, Router
 from dragoman.server import client_secrets, realtime
 from dragoman.server.app import App
 from dragoman.server.client_secrets import ClientSecrets
+from dragoman.server.log import LINES
 from dragoman.server.settings import Settings
 from dragoman.tools.run import Display, Shown
 from dragoman.voice.studio import Studio
@@ -549,8 +550,6 @@ async def test_each_answer_has_a_line_in_the_log(capfd) -> None:
     async with talking(engine, settings=settings) as talk:
         await talk.say(RESPOND)
         await talk.until("response.done")
-    from dragoman.server.log import LINES
-
     LINES.wait()
     assert "TURN /v1/realtime 200" in capfd.readouterr().err
 
@@ -620,13 +619,13 @@ async def test_the_tools_of_an_mcp_server_are_listed_asked_about_and_called() ->
 
 
 @asynccontextmanager
-async def relayed(engine: Any, dialect: Any) -> AsyncIterator[int]:
+async def relayed(engine: Any, dialect: Any, **settings: Any) -> AsyncIterator[int]:
     """The port of a server that relays sessions with the models of another."""
     async with served_app(engine) as (_, port):
         upstream = Remote(f"http://127.0.0.1:{port}/v1", key="k")
         route = Route(upstream, ("stub",), {"other": "stub"}, realtime=dialect)
         local = Route(Stub(*saying("local"), models=("local",)), ("local",))
-        async with served_app(Router([route, local])) as (_, front):
+        async with served_app(Router([route, local]), Settings(**settings)) as (_, front):
             yield front
 
 
@@ -652,6 +651,24 @@ async def test_a_session_is_relayed_between_dialects(dialect, beta) -> None:
     assert request.model == "stub"
     assert caller.hops == 1
     assert [item.text for item in request.items] == ["Hi"]
+
+
+async def test_a_client_secret_opens_a_session_that_is_relayed(capfd) -> None:
+    engine = Stub()
+    async with relayed(engine, "ga", request_log=True) as port, httpx2.AsyncClient() as http:
+        session = {"type": "realtime", "model": "stub", "instructions": "Be brief."}
+        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+        made = (await http.post(url, json={"session": session})).json()
+        bearer = {"Authorization": f"Bearer {made['value']}"}
+        socket = f"ws://127.0.0.1:{port}{PATH}"
+        async with connect(socket, additional_headers=bearer) as connection:
+            talk = Talk(connection)
+            await talk.until("session.updated")
+            await talk.say(RESPOND)
+            await talk.until("response.done")
+    assert engine.asked[0][0].instructions == "Be brief."
+    LINES.wait()
+    assert "SESSION /v1/realtime 101" in capfd.readouterr().err
 
 
 async def test_a_session_with_a_model_of_ours_is_not_relayed() -> None:
