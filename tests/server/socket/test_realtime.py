@@ -657,13 +657,11 @@ async def test_a_client_secret_opens_a_session_that_is_relayed(capfd) -> None:
     engine = Stub()
     async with relayed(engine, "ga", request_log=True) as port, httpx2.AsyncClient() as http:
         session = {"type": "realtime", "model": "stub", "instructions": "Be brief."}
-        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
-        made = (await http.post(url, json={"session": session})).json()
-        bearer = {"Authorization": f"Bearer {made['value']}"}
-        socket = f"ws://127.0.0.1:{port}{PATH}"
-        async with connect(socket, additional_headers=bearer) as connection:
+        place = f"://127.0.0.1:{port}{PATH}"
+        made = await http.post(f"http{place}/client_secrets", json={"session": session})
+        bearer = {"Authorization": f"Bearer {made.json()['value']}"}
+        async with connect(f"ws{place}", additional_headers=bearer) as connection:
             talk = Talk(connection)
-            await talk.until("session.updated")
             await talk.say(RESPOND)
             await talk.until("response.done")
     assert engine.asked[0][0].instructions == "Be brief."
