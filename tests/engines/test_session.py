@@ -1,6 +1,8 @@
 """Sessions over engines of turns, with and without a voice; and those of other servers."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -406,3 +408,31 @@ async def test_a_conversation_that_was_lost_is_opened_again_with_what_was_said()
     request, _ = engine.asked[-1]
     assert (request.instructions, request.modalities) == ("Be brief.", None)
     assert [item.text for item in request.items] == [*said, "Still there?"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_session_that_is_over_is_let_go_at_once(ends) -> None:
+    """Its sound would stay until the garbage collector looks at old objects, which is seldom."""
+
+    async def streamed(*_: Any) -> AsyncIterator[Any]:
+        for event in OPENING:
+            yield event
+        await asyncio.Event().wait()
+
+    engine = Stub(*saying("Fine")) if ends else Stub()
+    if not ends:
+        engine.stream = streamed  # type: ignore[method-assign]
+    gc.collect()
+    gc.disable()
+    try:
+        async with opened(engine) as (session, events):
+            session.send(Respond())
+            await events.until(ResponseDone if ends else Answer)
+        rest = weakref.ref(session.session)
+        events.clear()
+        engine.asked.clear()
+        del session
+        await asyncio.sleep(0)
+        assert rest() is None
+    finally:
+        gc.enable()

@@ -149,12 +149,12 @@ class LiveSession(Protocol):
 
 
 class _Turn:
-    """One answer of the engine: its sink, and its handle."""
+    """The sink of one answer. It has no handle: that has the sink, and a cycle of both would keep
+    the session, with all its sound, until the garbage collector runs."""
 
     def __init__(self, session: TurnSession, response_id: str) -> None:
         self._session = session
         self._response_id = response_id
-        self.handle: Handle | None = None
 
     def receive(self, events: list[Event]) -> None:
         self._session.report(Answered(self._response_id, events))
@@ -191,7 +191,7 @@ class TurnSession:
             expires_at=now() + limits.lifetime_ms // 1000,
             limits=limits,
         )
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, Handle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._detector: Detector | None = None
@@ -243,10 +243,13 @@ class TurnSession:
         while work:
             match work.popleft():
                 case Generate(response_id=id, request=request):
-                    turn = self._turns[id] = _Turn(self, id)
-                    turn.handle = start(self._engine, request, self._caller, turn)
+                    handle = start(self._engine, request, self._caller, _Turn(self, id))
+                    if not self.session.answering(id):  # it has ended already
+                        self._cancel(handle)
+                        continue
+                    self._turns[id] = handle
                     if self._paused:
-                        turn.handle.pause()
+                        handle.pause()
                 case Stop(response_id=id):
                     self._cancel(self._turns.pop(id, None))
                 case Transcribe(item_id=id, audio=audio, options=options):
@@ -262,16 +265,14 @@ class TurnSession:
     def pause(self) -> None:
         """Pause the answers."""
         self._paused = True
-        for turn in self._turns.values():
-            if turn.handle is not None:
-                turn.handle.pause()
+        for handle in self._turns.values():
+            handle.pause()
 
     def resume(self) -> None:
         """Let the answers go on."""
         self._paused = False
-        for turn in self._turns.values():
-            if turn.handle is not None:
-                turn.handle.resume()
+        for handle in self._turns.values():
+            handle.resume()
 
     async def close(self) -> None:
         """Cancel all work, and wait until it has ended."""
@@ -279,8 +280,8 @@ class TurnSession:
         self._over(CLOSED)
         if self._timer is not None:
             self._timer.cancel()
-        for turn in self._turns.values():
-            self._cancel(turn)
+        for handle in self._turns.values():
+            self._cancel(handle)
         self._turns.clear()
         for task in self._tasks:
             task.cancel()
@@ -291,7 +292,8 @@ class TurnSession:
 
     def _over(self, fault: Fault) -> None:
         """The session has ended by itself."""
-        sink, self.sink, self.session.closed = self.sink, None, True
+        sink, self.sink = self.sink, None
+        self.session.close()
         self._queue.clear()
         self._taken.set()
         if sink is not None:
@@ -364,10 +366,10 @@ class TurnSession:
                 self._detector = self._voice.detector(detection)
         return self._detector
 
-    def _cancel(self, turn: _Turn | None) -> None:
-        if turn is not None and turn.handle is not None:
-            turn.handle.cancel()
-            task = asyncio.get_running_loop().create_task(wait_closed(turn.handle))
+    def _cancel(self, handle: Handle | None) -> None:
+        if handle is not None:
+            handle.cancel()
+            task = asyncio.get_running_loop().create_task(wait_closed(handle))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
