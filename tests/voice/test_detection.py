@@ -141,7 +141,7 @@ def test_scorers_by_name(monkeypatch) -> None:
     assert isinstance(scorer("auto"), WebRTC)
     monkeypatch.setitem(sys.modules, "webrtcvad", None)
     assert isinstance(scorer("auto"), Energy)
-    with pytest.raises(FaultError, match=r"needs webrtcvad.*dragoman\[voice\]"):
+    with pytest.raises(FaultError, match=r"needs webrtcvad.*pip install .\.\[voice\]"):
         scorer("webrtc")
     with pytest.raises(FaultError, match="no detector 'vad'; there is auto, energy"):
         scorer("vad")

@@ -181,9 +181,9 @@ class ServerProcess:
         if self._thread is None:
             self._server = None
         else:
-            self._control.close()
             end(self.pid)
             self._thread.join()
+            self._control.close()  # not before: the thread would close a descriptor of others
 
     def _start(self) -> str:
         """The address of a new server."""
