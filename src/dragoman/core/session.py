@@ -231,11 +231,6 @@ class Session:
         """Whether an answer is under way."""
         return response_id in self._answers
 
-    def close(self) -> None:
-        """Take nothing more, and forget what is being answered."""
-        self.closed = True
-        self._answers.clear()
-
     def open(self) -> list[SessionEvent]:
         """The first events."""
         created = SessionCreated(self.id, self.config, self._expires_at)

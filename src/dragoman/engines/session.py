@@ -293,7 +293,8 @@ class TurnSession:
     def _over(self, fault: Fault) -> None:
         """The session has ended by itself."""
         sink, self.sink = self.sink, None
-        self.session.close()
+        # Its time is over: answers that are open have it in a cycle.
+        self.session.receive(Tick(self._limits.lifetime_ms))
         self._queue.clear()
         self._taken.set()
         if sink is not None:
