@@ -413,15 +413,7 @@ async def test_a_conversation_that_was_lost_is_opened_again_with_what_was_said()
 @pytest.mark.parametrize("ends", [True, False])
 async def test_a_session_that_is_over_is_let_go_at_once(ends) -> None:
     """Its sound would stay until the garbage collector looks at old objects, which is seldom."""
-
-    async def streamed(*_: Any) -> AsyncIterator[Any]:
-        for event in OPENING:
-            yield event
-        await asyncio.Event().wait()
-
-    engine = Stub(*saying("Fine")) if ends else Stub()
-    if not ends:
-        engine.stream = streamed  # type: ignore[method-assign]
+    engine = Stub(*saying("Fine")) if ends else Stub(*OPENING, asyncio.Event())
     gc.collect()
     gc.disable()
     try:
