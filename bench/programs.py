@@ -298,7 +298,7 @@ def table() -> list[str]:
         lines.append(f"| {name} | {' | '.join(shown)} |")
     bare, client, gens = (took for name, took in figures.items() if "at once" in name)
     each = ", ".join(f"{took.cpu * 1e3 / AT_ONCE:.2f} ms" for took in (gens, client, bare))
-    room, times = 0.3 * DELAY * 1e3 / AT_ONCE, gens.time / DELAY
+    room, times = 0.3 * DELAY * 1e3 / AT_ONCE, gens.wall / DELAY
     load = os.getloadavg()[0]
     lines += [
         "",
