@@ -148,7 +148,7 @@ async def test_what_cannot_be_heard_fails_the_turn_and_not_the_session() -> None
 
 
 async def test_a_detector_is_made_for_each_configuration_and_told_of_commits() -> None:
-    voice = Voice(hears=False)
+    voice = Voice(transcribes=False)
     async with opened(None, voice) as (session, events):
         session.send(Append(audio=QUIET * 300))
         session.send(Commit())

@@ -72,8 +72,8 @@ class Speaking(Wrapper):
 class Voice:
     """A voice whose every utterance is the same words, unless they cannot be heard."""
 
-    def __init__(self, *, hears: bool = True, speaks: bool = True) -> None:
-        self.hears = hears
+    def __init__(self, *, transcribes: bool = True, speaks: bool = True) -> None:
+        self.transcribes = transcribes
         self.speaks = speaks
         self.ears: list[Ears] = []
         self.words: list[Any] = ["Good ", "day. "]

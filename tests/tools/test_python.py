@@ -395,7 +395,7 @@ async def test_a_sandbox_that_does_not_start_runs_nothing(program) -> None:
 async def test_monty_that_does_not_start_runs_nothing(monkeypatch) -> None:
     tool = Python()
     monkeypatch.setenv("MONTY_BIN", "/nowhere")
-    tool.sandbox._pool = tool.sandbox.library.AsyncMonty()
+    tool.sandbox._pool = tool.sandbox.package.AsyncMonty()
     assert await ran(await opened(tool), "1") == NOT_STARTED
     await tool.close()
 

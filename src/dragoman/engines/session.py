@@ -72,11 +72,11 @@ class Detector(Protocol):
 class Voice(Protocol):
     """What a session hears and speaks with. It belongs to one session; sound is PCM16, 24 kHz.
 
-    `hears` and `speaks` say whether there is anything to transcribe, or to speak, with.
+    `transcribes` and `speaks` say whether there is anything to do that with.
     """
 
     @property
-    def hears(self) -> bool:
+    def transcribes(self) -> bool:
         """Whether `transcribe` can be asked."""
         ...
 
@@ -185,7 +185,7 @@ class TurnSession:
         self.session = Session(
             new_id(),
             config,
-            transcribes=voice is not None and voice.hears,
+            transcribes=voice is not None and voice.transcribes,
             speaks=speaks,
             detects=voice is not None,
             expires_at=now() + limits.lifetime_ms // 1000,

@@ -1,4 +1,4 @@
-"""WebRTC with one client, by aiortc: a data channel for text, and sound both ways as Opus.
+"""Connects one client by WebRTC (aiortc): a data channel for text, and Opus both ways.
 
 A client is never sent a packet that has not sent one first: the candidates in its offer are left
 out, so that no offer makes this server send to an address of its choice or ask for names on the
@@ -62,7 +62,7 @@ class PeerListener(Protocol):
         """Most of what was sent is taken."""
         ...
 
-    def heard(self, audio: bytes) -> None:
+    def audio_received(self, audio: bytes) -> None:
         """Sound has come: PCM16, 24 kHz."""
         ...
 
@@ -254,7 +254,7 @@ class Peer:
                 if gap > 0:
                     audio = bytes(min(gap, MAX_GAP_MS) * BYTES_PER_MS) + audio
                 if self._listener is not None:
-                    self._listener.heard(audio)
+                    self._listener.audio_received(audio)
 
 
 def _all_addresses() -> list[str]:

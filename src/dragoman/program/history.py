@@ -365,7 +365,7 @@ class State:
             names.append(self.partial[0])
         return names
 
-    def said(self) -> str:
+    def prefix(self) -> str:
         """The text since the last part or item of the last turn, thoughts aside."""
         texts = []
         piece = None if self.turn is None else self.turn.last

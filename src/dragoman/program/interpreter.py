@@ -1,4 +1,4 @@
-"""Runs nodes: appends what is said, asks the engine for what is generated, and captures it.
+"""Runs nodes: appends literal texts, asks the engine for generated ones, and captures them.
 
 Each kind of node has a method, and every other one is a grammar. What binds an answer to a grammar
 is the strongest means that the engine has; its text is checked here in any case.
@@ -141,7 +141,7 @@ class Run:
             capture = Capture(since(self.state.turn, start))
             self.state = self.state.captured(options.name, capture, append=options.list_append)
 
-    # ---- what is said ----------------------------------------------------------------------
+    # ---- texts and blocks ----------------------------------------------------------------------
 
     def _place(self) -> None:
         """Go on in the turn of the open role, and in the open blocks, whose marks are shown."""
@@ -186,18 +186,18 @@ class Run:
     ) -> Request:
         """The request for what comes next in a state."""
         items = state.items()
-        said, ask = state.said(), ask or Ask()
+        prefix, ask = state.prefix(), ask or Ask()
         extra = dict(ask.extra)
         if ask.hidden:
             while items and _is_assistants(items[-1]):
                 items.pop()
-        elif said and ask.begun:
+        elif prefix and ask.begun:
             items = items[:-1]
-        elif said and isinstance(last := items[-1], Message):
+        elif prefix and isinstance(last := items[-1], Message):
             items[-1] = replace(last, status="in_progress")
             if not ask.hint and self.target.continues is not None:
                 extra |= self.target.continues
-                if _spaced(said):  # models write a space with the word after it
+                if _spaced(prefix):  # models write a space with the word after it
                     items[-1] = _without_space(last)
         if ask.hint:
             items.append(Message("user", ask.hint))
@@ -281,14 +281,14 @@ class Run:
         if value.n is not None and value.n > 1:
             sampling["n"] = value.n
         for _ in range(value.max_rounds):
-            said = self.state.said()
+            prefix = self.state.prefix()
             cut = bool(value.stop_regex or (value.stop and "stop" not in sampling))
             about = {**offered, "sampling": sampling, "stream": cut}
             if offered and choice is not None:
                 about["tool_choice"] = choice
                 choice = None  # else it would never come to an answer
             known = self.target.continues is not None
-            watch = _Watch(self, options, value, "" if known else said, known and _spaced(said))
+            watch = _Watch(self, options, value, "" if known else prefix, known and _spaced(prefix))
             request = self._request(self.state, options, **about)
             answer = await self._answer(request, watch if watch.needed else None)
             watch.close(answer.text)
@@ -387,7 +387,7 @@ class Run:
         await self.target.learn()
         if choices(body) is None:  # compiled off the event loop, and kept
             await asyncio.to_thread(fitting, body, "")
-        prefix = self.state.said()
+        prefix = self.state.prefix()
         last = self.state.items()[-1:]
         means = natives(self.target, body, prefix, follows=any(map(_is_assistants, last)))
         own = next(means, None)
@@ -620,9 +620,9 @@ class _Watch:
         return text[:at], stop
 
 
-def _spaced(said: str) -> bool:
+def _spaced(text: str) -> bool:
     """Whether a text ends with one space."""
-    return len(said) > 1 and said[-1] == " " and not said[-2].isspace()
+    return len(text) > 1 and text[-1] == " " and not text[-2].isspace()
 
 
 def _without_space(message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""The means to bind an answer to a grammar, as an engine has them, and how one is asked without."""
+"""Chooses how an answer is constrained to a grammar: by fields of the engine, or by words."""
 
 from __future__ import annotations
 

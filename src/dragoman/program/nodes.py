@@ -1,4 +1,4 @@
-"""The nodes of a program: what is said, generated and captured, as frozen values.
+"""The nodes of a program: texts, roles, generation and captures, as frozen values.
 
 A node in an f-string is a tag there, which is read back when the string becomes a node.
 """

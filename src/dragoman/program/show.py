@@ -1,4 +1,4 @@
-"""Shows what a program said: as one HTML page without anything from elsewhere, or on a terminal.
+"""Renders the history of a program as one self-contained HTML page, or as text for a terminal.
 
 Generated tokens are shaded by their probability, with the alternatives when they are pointed at;
 tokens that could not have been others are underlined. Several states stand side by side.

@@ -13,7 +13,6 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable
 from importlib import import_module
-from urllib.parse import parse_qs
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,7 +41,6 @@ from dragoman.core.sound import milliseconds
 from dragoman.engines.base import new_id
 from dragoman.net.webrtc import FRAME, Peer, available
 from dragoman.wire import json
-from dragoman.wire.json import Limits
 from dragoman.wire.multipart import MEDIA_TYPE, find_boundary, read_parts
 from dragoman.wire.realtime import CALLS_PATH
 from dragoman.wire.realtime.config import decode_config
@@ -53,7 +51,7 @@ from .cancellation import SHUTTING_DOWN, stalled
 from .client_secrets import ClientSecret
 from .exchange import Exchange, Route, fault_of
 from .limits import read_body
-from .realtime import Participant, Realtime, ServedSession
+from .realtime import Participant, Realtime, ServedSession, query_of
 from .responder import Service
 from .websocket import crowded
 
@@ -113,11 +111,11 @@ class Stretch(Struct):
 class Playback:
     """What is to be heard of answers, a frame at a time, and how far that is. It has no clock.
 
-    `tell` is called with what the client is told: an answer is being played, or no longer.
+    `emit` is called with events for the client: an answer is being played, or no longer.
     """
 
-    def __init__(self, tell: Callable[[Playing], None]) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[[Playing], None]) -> None:
+        self._emit = emit
         self._queue: deque[Stretch] = deque()
         self._playing = ""  # the answer
         self._over: set[str] = set()  # answers that are played and get no more sound
@@ -192,7 +190,7 @@ class Playback:
         self._over.clear()
         if self._playing:
             playing, self._playing = self._playing, ""
-            self._tell(Playing(playing, "cleared"))
+            self._emit(Playing(playing, "cleared"))
         return cuts
 
     def _play(self, response_id: str) -> None:
@@ -200,9 +198,9 @@ class Playback:
         before, self._playing = self._playing, response_id
         if before not in ("", response_id):
             self._over.discard(before)
-            self._tell(Playing(before, "stopped"))
+            self._emit(Playing(before, "stopped"))
         if response_id not in ("", before):
-            self._tell(Playing(response_id, "started"))
+            self._emit(Playing(response_id, "started"))
 
 
 class Call(ServedSession):
@@ -266,7 +264,7 @@ class Call(ServedSession):
             if not (isinstance(event, Answer) and getattr(event.event, "kind", "") == "audio")
         ]
 
-    def heard(self, audio: bytes) -> None:
+    def audio_received(self, audio: bytes) -> None:
         """Sound of the user has come."""
         try:
             self.send(Append(audio=audio))
@@ -366,9 +364,9 @@ class Line:
         self._wait_no_more()
         self._call.caught_up(self)
 
-    def heard(self, audio: bytes) -> None:
+    def audio_received(self, audio: bytes) -> None:
         """Sound has come."""
-        self._call.heard(audio)
+        self._call.audio_received(audio)
 
     def next_frame(self) -> bytes | None:
         """The next frame to be heard."""
@@ -416,8 +414,7 @@ class Calls:
         offer, changes = await self._read(exchange, caller)
         config = SessionConfig(**({} if secret is None else secret.changes))
         config = replace(config, **changes)
-        query = {name: values[0] for name, values in parse_qs(exchange.query.decode()).items()}
-        config = replace(config, model=query.get("model") or config.model)
+        config = replace(config, model=query_of(exchange).get("model") or config.model)
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing, in `session` and in the query", "model"))
         if await self._realtime.upstream(config.model, caller) is not None:
@@ -473,7 +470,9 @@ class Calls:
         session = fields.get("session")
         if session is None:
             return fields["sdp"].text, {}
-        return fields["sdp"].text, _decode_session(bytes(session.data), service.settings)
+        data = bytes(session.data)
+        json.check_size(data, service.settings)
+        return fields["sdp"].text, decode_config(json.parse(data))
 
     async def _serve(self, id: str, call: Call) -> None:
         """Be there as long as the call is."""
@@ -512,11 +511,6 @@ def _silent(event: SessionEvent) -> SessionEvent:
         ]
         return replace(event, item=replace(event.item, content=tuple(parts)))
     return event
-
-
-def _decode_session(data: bytes, limits: Limits) -> dict[str, JSON]:
-    json.check_size(data, limits)
-    return decode_config(json.parse(data))
 
 
 async def _addresses(host: str) -> tuple[str, ...]:

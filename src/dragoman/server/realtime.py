@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 SOCKET = BASE + PATH
 
-
 OF_ITS_OWN = Fault(
     "authentication",
     "A client secret opens a session of its own: a call is joined with the key that it was made "
@@ -100,6 +99,11 @@ def decode_frame(data: bytes, limits: Limits, *, beta: bool = False) -> list[Com
     json.check_size(data, limits)
     value = json.parse(data).left()
     return [command_of(event) for event in (to_ga(value) if beta else [value])]
+
+
+def query_of(exchange: Exchange) -> dict[str, str]:
+    """The first value of each parameter of the query."""
+    return {name: values[0] for name, values in parse_qs(exchange.query.decode()).items()}
 
 
 class Participant(Protocol):
@@ -494,11 +498,11 @@ class Realtime:
         most = self._service.settings.max_sockets_per_key
         if self._open[caller.tenant] >= most:
             raise FaultError(crowded(f"{most} sessions are open (max_sockets_per_key)"))
-        query = {name: values[0] for name, values in parse_qs(exchange.query.decode()).items()}
+        query = query_of(exchange)
         service, given = self._service, (exchange, caller, receive, send, room)
         offered = scope.get("subprotocols") or ()
-        asked = b"realtime=v1" in exchange.headers.get(BETA_HEADER, b"")
-        beta = asked or BETA_SUBPROTOCOL in offered
+        header = exchange.headers.get(BETA_HEADER, b"")
+        beta = b"realtime=v1" in header or BETA_SUBPROTOCOL in offered
         if "call_id" in query:
             if secret is not None:
                 raise FaultError(OF_ITS_OWN)
@@ -511,8 +515,9 @@ class Realtime:
             config = replace(config, model=query["model"])
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing in the query, ?model=…", "model"))
-        others = {name: value for name, value in changes.items() if name != "model"}
-        relay = Relay(service, *given, config.model, others, beta=beta)
+        # The other server knows the model already, and refuses to change it.
+        asked = {name: value for name, value in changes.items() if name != "model"}
+        relay = Relay(service, *given, config.model, asked, beta=beta)
         if (live := await self.upstream(config.model, caller, relay.taken)) is not None:
             relay.live = live
             return relay

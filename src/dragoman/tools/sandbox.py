@@ -134,13 +134,13 @@ class Monty:
         if find_spec("pydantic_monty") is None:
             raise ImportError(NO_MONTY)
         self.limits = limits
-        self.library = import_module("pydantic_monty")
+        self.package = import_module("pydantic_monty")
         try:
-            with self.library.Monty(max_processes=1) as pool, pool.checkout() as session:
+            with self.package.Monty(max_processes=1) as pool, pool.checkout() as session:
                 session.feed_run("1")
             # A process serves one container, never another after it.
-            self._pool = self.library.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
-        except (OSError, RuntimeError, self.library.MontyError) as error:
+            self._pool = self.package.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
+        except (OSError, RuntimeError, self.package.MontyError) as error:
             raise ImportError(f"{NO_MONTY} Its program does not run: {error}") from None
         self._lock = asyncio.Lock()
         self._open = False
@@ -166,7 +166,7 @@ class Monty:
                 os_policy={"sleep": "zero"},
             )
             await session.__aenter__()
-        except (OSError, RuntimeError, self.library.MontyError) as error:
+        except (OSError, RuntimeError, self.package.MontyError) as error:
             _log.error("a sandbox did not start: %s", error)
             raise ToolError(NOT_STARTED) from error
         return session
@@ -184,7 +184,7 @@ class _MontyInterpreter:
         self._session: Any = None
 
     async def run(self, code: str) -> str:
-        limits, library = self._monty.limits, self._monty.library
+        limits, library = self._monty.limits, self._monty.package
         if self._session is None:
             self._session = await self._monty.session()
         written: list[str] = []
@@ -226,7 +226,7 @@ class _MontyInterpreter:
         if session is not None:
             try:
                 await session.__aexit__(None, None, None)
-            except self._monty.library.MontyError as error:  # it has crashed before
+            except self._monty.package.MontyError as error:  # it has crashed before
                 _log.debug("a process of Monty ended before it was closed: %s", error)
 
 

@@ -1,4 +1,4 @@
-"""The ears and the mouth of one session: when somebody speaks, what they say, what they hear."""
+"""Detects speech, transcribes it and speaks answers, for one session."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Voice:
         self._waiting = 0  # bytes of sound
 
     @property
-    def hears(self) -> bool:
+    def transcribes(self) -> bool:
         """Whether `transcribe` can be asked."""
         return self.transcriber is not None
 

@@ -1,4 +1,4 @@
-"""A conversation by voice at a terminal: plays and shows what is said, by devices or by files."""
+"""Holds a voice conversation at a terminal: plays and shows it, with sound devices or files."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ async def test_a_client_is_sent_nothing_before_it_has_sent_something(monkeypatch
 async def test_gaps_are_silence_and_a_second_channel_is_closed() -> None:
     """A client need send nothing while there is nothing to hear (RFC 7587, 3.1.3)."""
     heard: list[bytes] = []
-    peer = webrtc.Peer(SimpleNamespace(heard=heard.append), ("127.0.0.1",))
+    peer = webrtc.Peer(SimpleNamespace(audio_received=heard.append), ("127.0.0.1",))
     frames = []
     for pts in (0, 960, 960 * 52, 48_000 * 100):
         frame = AudioFrame(format="s16", layout="stereo", samples=960)
@@ -495,7 +495,7 @@ async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call
             raise RuntimeError("no detector")
 
         deaf.live._detector_now = lambda: SimpleNamespace(feed=fail)
-        deaf.heard(TONE)
+        deaf.audio_received(TONE)
         assert deaf.line.over.is_set()
         assert "internal" in deaf.line.peer.sent[-1]
         for each in (slow, fast, small, ahead, deaf):
