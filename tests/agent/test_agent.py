@@ -149,7 +149,7 @@ async def test_consent_is_asked_for_while_it_runs() -> None:
     assert given == ["deleted /", "The user did not allow this call."]
     undecided = Agent(Model(call("delete")), tools=[delete], approve=lambda _: None)
     await undecided.run("Clean up.")
-    with pytest.raises(ValueError, match="`allow` has other; calls that wait: "):
+    with pytest.raises(ValueError, match="`allow` has other; pending calls: "):
         await undecided.run(allow={"other": True})
     assert undecided.pending
 
@@ -158,7 +158,7 @@ async def test_who_says_something_else_has_not_consented() -> None:
     model = Model(call("delete"), "As you like.")
     agent = Agent(model, tools=[delete])
     await agent.run("Clean up.")
-    with pytest.raises(TypeError, match="`allow` is for going on"):
+    with pytest.raises(TypeError, match="`allow` resumes a run"):
         await agent.run("Never mind.", allow=True)
     assert (await agent.run("Never mind.")).text == "As you like."
     shown = model.asked[1].items[-2:]
@@ -185,7 +185,7 @@ async def test_a_run_that_never_began_leaves_no_trace() -> None:
     with pytest.raises(AnswerError):
         await agent.run("Go.")
     assert agent.history == ()
-    with pytest.raises(TypeError, match="nothing was said yet"):
+    with pytest.raises(TypeError, match="the conversation is empty"):
         await agent.run()
 
 
