@@ -445,7 +445,7 @@ async def test_costs_are_those_of_one_run() -> None:
     runs = await asyncio.gather(*(each.run("Go.") for each in branches))
     assert [run.cost for run in runs] == [1.0] * 3
     assert (await agent.run("Go.")).stopped == "The budget is used up: cost, 3 of 3."
-    with pytest.raises(ValueError, match="no price for 'script'"):
+    with pytest.raises(ValueError, match="'script' has no price"):
         await Agent(Model("Hi."), budget=Budget(cost=3.0)).run("Go.")
 
 

@@ -200,8 +200,8 @@ class Items:
         return sum(sizes[id(entry)] for entry in entries)
 
     def for_model(self, entries: Iterable[Entry]) -> tuple[Item, ...]:
-        """Items as models get them: what was said as text, and sound that nobody transcribed as
-        WAV; without ids and states, which are the session's. Each call is followed by its result,
+        """Items as models get them: transcripts as text, and sound without a transcript as WAV;
+        without ids and states, which are the session's. Each call is followed by its result,
         wherever that was created."""
         items = [self._for_model(entry.item) for entry in entries]
         results: dict[str, CallOutput] = {}

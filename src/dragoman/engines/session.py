@@ -70,19 +70,16 @@ class Detector(Protocol):
 
 
 class Voice(Protocol):
-    """What a session hears and speaks with. It belongs to one session; sound is PCM16, 24 kHz.
-
-    `transcribes` and `speaks` say whether there is anything to do that with.
-    """
+    """Speech recognition and synthesis of one session. Sound is PCM16, 24 kHz."""
 
     @property
     def transcribes(self) -> bool:
-        """Whether `transcribe` can be asked."""
+        """Whether there is a recogniser, so that `transcribe` can be called."""
         ...
 
     @property
     def speaks(self) -> bool:
-        """Whether `speaking` makes answers of sound."""
+        """Whether there is a synthesizer, so that `speaking` adds sound to answers."""
         ...
 
     def detector(self, detection: TurnDetection) -> Detector:
@@ -90,7 +87,7 @@ class Voice(Protocol):
         ...
 
     def transcribe(self, audio: bytes, options: Transcription) -> AsyncGenerator[str, None]:
-        """What is said, in pieces. Raises FaultError; closing it stops the work."""
+        """The transcript, in pieces. Raises FaultError; closing it stops the work."""
         ...
 
     def speaking(self, engine: Engine) -> Engine:
@@ -163,8 +160,8 @@ class _Turn:
 class TurnSession:
     """A session over an engine that answers one request at a time.
 
-    Without a `voice` it is a session of text: models that hear get the user's sound as it is, and
-    nobody finds the ends of turns but the client. `engine` is asked as `caller`.
+    Without a `voice` it is a session of text: models with audio input get the user's sound as it
+    is, and only the client ends turns. `engine` is asked as `caller`.
     """
 
     def __init__(
