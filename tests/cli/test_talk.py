@@ -107,7 +107,7 @@ def test_what_goes_wrong_is_said(voices, capfd) -> None:
     [
         (("--input", "none.wav"), "none.wav cannot be read"),
         (("--input", "text.wav"), "text.wav: file: is no sound that is known"),
-        (("--output", "a.wav"), "--output is for what is said to an --input"),
+        (("--output", "a.wav"), "--output needs --input"),
         (("--input", "said.wav", "--output", "no/a.wav"), "cannot be written"),
         (("--input", "said.wav", "--speech", "none"), "This server cannot speak"),
         (("--input", "said.wav", "--transcription", "none", "--speech", "http://a"), "understand"),
