@@ -279,7 +279,7 @@ async def test_an_answer_that_is_cut_off_is_kept_and_not_asked_for_again() -> No
     assert len(engine.asked) == 1
 
 
-async def test_what_repeats_the_beginning_of_the_turn_is_not_said_twice() -> None:
+async def test_a_repeated_beginning_of_the_turn_is_removed() -> None:
     lm = await run(Stage("It is so, yes."), gen("rest", stop=","), begin="It is ")
     assert lm["rest"] == "so"
     lm = await run(Stage("It is rude"), MOOD, begin="It is ")

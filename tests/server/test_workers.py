@@ -105,7 +105,7 @@ def test_l9_a_closed_terminal_is_as_sigterm_unless_that_is_ignored(ignored) -> N
     assert signal.getsignal(signal.SIGHUP) == after
 
 
-def test_e1_the_death_of_a_worker_is_not_told_to_a_pipe_that_is_full(monkeypatch) -> None:
+def test_e1_the_exit_of_a_worker_is_not_written_to_a_full_pipe(monkeypatch) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb") as end:
         os.set_blocking(writing, False)  # a write that would wait is an error
