@@ -274,8 +274,7 @@ def _named(use: str) -> UnknownTool:
 
 
 def _decided(run: Run) -> tuple[dict[str, bool] | None, list[Item] | None] | None:
-    """Ask the user about calls that wait for consent: decisions for `allow`, or approval items;
-    None where no call waits."""
+    """Ask the user about pending calls: decisions for `allow`, or approval items; None for none."""
     if run.pending:
         return {call.call_id: _allowed(call.name, call.text) for call in run.pending}, None
     items: list[Item] = []

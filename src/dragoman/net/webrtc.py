@@ -48,8 +48,7 @@ _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
 
 class PeerListener(Protocol):
-    """Callbacks for a client's messages and sound, and the source of the sound it gets. All of it
-    is called on the loop."""
+    """Callbacks for a client's messages and sound, and the source of its sound; run on the loop."""
 
     def connected(self) -> None:
         """ICE and DTLS are complete: the client is the one that made the offer."""
