@@ -42,6 +42,10 @@ class Room(Protocol):
         """Go on: a message was taken."""
         ...
 
+    def write(self, frame: bytes) -> None:
+        """Send a text, once the client has taken those before it. Raises OSError."""
+        ...
+
 
 class ASGIExchange(Exchange):
     """A request of an ASGI host. What is written is buffered and sent by the host's own task."""
