@@ -92,7 +92,7 @@ ANY_FRAME = st.tuples(
 
 
 @given(st.lists(ANY_FRAME, max_size=5), st.sampled_from([1_000, 4_096, 70_001, 10**6]))
-def test_long_frames_are_parsed_as_fragments_and_say_the_same(sent: Any, step: int) -> None:
+def test_long_frames_are_parsed_as_fragments_of_the_same_message(sent: Any, step: int) -> None:
     stream = b"".join(
         Frame(opcode, bytes(range(256)) * (size // 256) + bytes(size % 256), fin).serialize(
             mask=True
@@ -119,7 +119,7 @@ def test_long_frames_are_parsed_as_fragments_and_say_the_same(sent: Any, step: i
         (b"\x80\xff" + (1 << 19).to_bytes(8, "big"), ProtocolError),  # of no message
     ],
 )
-def test_heads_that_are_refused_still_are(head: bytes, problem: type) -> None:
+def test_a_head_that_makes_no_sense_is_refused(head: bytes, problem: type) -> None:
     protocol = parser(1 << 20, cut=True)
     parsed(protocol, head + b"mask" + bytes(1 << 19), 4_096)
     assert isinstance(protocol.parser_exc, problem)
@@ -225,7 +225,7 @@ def test_committed_sound_is_not_copied() -> None:
     assert buffer == bytes(10_000)
 
 
-def test_sound_for_a_model_is_not_encoded_where_the_rules_are() -> None:
+def test_sound_without_a_transcript_is_not_encoded_by_the_rules() -> None:
     session, sound = Session("1", MANUAL), bytes(range(256)) * 8_000
     session.receive(Append(audio=sound))
     session.receive(Commit())
@@ -240,7 +240,9 @@ def test_sound_for_a_model_is_not_encoded_where_the_rules_are() -> None:
     assert b64decode(part.data or "") == wav(sound)
 
 
-async def test_sound_is_encoded_and_asked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sound_without_a_transcript_is_encoded_and_asked_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine, sound, where = Stub(), bytes(sessions.LARGE), list[threading.Thread]()
 
     def noted(*given: Any) -> Any:

@@ -199,9 +199,9 @@ class Items:
         return sum(sizes[id(entry)] for entry in entries)
 
     def for_model(self, entries: Iterable[Entry]) -> tuple[tuple[Item, ...], tuple[Sound, ...]]:
-        """Items as models get them: what was said as text, and sound that was not transcribed as
-        parts without data, which `with_sounds` adds; without ids and states, which are the
-        session's. Each call is followed by its result, wherever that was created."""
+        """Items as models get them: transcripts as text, and sound without a transcript as parts
+        without data, which `with_sounds` adds; without ids and states, which are the session's.
+        Each call is followed by its result, wherever that was created."""
         sounds: list[Sound] = []
         items = [self._for_model(entry.item, sounds) for entry in entries]
         results: dict[str, CallOutput] = {}
@@ -231,7 +231,7 @@ class Items:
                     part = Text(part.transcript or "")
                 else:
                     sounds.append(sound)
-                    part = _HEARD
+                    part = _WAV
             if part != _SILENCE:
                 parts.append(part)
         if not parts and item.role == "assistant":  # cancelled before its first word
@@ -246,7 +246,7 @@ def with_sounds(items: tuple[Item, ...], sounds: tuple[Sound, ...]) -> tuple[Ite
     rest = iter(sounds)
 
     def whole(part: Part) -> Part:
-        if part is not _HEARD:
+        if part is not _WAV:
             return part
         return replace(part, data=to_base64(sound := next(rest), wav_head(len(sound))))
 
@@ -287,7 +287,7 @@ def _no_result(call: Call) -> CallOutput:
 
 
 _SILENCE = Text("")
-_HEARD = Audio(format="wav")
+_WAV = Audio(format="wav")
 _NOTHING = Message("assistant")
 
 

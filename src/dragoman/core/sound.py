@@ -1,4 +1,4 @@
-"""Sound of a session: PCM16 in a bounded arena, and what of a transcript was heard by when."""
+"""Stores a session's sound as PCM16 in a bounded arena, and cuts transcripts to what was played."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Spoken:
     def __init__(self) -> None:
         self._marks: list[tuple[int, list[str]]] = []  # pieces of the transcript, by position
         self._size = 0
-        self._ended = False  # it was cut: what follows was not heard
+        self._ended = False  # it was cut: what follows was not played
 
     @property
     def length(self) -> int:
@@ -169,28 +169,28 @@ class Spoken:
             self._marks.append((self._size, [text]))
 
     def add_sound(self, size: int) -> bool:
-        """Add so many bytes of sound; false where they come too late to be heard."""
+        """Add so many bytes of sound; false after the cut."""
         if not self._ended:
             self._size += size
         return not self._ended
 
     def cut(self, ms: int) -> None:
-        """Forget what comes after a position, and what may yet come."""
+        """Drop everything after a position, and what is added later."""
         self._ended = True
         self._marks = [(at, [text]) for at, text in self._until(ms)]
         self._size = min(self._size, ms * BYTES_PER_MS)
 
     def _until(self, ms: int) -> list[tuple[int, str]]:
-        """What was heard by a position: of the piece that it is in, the words that end before it in
-        proportion to its sound."""
-        heard, end = [], ms * BYTES_PER_MS
+        """The transcript up to a position: of the piece that it is in, the words that end before it
+        in proportion to its sound."""
+        played, end = [], ms * BYTES_PER_MS
         stops = [*[at for at, _ in self._marks[1:]], self._size]
         for (start, pieces), stop in zip(self._marks, stops, strict=False):
             text = "".join(pieces)
             if end >= stop:
-                heard.append((start, text))
+                played.append((start, text))
             elif end > start:
                 most = len(text) * (end - start) // (stop - start)
                 ends = [word.end() for word in re.finditer(r"\s*\S+\s*", text)]
-                heard.append((start, text[: max([at for at in ends if at <= most], default=0)]))
-        return heard
+                played.append((start, text[: max([at for at in ends if at <= most], default=0)]))
+        return played

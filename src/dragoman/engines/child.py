@@ -60,21 +60,21 @@ class GivenUpError(Exception):
 
 
 class Interest:
-    """Somebody waits for the work of a thread. `process` is one that the work waits for."""
+    """Cancels the work of a thread. `process` is a process that the work waits for, or 0."""
 
     def __init__(self) -> None:
         self.left = False
         self.process = 0
 
     def leave(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel: the result is not needed any more."""
         self.left = True
         if self.process:
             end(self.process)
 
     def began(self, process: int) -> None:
-        """The work waits for a process; 0: no longer. Raises CancelledError where nobody waits for
-        the work."""
+        """The work waits for a process; 0: no longer. Raises CancelledError where the work was
+        cancelled."""
         self.process = process
         if self.left:
             if process:
@@ -83,7 +83,7 @@ class Interest:
 
 
 here = threading.local()
-"""The interest in the work of this thread, where there is any to lose."""
+"""The `Interest` in the work of this thread, where it can be cancelled."""
 
 
 class Child:
@@ -91,7 +91,7 @@ class Child:
 
     `function` is named `module:name`. It is called once with `setup`, and what it returns answers
     messages, each in a fork. The process starts with the first message, starts anew if it dies,
-    and ends with `close`, or when nobody has the child any more. Used from any thread.
+    and ends with `close`, or when the child is garbage-collected. Used from any thread.
     """
 
     def __init__(self, function: str, setup: bytes) -> None:
@@ -282,7 +282,7 @@ def serve() -> None:
         if os.fork() == 0:
             os.nice(5)  # the model goes first
             control.close()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what breaks is told by its answer
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # errors are reported in the answer
             with Connection(handle) as connection:
                 connection.send_bytes(b"%d" % os.getpid())
                 work = partial(answering, connection.recv_bytes())

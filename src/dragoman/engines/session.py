@@ -72,19 +72,16 @@ class Detector(Protocol):
 
 
 class Voice(Protocol):
-    """What a session hears and speaks with. It belongs to one session; sound is PCM16, 24 kHz.
-
-    `transcribes` and `speaks` say whether there is anything to do that with.
-    """
+    """Speech recognition and synthesis of one session. Sound is PCM16, 24 kHz."""
 
     @property
     def transcribes(self) -> bool:
-        """Whether `transcribe` can be asked."""
+        """Whether there is a recogniser, so that `transcribe` can be called."""
         ...
 
     @property
     def speaks(self) -> bool:
-        """Whether `speaking` makes answers of sound."""
+        """Whether there is a synthesizer, so that `speaking` adds sound to answers."""
         ...
 
     def detector(self, detection: TurnDetection) -> Detector:
@@ -92,7 +89,7 @@ class Voice(Protocol):
         ...
 
     def transcribe(self, audio: Sound, options: Transcription) -> AsyncGenerator[str, None]:
-        """What is said, in pieces. Raises FaultError; closing it stops the work."""
+        """The transcript, in pieces. Raises FaultError; closing it stops the work."""
         ...
 
     def speaking(self, engine: Engine) -> Engine:
@@ -166,8 +163,8 @@ Apart = Callable[..., Awaitable[Any]]
 """Calls a function with its arguments in a thread."""
 
 
-class _Hearing(Wrapper):
-    """An engine that is given the user's sound."""
+class _WithSounds(Wrapper):
+    """An engine whose requests get the user's sound."""
 
     def __init__(self, engine: Engine, sounds: tuple[Sound, ...], apart: Apart) -> None:
         super().__init__(engine)
@@ -183,8 +180,8 @@ class _Hearing(Wrapper):
 class TurnSession:
     """A session over an engine that answers one request at a time.
 
-    Without a `voice` it is a session of text: models that hear get the user's sound as it is, and
-    the client alone finds the ends of turns. `engine` is asked as `caller`. What takes long is done
+    Without a `voice` it is a session of text: models with audio input get the user's sound as it
+    is, and only the client ends turns. `engine` is asked as `caller`. What takes long is done
     `apart`, in a thread.
     """
 
@@ -266,7 +263,9 @@ class TurnSession:
         while work:
             match work.popleft():
                 case Generate(response_id=id, request=request, sounds=sounds, size=size):
-                    engine = _Hearing(self._engine, sounds, self._apart) if sounds else self._engine
+                    engine = (
+                        _WithSounds(self._engine, sounds, self._apart) if sounds else self._engine
+                    )
                     caller = replace(self._caller, size=size if size > LARGE else 0)
                     handle = start(engine, request, caller, _Turn(self, id))
                     if not self.session.answering(id):  # it has ended already

@@ -177,8 +177,7 @@ class AudioHandlers:
 def _losses(
     asked: SpeechRequest | TranscriptionRequest, used: Synthesizer | Transcriber | None
 ) -> Headers:
-    """What is asked for and not done: fields that nobody knows, and those of no use to what is
-    installed."""
+    """The ignored fields: unknown ones, and those that the installed backend does not use."""
     ignored = [each for each in used.ignores if getattr(asked, each)] if used is not None else []
     names = [wire.GRANULARITIES if each == "words" else each for each in ignored]
     return report_headers(tuple(Loss(name, "dropped", UNUSED) for name in (*asked.ignored, *names)))

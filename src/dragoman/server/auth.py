@@ -32,7 +32,7 @@ _WRONG = Fault(
 )
 _DIFFER = Fault(
     "authentication",
-    "Authorization and x-api-key hold different keys, so whose request it is cannot be told. Send "
+    "Authorization and x-api-key hold different keys, so the client cannot be identified. Send "
     "one of them.",
     "client",
 )
@@ -148,7 +148,7 @@ def key_names(settings: Settings) -> list[str]:
 
 
 def generate_key() -> Secret:
-    """A new key that nobody can guess."""
+    """A new random key."""
     return Secret(f"dragoman-{secrets.token_urlsafe(24)}")
 
 

@@ -49,7 +49,7 @@ SWEEP = 0.02
 
 
 class Peer(Protocol):
-    """Work for a client: it can be stopped, and is told how the client takes its answer."""
+    """Work for a client that can be cancelled, with callbacks for the client's backpressure."""
 
     def stop(self, fault: Fault) -> None:
         """End it for this reason."""

@@ -58,7 +58,7 @@ CROWDED = Fault(
 
 
 class ClientSecret(Struct, frozen=True):
-    """What a client secret opens: a session with these changes, for whoever made it."""
+    """The session that a client secret opens: with these changes, on behalf of its creator."""
 
     changes: Changes
     caller: Caller

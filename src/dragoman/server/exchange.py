@@ -190,17 +190,17 @@ class Exchange:
 
     @property
     def room(self) -> int:
-        """How many bytes more `count` takes at the most, where nobody else holds any."""
+        """The most bytes that `count` accepts, while the tenant holds no others."""
         if self.budget is None:
-            raise RuntimeError("nobody has said what there is room for")
+            raise RuntimeError("this exchange has no budget")
         return self.budget.share - (self.hold.size if self.hold is not None else 0)
 
     def count(self, more: int) -> None:
-        """Hold so many bytes more, or fewer, until the answer was given. Raises FaultError where
+        """Hold so many bytes more, or fewer, until the response is sent. Raises FaultError where
         there is no room for more."""
         if self.hold is None:
             if self.budget is None:
-                raise RuntimeError("nobody has said what there is room for")
+                raise RuntimeError("this exchange has no budget")
             self.hold = self.budget.hold(self.tenant)
         self.hold.add(more)
 

@@ -106,7 +106,7 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
                 stop(signal.SIGTERM)
                 continue
             pause = min(2.0 ** (deaths[number] - 1), LONGEST_PAUSE) if deaths[number] else 0.0
-            _tell_of_death(number, status, pause)
+            _report_exit(number, status, pause)
             start(number, pause)
         os.close(our_end)
         os.close(lifeline)
@@ -114,14 +114,14 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
         for sig, handler in before.items():
             signal.signal(sig, handler)
     if failed:
-        raise HostError("All workers ended as soon as they were started; see what they said above.")
+        raise HostError("All workers ended as soon as they were started; see their output above.")
 
 
-def _tell_of_death(number: int, status: int, pause: float) -> None:
+def _report_exit(number: int, status: int, pause: float) -> None:
     code = os.waitstatus_to_exitcode(status)
     why = f"by signal {-code}" if code < 0 else f"with status {code}"
     again = f"in {pause:g} s" if pause else "now"
-    with suppress(OSError, ValueError):  # not where nobody reads: the others wait for us
+    with suppress(OSError, ValueError):  # not where it would block: the other workers wait for us
         if select.select((), (sys.stderr,), (), 0)[1]:
             sys.stderr.write(f"Worker {number} ended {why}; it is started again {again}.\n")
 
@@ -160,9 +160,8 @@ FAREWELL = 5
 
 
 def check(settings: Settings) -> None:
-    """Raise HostError where anybody could reach the server and nobody would be asked for a key, for
-    one that is soon guessed, where workers would not find what others stored, and for an origin
-    that no page could have, or a host that no request could name."""
+    """Raise HostError for a server that is reachable from other machines without a key, for a key
+    that is too short, for workers that do not share a store, and for an invalid origin or host."""
     for name, key in zip(key_names(settings), settings.keys, strict=False):
         if len(key.reveal()) < SHORTEST:
             raise HostError(
@@ -172,7 +171,7 @@ def check(settings: Settings) -> None:
     if not settings.keys and not is_loopback(_name(settings)):
         raise HostError(
             f"Without a key Dragoman listens on this machine only, and not on {settings.host}: "
-            "whoever can reach it could use your models. Put a key into an environment variable "
+            "everyone who reaches it could use your models. Put a key into an environment variable "
             "and name it with --api-key-env NAME, or have one made with --generate-key."
         )
     for origin in settings.cors_origins:

@@ -99,7 +99,7 @@ class HTTPExchange(Exchange):
         if self.disconnected:
             raise FaultError(GONE)
         body, self.body = bytes(self.body), bytearray()
-        self.connection.flow.resume_reading()  # or nobody would see the client disconnect
+        self.connection.flow.resume_reading()  # else a disconnect would go unnoticed
         return body, self.more_body
 
     def drop(self) -> None:
@@ -263,7 +263,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.flow._is_writable_event = _NOBODY_WAITS  # each has a deque for tasks that would wait
-        self.server = self.client = None  # addresses that nobody asks for
+        self.server = self.client = None  # the addresses are not used
         self._await(self._patience)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -331,7 +331,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._hold = None
 
     def _give_up(self) -> None:
-        """Nobody gets the answer that is being given."""
+        """Abort the response in progress."""
         self._pending = None
         cycle = self._answered
         if cycle is not None and not cycle.response_complete:
@@ -377,15 +377,15 @@ class HTTPProtocol(HttpToolsProtocol):
         if left:
             self._unparsed = data[at:]
             self.transport.pause_reading()
-            self.flow.read_paused = False  # so that nobody resumes before we do
+            self.flow.read_paused = False  # so that `flow` does not resume before we do
             if not self.pipeline:
                 self.loop.call_soon(self._parse)
         elif not self.flow.read_paused:
             self.transport.resume_reading()
 
     def _answer(self) -> None:
-        """Have the pending request answered. A client that does not read the answers before gets no
-        more: there would be no end of it."""
+        """Handle the pending request, unless earlier responses are still unread: a client that
+        pipelines and does not read would fill the memory."""
         exchange = self._pending
         if exchange is None or self._refused:
             return
@@ -396,7 +396,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answered = exchange
         if not exchange.more_body:
             exchange.whole, exchange.body = bytes(exchange.body), bytearray()
-            self.flow.resume_reading()  # or nobody would see the client disconnect
+            self.flow.resume_reading()  # else a disconnect would go unnoticed
         rest = self._handle(exchange)
         if rest is not None:
             task = self.loop.create_task(_run(rest, exchange))

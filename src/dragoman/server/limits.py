@@ -130,12 +130,12 @@ def _busy(code: Code, problem: str) -> Fault:
 
 
 class Budget:
-    """The bytes that a worker may hold for others, `total` at once, and a share of them for each
-    tenant. It counts; it waits for nothing. A body weighs more than its bytes: see `weigh`.
+    """Accounts for the bytes that a worker buffers: `total` at once, and a share of them for each
+    tenant. It never waits. A body weighs more than its bytes: see `weigh`.
 
-    Whoever is about to hold bytes opens a `Hold` for their tenant, and says with `resize` how many
-    it holds from now on: before they are read or made, where their number is known, else as they
-    come. `close` gives them back, on every path.
+    Code that buffers bytes opens a `Hold` for the tenant, and sets its size with `resize`: before
+    the bytes are read or made, where their number is known, else as they arrive. `close` releases
+    them, and must be called on every path.
 
     >>> budget = Budget(total=100, share=60)
     >>> body, answer = budget.hold("a"), budget.hold("b")

@@ -35,8 +35,8 @@ _log = logging.getLogger("dragoman.server")
 
 
 class Lines:
-    """Writes lines to stderr, in their order, on a thread of its own: whoever should read them may
-    have stopped (a pipe to a collector of logs), and then lines are lost and nothing else."""
+    """Writes lines to stderr, in order, on a thread of its own: if the reader of the pipe (a log
+    collector) hangs, lines are lost and the server runs on."""
 
     def __init__(self) -> None:
         self._begin()
@@ -76,7 +76,7 @@ class Lines:
             lost = 0
             try:
                 _put_out(text)
-            except (OSError, ValueError):  # nobody reads it any more, its disk is full, or closed
+            except (OSError, ValueError):  # a broken pipe, a full disk, or closed
                 lost = 1
             with self._lock:
                 self._left_out += lost
@@ -190,8 +190,8 @@ class ErrorFormat(logging.Formatter):
 
 
 def log_errors(*, as_json: bool) -> None:
-    """Have errors and warnings written to stderr in this format, unless the program around us has
-    said where logs go."""
+    """Write errors and warnings to stderr in this format, unless the program has configured
+    logging."""
     root = logging.getLogger()
     if not root.handlers:
         handler = logging.StreamHandler(LINES)

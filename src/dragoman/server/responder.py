@@ -117,19 +117,19 @@ class Service(Struct, frozen=True):
             del body  # an error knows this frame
 
     async def _apart(self, work: Callable[[bytes, Limits], T], body: bytes, tenant: str) -> T:
-        """Work on a heavy body in a thread, one at a time: they would only take it from each
-        other."""
+        """Process a large body in a thread, one at a time: parallel ones would only contend for
+        the GIL."""
         await self.lane.enter(tenant)
         try:
             done = asyncio.get_running_loop().run_in_executor(None, work, body, self.settings)
         except BaseException:  # no thread can be had
             self.lane.leave(tenant)
             raise
-        done.add_done_callback(lambda _: self.lane.leave(tenant))  # whoever waits for it
+        done.add_done_callback(lambda _: self.lane.leave(tenant))  # also when we are cancelled
         try:
             return await asyncio.shield(done)
         finally:
-            del done, body  # an error in it knows this frame, and would be known by it
+            del done, body  # its exception refers to this frame: a reference cycle
 
     async def admit(
         self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
@@ -469,7 +469,7 @@ class Stream(Responder):
         if fault is GONE:
             self.exchange.end()
         elif fault.code == "stalled" or self.batches is not None:
-            self.exchange.abort()  # nobody would read why, or the encoder is in a thread
+            self.exchange.abort()  # the client does not read, or the encoder is in a thread
         elif self.exchange.status or self._begun:
             end = end_for(fault)
             self._end(self._encoder.feed((end,)), end)
@@ -549,7 +549,7 @@ class Stream(Responder):
         super().tick(now)
 
     def _late(self, event: Started | Finished) -> bytes:
-        """What the head would have said, had it been known before."""
+        """The report of losses and the guarantee, as comments: the headers are sent already."""
         late = header(event.losses)
         comments = sse.comment(f"x-dragoman-loss: {late}") if late else b""
         if event.guarantee in (None, self._guarantee):

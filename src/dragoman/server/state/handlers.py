@@ -205,7 +205,7 @@ class Handlers:
             problem = "the events of this response are no longer kept; read it without stream"
             raise FaultError(bad_request(problem, "stream"))
         # Its last events have all of it, and so have the frames that are made of them. The largest
-        # have their turn when nobody else needs the room.
+        # wait until there is room.
         room.hold(min(together + room.held, exchange.room))
         exchange.counted = not record.running
         return partial(self._replay, replace(record, response=None), first, exchange, caller)
@@ -402,17 +402,17 @@ class Handlers:
         return found, after
 
     async def get_completion(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
-        """A completion, or the messages it was asked with."""
+        """A completion, or the messages of its request."""
         room, paging = Room(count=exchange.count), asked(exchange, Query).paging("asc")
         record, rest = await self._find(CHAT, exchange, caller, room, "", "messages")
 
         def make() -> bytes:
             if rest != "messages":
                 return json.dump(_completion(record))
-            said, _ = CHAT.encode_request(record.request, STANDARD)
+            encoded, _ = CHAT.encode_request(record.request, STANDARD)
             messages = [
                 {"id": f"{CHAT.id_prefix}{record.id}-{place}", **message}
-                for place, message in enumerate(json.load(said)["messages"])
+                for place, message in enumerate(json.load(encoded)["messages"])
             ]
             return _listing(*paged(messages, itemgetter("id"), paging))
 

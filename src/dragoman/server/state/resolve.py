@@ -155,14 +155,14 @@ async def understand(
         if records[-1].running:
             problem = f"{quoted(previous)} is still being made; wait until it has ended"
             raise FaultError(bad_request(problem, name))
-        said = await _said_before(store, tenant, records[0], room)
-        there = len(said) + len(request.items)
+        earlier = await _earlier_items(store, tenant, records[0], room)
+        there = len(earlier) + len(request.items)
         for record in records:
             there += len(record.request.items)
             there += len(record.response.output) if record.response is not None else 0
         if there > room.items:
             raise too_much(name, room, items=True)
-        before, whose = await _history(store, tenant, said, records, recent, room)
+        before, whose = await _history(store, tenant, earlier, records, recent, room)
         if near is not None:
             size = await store.apart(near.size, size_of, before)
             room.left -= size
@@ -236,8 +236,8 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
                 raise FaultError(bad_request(problem, f"input[{place - start}].call_id"))
 
 
-async def _said_before(store: Store, tenant: str, first: Record, room: Room) -> Sequence[Item]:
-    """What stands before a response in its conversation."""
+async def _earlier_items(store: Store, tenant: str, first: Record, room: Room) -> Sequence[Item]:
+    """The items before a response in its conversation."""
     if first.conversation is None:
         return ()
     page = await store.list_items(tenant, first.conversation, room=Room(count=room.count))
@@ -250,14 +250,14 @@ async def _said_before(store: Store, tenant: str, first: Record, room: Room) -> 
 async def _history(
     store: Store,
     tenant: str,
-    said: Sequence[Item],
+    earlier: Sequence[Item],
     records: Sequence[Record],
     recent: Recent,
     room: Room,
 ) -> tuple[tuple[Item, ...], list[tuple[str, int]]]:
-    """What was said before a chain, and asked and answered in it, the earliest first; and whose the
-    items are."""
-    items, whose = [*said], [("", len(said))]
+    """The items before a chain of responses and in it, in order; and how many of them in a row are
+    the input of which response ("" for others)."""
+    items, whose = [*earlier], [("", len(earlier))]
     for record in records:
         asked = await _resolved(record.request.items, store, tenant, recent, room)
         output = record.response.output if record.response is not None else ()
@@ -269,8 +269,8 @@ async def _history(
 async def _resolved(
     items: Sequence[Item], store: Store, tenant: str, recent: Recent, room: Room
 ) -> tuple[Item, ...]:
-    """The items, with those they refer to in the place of references, and calls that this server
-    ran as it stored them: it knows more of them than a client brings back."""
+    """The items, with references resolved, and with calls that this server ran replaced by the
+    stored ones, which have more fields than those that clients send back."""
     if REFERRING.isdisjoint(map(type, items)) and Unknown not in map(type, items):
         return tuple(items)
     ran = {item.id or "" for item in items if isinstance(item, Unknown) and _was_ran(item)}
@@ -284,7 +284,7 @@ async def _resolved(
     near |= await store.find_items(tenant, names - near.keys(), room)
     meant = {name: near[name] for name in names & near.keys()}
     size = room.seen - seen + sum([record.size for record in records])
-    size += 0 if own.keys().isdisjoint(names) else APART + 1  # of those nobody knows it
+    size += 0 if own.keys().isdisjoint(names) else APART + 1  # their size is not known
     sizes = await store.apart(size, lambda: {name: size_of(meant[name]) for name in meant})
     found: list[Item] = []
     for place, item in enumerate(items):

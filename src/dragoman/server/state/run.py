@@ -1,9 +1,9 @@
-"""Runs: the answers of this server that are stored, from their first event to their last.
+"""Stores the events of this server's answers while they are generated, from the first to the last.
 
-A run is a sink between an engine and those who read it. In the foreground events go to the client
-as they come and are stored a moment later, but the last ones: a client that has the end can count
-on the whole being stored. In the background nobody sees an event before it is stored. `Runs` renews
-their leases, and ends those of servers that died.
+A run is a sink between an engine and its readers. In the foreground events are sent to the client
+as they come and stored a moment later, except the last ones: when a client has the end, the answer
+is stored. In the background events are stored before they are sent. `Runs` renews the leases of
+runs, and ends those of servers that died.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ _log = logging.getLogger("dragoman.server")
 
 
 class Run:
-    """The events of one answer, on their way into the store and to those who read them.
+    """Passes the events of one answer on to the store and to its readers.
 
-    `events` are the last ones: those before are in the store alone. The first `visible` of all may
-    be shown. `ended` is true once nothing more comes and all is stored that could be. With `put`
-    nobody can ask for the answer before its end, and one write then stores it.
+    `events` are the last ones: earlier ones are only in the store. The first `visible` of all may
+    be sent. `ended` is true once nothing more comes and everything possible is stored. With `put`
+    the answer cannot be retrieved before its end, and is stored in one write.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Run:
         return Started(record.id, record.created_at, record.request.model, self.losses)
 
     def _withdraw(self, events: list[Event]) -> None:
-        """The answer never began and nobody knows its id: nothing of it remains."""
+        """End without storing: the answer never began, and its id was not sent."""
         self._complete = True
         if self._sink is not None:
             self._sink.receive(events)
@@ -668,8 +668,8 @@ class Runs:
                 own[id].stop()
 
     async def _end_orphans(self) -> None:
-        """End the runs that nobody goes on with: their servers died, or, where it was this one,
-        their end could not be stored."""
+        """End orphaned runs: their servers died, or, where it was this one, their end could not be
+        stored."""
         now = await self.store.clock()
         for record in await self.store.take_orphans(self.owner, now, now + self.lease):
             if record.id in self.live:

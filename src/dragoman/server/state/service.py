@@ -105,11 +105,11 @@ class Memory:
         recent: Recent | None = None,
         count: Callable[[int], None] | None = None,
     ) -> Plan | Awaitable[Plan]:
-        """How to answer a request; to be awaited only where something must be looked up: in
-        `recent`, or else in the store, of which `count` is told before it is read.
+        """How to answer a request; a coroutine only where something must be looked up: in
+        `recent`, or else in the store. `count` is called with the bytes before they are read.
 
-        Raises FaultError for what cannot be answered, also when something the request names is not
-        there."""
+        Raises FaultError for a request that cannot be answered, or that refers to something that
+        does not exist."""
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
@@ -164,7 +164,7 @@ class Memory:
         return replace(plan, size=asked.size)
 
     async def _has(self, tenant: str, id: str) -> bool:
-        with suppress(StoreError):  # the connection remembers, so that nobody has to wait for it
+        with suppress(StoreError):  # the connection has it in its cache
             return await self.store.get(tenant, id) is not None
         return False
 
@@ -312,9 +312,9 @@ def open_memory(
 async def check_memory(
     settings: Settings, environ: Mapping[str, str], webhooks: Sequence[Webhook] = ()
 ) -> None:
-    """Open the memory and let go of it, before anything is served: raises what `open_memory` does,
-    and StoreError for a database that cannot be used, within a bounded time. Whoever names a store
-    means it, so that a server does not start without."""
+    """Check the store before the server starts: raises what `open_memory` does, and StoreError for
+    a database that cannot be used, within a bounded time. A server whose configured store does not
+    work does not start."""
     memory = open_memory(settings, environ, webhooks)
     if memory is None:
         return

@@ -67,8 +67,8 @@ class Webhooks:
 
 def _message(url: str, name: str, response: str, due: float) -> OutboxMessage:
     id, data = f"evt_{new_id()}", {"id": SNAPSHOT_PREFIX + response}
-    said = {"id": id, "object": "event", "type": name, "created_at": now(), "data": data}
-    return OutboxMessage(id=id, target=url, body=json.dump(said), due=due)
+    event = {"id": id, "object": "event", "type": name, "created_at": now(), "data": data}
+    return OutboxMessage(id=id, target=url, body=json.dump(event), due=due)
 
 
 def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
