@@ -9,9 +9,6 @@ from collections.abc import Generator
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidState
-from websockets.protocol import State
-from websockets.streams import StreamReader
 
 from dragoman.core.error import FaultError
 
@@ -36,8 +33,8 @@ class Fragments:
     longer than PIECE is given as the fragments that its client might have sent: the parser would
     copy and unmask it in one step."""
 
-    def __init__(self, reader: StreamReader, most: int) -> None:
-        self._reader = reader
+    def __init__(self, reader: Any, most: int) -> None:
+        self._reader = reader  # of websockets
         self._most = most  # a frame that is longer is refused by its head
         self._reads = 0  # that the parser makes before it comes to a head
         self._made: list[bytes | bytearray] = []  # what those give that are not of the stream
@@ -67,7 +64,7 @@ class Fragments:
         return data
 
     def _take(self, size: int) -> Generator[None, None, bytearray]:
-        buffer = self._reader.buffer
+        buffer: bytearray = self._reader.buffer
         while len(buffer) < size:
             if self._reader.eof:
                 raise EOFError(f"the stream ends {size - len(buffer)} bytes too early")
@@ -171,15 +168,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def write(self, frame: bytes) -> None:
         """Send a text, when the client has taken those before it. Raises OSError where the
         connection is closing."""
-        if len(frame) > PIECE and self.conn.state is State.OPEN:
+        if self.conn.state.name != "OPEN":
+            raise ConnectionError("the WebSocket is closing")
+        if len(frame) > PIECE:
             self.transport.write(bytes((0x81, _LONG)) + len(frame).to_bytes(8, "big"))
             self.transport.write(frame)
-            return
-        try:
+        else:
             self.conn.send_text(frame)
-        except InvalidState:
-            raise ConnectionError("the WebSocket is closing") from None
-        self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.write(b"".join(self.conn.data_to_send()))
 
     def _is_early(self) -> bool:
         """Whether much has come before the application has accepted the connection."""
