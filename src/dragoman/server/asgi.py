@@ -42,6 +42,10 @@ class Room(Protocol):
         """Resume reading: a message was taken."""
         ...
 
+    def write(self, frame: bytes) -> None:
+        """Send a text, once the client has taken those before it. Raises OSError."""
+        ...
+
 
 class ASGIExchange(Exchange):
     """A request of an ASGI host. Writes are buffered and sent by the host's own task."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Generator
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -20,6 +21,64 @@ LATER, TRIES = 0.1, 20
 """Seconds between attempts of a connection without room for its messages, and their number."""
 TRY_AGAIN_LATER = 1013
 """The close code of such a connection, "try again later" (IANA's registry)."""
+PIECE = 256 * 1024
+"""Bytes of a frame that are unmasked, or copied to be sent, at once. It is a multiple of four, as
+masks are."""
+_CONT, _LONG, _MASKED = 0, 127, 0x80
+
+
+class Fragments:
+    """Reads for websockets' parser, in the place of its reader's `read_exact`. A frame that is
+    longer than PIECE is given as the fragments that its client might have sent: the parser would
+    copy and unmask it in one step."""
+
+    def __init__(self, reader: Any, most: int) -> None:
+        self._reader = reader  # of websockets
+        self._most = most  # a frame that is longer is refused by its head
+        self._reads = 0  # that the parser makes before it comes to a head
+        self._made: list[bytes | bytearray] = []  # what those give that are not of the stream
+        self._left = 0  # bytes of the frame that is cut
+        self._final = 0  # whether that is the last of its message
+        self._mask = bytearray()
+
+    def __call__(self, size: int) -> Generator[None, None, bytes | bytearray]:
+        """The next bytes. Raises EOFError."""
+        if self._made:
+            return self._made.pop()
+        if not self._reads and self._left:
+            return self._fragment(_CONT)
+        data = yield from self._take(size)
+        if self._reads:
+            self._reads -= 1
+            return data
+        self._reads = 3 if data[1] & _LONG > 125 else 2
+        if data[1] == _MASKED | _LONG and data[0] & 0x7F <= 2:  # which frames of data begin with
+            rest = yield from self._take(12)
+            if PIECE < (length := int.from_bytes(rest[:8], "big")) <= self._most:
+                self._left, self._mask = length, rest[8:]
+                self._final, opcode = data[0] & 0x80, data[0] & 0x0F
+                return self._fragment(opcode)
+            self._made = [rest[8:], rest[:8]]
+            self._reads = 1
+        return data
+
+    def _take(self, size: int) -> Generator[None, None, bytearray]:
+        buffer: bytearray = self._reader.buffer
+        while len(buffer) < size:
+            if self._reader.eof:
+                raise EOFError(f"the stream ends {size - len(buffer)} bytes too early")
+            yield
+        data = buffer[:size]
+        del buffer[:size]
+        return data
+
+    def _fragment(self, opcode: int) -> bytes:
+        """The head of the next fragment."""
+        size = min(self._left, PIECE)
+        self._left -= size
+        self._made = [self._mask, size.to_bytes(8, "big")]
+        self._reads = 1
+        return bytes(((0 if self._left else self._final) | opcode, _MASKED | _LONG))
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
@@ -40,6 +99,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     _timer: asyncio.TimerHandle | None = None
     # Texts are passed on as bytes: they are validated where they are decoded.
     handle_text = WebSocketsSansIOProtocol.handle_bytes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        reader, most = self.conn.reader, cast(Any, self.config).ws_max_size
+        cast(Any, reader).read_exact = Fragments(reader, most)
 
     def data_received(self, data: bytes) -> None:
         few = len(data) <= STEP and len(self.conn.reader.buffer) <= STEP
@@ -100,15 +164,28 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._tries = 0
         return True
 
+    def write(self, frame: bytes) -> None:
+        """Send a text, when the client has taken those before it. Raises OSError where the
+        connection is closing."""
+        if self.conn.state.name != "OPEN":
+            raise ConnectionError("the WebSocket is closing")
+        if len(frame) > PIECE:
+            self.transport.write(bytes((0x81, _LONG)) + len(frame).to_bytes(8, "big"))
+            self.transport.write(frame)
+        else:
+            self.conn.send_text(frame)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+
     def _is_early(self) -> bool:
         """Whether much was received before the application accepted the connection."""
         return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
 
     def handle_cont(self, event: Any) -> None:
-        # Joined, except the first: as separate objects, small ones would take much more.
-        if len(self.frames) == 1:
-            self.frames.append(cast(Any, bytearray()))
-        self.frames[1] += event.data
+        # Joined: small ones as separate objects take much more memory, and large ones another copy.
+        frames = cast(Any, self.frames)
+        if type(frames[0]) is bytes:
+            frames[0] = bytearray(frames[0])
+        frames[0] += event.data
         if event.fin:
             self.send_receive_event_to_app()
 
