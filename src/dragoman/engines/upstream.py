@@ -472,7 +472,7 @@ class Upstream:
         return tuple(headers.items())
 
     def headers(self, caller: Caller) -> HeaderFields:
-        """Headers for every request. Raises FaultError for a client's key that no header can have."""
+        """Headers for every request. Raises FaultError for an invalid client's key."""
         if not self.passes_client_key and (known := self.known_headers.get(caller.hops)):
             return known
         headers: list[tuple[str, str]] = [(HOPS_HEADER, str(caller.hops + 1))]
