@@ -218,8 +218,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._timer is None and self.transport.get_write_buffer_size():
             self._timer = self.loop.call_later(limits.stall, self.transport.abort)
 
-    async def run_asgi(self) -> None:
-        await super().run_asgi()
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
         self._give_time(cast(Any, self.config).limits)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -104,11 +104,10 @@ def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Requ
     request = RESPONSES.decode_request(data, limits)
     if request.background:
         raise FaultError(bad_request("is not supported over WebSocket", "background"))
-    extra = {}
-    for wire, given in (request.extra or {}).items():
-        extra[wire] = rest = dict(given)
-        for name in _FRAMING & rest.keys():
-            del rest[name]
+    extra = {
+        wire: {name: value for name, value in fields.items() if name not in _FRAMING}
+        for wire, fields in (request.extra or {}).items()
+    }
     return frame, replace(request, stream=True, extra=extra)
 
 
