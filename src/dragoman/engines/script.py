@@ -208,7 +208,7 @@ class Script:
 
 
 def _checked(take: Take) -> Take:
-    """The same take. Raises TypeError for what is none, where that can be seen before it is played."""
+    """The same take. Raises TypeError for what is none, if that is seen without playing it."""
     if isinstance(take, str | Response):
         return take
     if isinstance(take, bytes | Mapping) or not isinstance(take, Iterable):

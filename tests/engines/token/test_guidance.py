@@ -198,7 +198,7 @@ def test_the_model_does_not_wait_for_a_large_grammar() -> None:
 
 
 def test_invalid_combined_grammar_is_reported() -> None:
-    with pytest.raises(FaultError, match="^The constraint: line 1"):
+    with pytest.raises(FaultError, match=r"^The constraint: line 1"):
         GUIDE.constrain(Grammar("start: missing"))
 
 
@@ -434,7 +434,7 @@ def test_a14_the_grammar_used_least_recently_is_compiled_again(monkeypatch) -> N
         compiler.close()
 
 
-async def test_an_engine_that_nobody_closed_ends_with_its_last_reference() -> None:
+async def test_an_unclosed_engine_ends_with_its_last_reference() -> None:
     before = {*threading.enumerate()}
     engine = TokenEngine(HARMONY, RandomModel(BYTES.size, seed=5), BYTES)
     asked = Request(
