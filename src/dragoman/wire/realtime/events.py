@@ -82,7 +82,6 @@ _CLOSING = frozenset(
         "response.output_audio.done",
         "response.output_audio_transcript.done",
         "response.function_call_arguments.done",
-        f"{_MCP_ARGUMENTS}.done",
     )
 )
 """Events that say again what the one behind them says: of the part, or of the item."""
@@ -201,10 +200,9 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
             if isinstance(item, FunctionCall):
                 call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
                 return [("response.function_call_arguments.done", {**head, **call}), done]
-            if isinstance(item, Unknown) and kind == "mcp_call":
-                arguments = {"arguments": item.value.get("arguments", "")}
-                return [(f"{_MCP_ARGUMENTS}.done", {**head, **arguments}), done]
             return [done]
+        case Progress(state="raw", data={"realtime": {"arguments": arguments}}):
+            return [(f"{_MCP_ARGUMENTS}.done", {**head, "arguments": arguments})]
         case Progress(state="in_progress" | "completed" | "failed" as state):
             del head["response_id"]
             if kind == "mcp_call":
@@ -376,6 +374,9 @@ def _decode_answer(kind: str, fields: Fields) -> list[SessionEvent]:
             of, call_id = "function_call", fields.string("call_id")
     elif kind == f"{_MCP_ARGUMENTS}.delta":
         of, event = "mcp_call", Delta(index, 0, "arguments", fields.string("delta") or "")
+    elif kind == f"{_MCP_ARGUMENTS}.done":
+        text = fields.string("arguments") or ""
+        of, event = "mcp_call", Progress(index, "raw", {"realtime": {"arguments": text}})
     elif kind in ("response.content_part.added", "response.content_part.done"):
         given = fields.object("part") or Fields({})
         part: Text | Audio = Text(given.string("text") or "")
