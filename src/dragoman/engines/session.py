@@ -210,7 +210,8 @@ class TurnSession:
         return self.session.size + waiting
 
     async def drain(self) -> None:
-        """Wait until all that was sent is taken; others have their turn meanwhile."""
+        """Wait until all that was sent is taken; others have their turn."""
+        await asyncio.sleep(0)
         await self._taken.wait()
 
     async def open(self) -> None:

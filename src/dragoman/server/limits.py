@@ -275,7 +275,7 @@ async def read_body(
     roster: InFlight,
     hold: Hold,
     *,
-    media_type: str = _JSON,
+    media_type: tuple[str, ...] = (_JSON,),
     limit: int | None = None,
     setting: str = "body_limit",
 ) -> bytes:
@@ -316,7 +316,10 @@ async def read_body(
 
 
 def check_head(
-    exchange: Exchange, limit: int, wanted: str = _JSON, setting: str = "body_limit"
+    exchange: Exchange,
+    limit: int,
+    wanted: tuple[str, ...] = (_JSON,),
+    setting: str = "body_limit",
 ) -> int:
     """The length that the headers say the body has, or 0. Raises FaultError where what they say is
     enough to refuse it."""
@@ -324,10 +327,10 @@ def check_head(
     media_type = _JSON
     if headers.get(b"content-type") != b"application/json":  # which it is, as a rule
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-    if media_type != wanted:
+    if media_type not in wanted:
         # A page on any site may make a browser send text/plain to this machine; JSON it may not.
         what = f"is {quoted(media_type)}" if media_type else "is missing"
-        problem = f"The content-type {what}, and must be {wanted}."
+        problem = f"The content-type {what}, and must be {' or '.join(wanted)}."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     coding = ""
     if b"content-encoding" in headers:

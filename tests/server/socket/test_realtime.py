@@ -203,7 +203,8 @@ async def test_what_makes_no_sense_is_an_error_and_the_session_goes_on() -> None
         await talk.until("conversation.created")
         for frame in ("{", "[]", '{"type": "nonsense"}', "\0"):
             await talk.socket.send(frame)
-            assert (await talk.next())["type"] == "error"
+            error = (await talk.next())["error"]
+            assert error["message"].startswith(("The message is", "type: is 'nonsense'"))
         await talk.socket.send(b'{"type": "session.update", "session": {"type": "realtime"}}')
         assert (await talk.next())["type"] == "session.updated"
 
@@ -600,9 +601,9 @@ async def test_the_tools_of_an_mcp_server_are_listed_asked_about_and_called() ->
         await talk.say({"type": "conversation.item.create", "item": item}, RESPOND)
         events = await talk.until("response.done")
     kinds = [event["type"] for event in events]
-    assert "response.mcp_call.in_progress" in kinds
-    assert "response.mcp_call_arguments.done" in kinds
-    assert "response.mcp_call.completed" in kinds
+    steps = [f"mcp_call{step}" for step in ("_arguments.done", ".in_progress", ".completed")]
+    places = [kinds.index(f"response.{step}") for step in steps]
+    assert places == sorted(places)
     *_, called, said = events[-1]["response"]["output"]
     assert (called["output"], called["approval_request_id"]) == ("3", wanted["id"])
     assert said["content"][0]["text"] == "It is 3."
@@ -667,6 +668,20 @@ async def test_a_client_secret_opens_a_session_that_is_relayed(capfd) -> None:
     assert engine.asked[0][0].instructions == "Be brief."
     LINES.wait()
     assert "SESSION /v1/realtime 101" in capfd.readouterr().err
+
+
+async def test_a_client_secret_for_a_model_that_is_not_here_is_not_made() -> None:
+    async with relayed(Stub(), "ga") as port, httpx2.AsyncClient() as http:
+        place = f"http://127.0.0.1:{port}{PATH}"
+        for name, status in (("local", 200), ("other", 200), ("nobody", 404)):
+            session = {"type": "realtime", "model": name}
+            made = await http.post(f"{place}/client_secrets", json={"session": session})
+            assert made.status_code == status
+        assert made.json()["error"]["param"] == "session.model"
+        for name in ("sessions", "transcription_sessions"):
+            beta = await http.post(f"{place}/{name}", json={"model": "local"})
+            assert beta.status_code == 404
+            assert "POST /v1/realtime/client_secrets" in beta.json()["error"]["message"]
 
 
 async def test_a_session_with_a_model_of_ours_is_not_relayed() -> None:
