@@ -10,7 +10,7 @@ import msgspec
 from dragoman.core.conversation import item_id, type_of
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
-from dragoman.core.item import JSON, Audio, FunctionCall, Part, Text, Unknown
+from dragoman.core.item import JSON, Audio, FunctionCall, Part, Text
 from dragoman.core.session_values import (
     Answer,
     BufferCleared,
