@@ -39,7 +39,7 @@ async def _talk(options: Namespace) -> int:
     given = {"speech": options.speech, "transcription": options.transcription}
     settings = replace(Settings(), **{k: v for k, v in given.items() if v is not None})
     if options.output and not options.input:
-        raise ConfigurationError("--output is for what is said to an --input.")
+        raise ConfigurationError("--output needs --input: it is for the answers to a recording.")
     if options.output and options.output.suffix.lower() != ".wav":
         raise ConfigurationError(f"--output {options.output}: WAV is written, to a FILE.wav.")
     recording = _read(options.input) if options.input else None
@@ -71,9 +71,9 @@ async def _talk(options: Namespace) -> int:
                 print(ECHO, file=sys.stderr)
                 await talking.with_devices()
             else:
-                heard = await talking.with_file(spoken)
+                played = await talking.with_file(spoken)
                 if options.output:
-                    _write(options.output, heard)
+                    _write(options.output, played)
     finally:
         await studio.close()
         await client.close()
