@@ -547,6 +547,7 @@ _IN_OUR_WORDS = [
             r"^patternProperty regexes /(.*)/ and /(.*)/ are not disjoint",
             r"a property may fit both \1 and \2: write patterns of which only one fits",
         ),
+        (r'^failed to parse "%json": number out of range.*', "has a number that is too large"),
         (r"^Failed to generate regex for .*", "its range of numbers cannot be enforced"),
         (r" while processing .*$", ""),
         (r";? following (?:\w+ )*are available:.*", ""),
