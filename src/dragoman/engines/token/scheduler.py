@@ -25,7 +25,7 @@ AHEAD = 64
 POLL = 0.001
 """Seconds between two deliveries to a loop: tokens of one moment arrive together."""
 PREFILL = 512
-"""Prompt tokens read in one round, all prompts together, so that a long prompt stalls nobody."""
+"""Prompt tokens read in one round, all prompts together, so that a long prompt stalls no others."""
 SPARE = 8
 """For so many places there is one more, for tenants of which nothing runs."""
 GRACE = 10.0
