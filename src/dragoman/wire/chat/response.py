@@ -116,7 +116,7 @@ class Encoder(ChoicesEncoder):
         self.reasons = LEGACY_REASONS if self._legacy else FINISH_REASONS
 
     def feed(self, events: Sequence[Event]) -> bytes:
-        """The bytes for these events. Consecutive texts, the common case, are encoded in one step."""
+        """The bytes for these events. Consecutive texts, the common case, are one step."""
         encoded: list[bytes] = []
         run: list[str] = []
         where = -1
