@@ -149,7 +149,7 @@ async def test_consent_is_asked_for_while_it_runs() -> None:
     assert given == ["deleted /", "The user did not allow this call."]
     undecided = Agent(Model(call("delete")), tools=[delete], approve=lambda _: None)
     await undecided.run("Clean up.")
-    with pytest.raises(ValueError, match="`allow` has other; calls that wait: "):
+    with pytest.raises(ValueError, match="`allow` has other; pending calls: "):
         await undecided.run(allow={"other": True})
     assert undecided.pending
 
@@ -158,7 +158,7 @@ async def test_who_says_something_else_has_not_consented() -> None:
     model = Model(call("delete"), "As you like.")
     agent = Agent(model, tools=[delete])
     await agent.run("Clean up.")
-    with pytest.raises(TypeError, match="`allow` is for going on"):
+    with pytest.raises(TypeError, match="`allow` resumes a run"):
         await agent.run("Never mind.", allow=True)
     assert (await agent.run("Never mind.")).text == "As you like."
     shown = model.asked[1].items[-2:]
@@ -185,7 +185,7 @@ async def test_a_run_that_never_began_leaves_no_trace() -> None:
     with pytest.raises(AnswerError):
         await agent.run("Go.")
     assert agent.history == ()
-    with pytest.raises(TypeError, match="nothing was said yet"):
+    with pytest.raises(TypeError, match="the conversation is empty"):
         await agent.run()
 
 
@@ -445,7 +445,7 @@ async def test_costs_are_those_of_one_run() -> None:
     runs = await asyncio.gather(*(each.run("Go.") for each in branches))
     assert [run.cost for run in runs] == [1.0] * 3
     assert (await agent.run("Go.")).stopped == "The budget is used up: cost, 3 of 3."
-    with pytest.raises(ValueError, match="no price for 'script'"):
+    with pytest.raises(ValueError, match="'script' has no price"):
         await Agent(Model("Hi."), budget=Budget(cost=3.0)).run("Go.")
 
 

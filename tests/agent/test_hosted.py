@@ -209,7 +209,7 @@ async def test_call_that_needs_consent_waits_for_it(stored, approve) -> None:
         assert len([item for item in last if isinstance(item, FunctionCallOutput)]) == 1
 
 
-async def test_what_fails_is_shown_as_failed_and_told_to_the_model() -> None:
+async def test_a_failed_call_is_shown_as_failed_and_the_model_gets_the_error() -> None:
     async def fails(text: str) -> Shown:
         raise ToolError("The shop is closed.")
 
@@ -298,7 +298,7 @@ async def test_function_of_the_client_has_the_name_of_a_namespace() -> None:
     assert [type(tool) for tool in model.asked[0].tools] == [FunctionTool, Namespace]
 
 
-async def test_model_is_told_of_a_call_that_was_cancelled() -> None:
+async def test_model_gets_a_result_for_a_cancelled_call() -> None:
     async def hangs(text: str) -> Shown:
         begun.set()
         return await asyncio.Future()
@@ -331,7 +331,7 @@ async def test_client_keeps_its_own_functions() -> None:
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools[0].name")
 
 
-async def test_call_of_a_tool_that_is_not_there_is_told_to_the_model_alone() -> None:
+async def test_error_of_an_unknown_tool_is_sent_to_the_model_alone() -> None:
     """A client would run it, or give up: it has no such function either."""
     model = Model([wants("python", code="1"), wants("set_alarm", id="b")], "Done.")
     async with storing(HostedTools(model, [python()])) as server:

@@ -151,7 +151,7 @@ async def test_a_hundred_calls_are_answered() -> None:
 
 
 @pytest.mark.parametrize("wrong", [call("zz"), FunctionCall("c1", "add", "{"), call("add", a="x")])
-async def test_a_call_that_is_wrong_is_told_to_the_model_which_may_try_again(wrong) -> None:
+async def test_an_invalid_call_gets_an_error_and_the_model_may_try_again(wrong) -> None:
     model = Model(wrong, call("add", "c2", a=1), "Done.")
     response = await answer(loop(model))
     assert outputs(response)[1] == "2"
@@ -297,7 +297,7 @@ async def later(_: Any) -> bool:
         (lambda _: "Ask my boss.", "Ask my boss."),
     ],
 )
-async def test_consent_is_asked_for_and_a_refusal_told_to_the_model(approve, result) -> None:
+async def test_consent_is_asked_for_and_the_model_gets_a_refusal(approve, result) -> None:
     response = await answer(loop(Model(call("delete"), "Done."), delete, approve=approve))
     assert (outputs(response), response.text) == ([result], "Done.")
 
@@ -479,7 +479,7 @@ async def test_words_of_a_tool_error_reach_the_model() -> None:
 # ---- calls that are not what they seem -------------------------------------------------------
 
 
-async def test_equal_ids_in_one_answer_and_missing_ones_are_told_apart() -> None:
+async def test_equal_and_missing_call_ids_are_made_unique() -> None:
     made = [call("add", "c", a=1), call("add", "c", a=2), call("add", "", a=3)]
     response = await answer(loop(Model(made, "Done.")))
     ids = [item.call_id for item in response.output if isinstance(item, FunctionCall)]

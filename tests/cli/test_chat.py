@@ -75,7 +75,7 @@ def test_nothing_is_read_from_a_terminal_where_a_question_was_given(stdin, monke
     assert seen("ask", "--at", "script", "Count to 2.") == "1, 2.\n"
 
 
-def test_a_pipe_that_nobody_closes_is_mentioned(monkeypatch, capsys) -> None:
+def test_a_pipe_that_is_never_closed_is_mentioned(monkeypatch, capsys) -> None:
     monkeypatch.setattr(chat, "WAITING", 0.01)
     reading, writing = os.pipe()
     with os.fdopen(reading) as pipe:

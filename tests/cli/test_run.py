@@ -245,7 +245,7 @@ def test_server_that_ends_before_the_program_is_reported(install, monkeypatch, c
     monkeypatch.setattr("dragoman.cli.run.running", failing)
     assert main(["run", "codex", "script"]) == 1
     _, _, said = capfd.readouterr().err.partition("dragoman: ")
-    assert said.startswith("The server that was started for Codex ended before it did, and said:\n")
+    assert said.startswith("The server that was started for Codex exited before it did. Its log:\n")
     assert "What went wrong." in said
 
 

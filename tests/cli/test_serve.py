@@ -263,20 +263,20 @@ def test_a_silent_upstream_is_named_beside_one_that_answers(up: Mock) -> None:
     assert f"\n  {NOBODY} does not answer: " in shown
 
 
-def test_models_of_a_silent_upstream_are_said_to_be_its(tmp_path) -> None:
+def test_models_of_a_silent_upstream_are_listed_as_its(tmp_path) -> None:
     configured(tmp_path, f'[[upstreams]]\nname = "work"\nurl = "{NOBODY}"\nmodels = ["big"]\n')
     shown = serve("--port", "0")
     assert "  big    work  (does not answer)\n" in shown
     assert "\n  work does not answer: The model's server cannot be reached: " in shown
 
 
-def test_a_model_that_two_upstreams_list_is_said_to_be_asked_of_the_first(up: Mock) -> None:
+def test_a_model_that_two_upstreams_list_is_shown_with_the_one_asked(up: Mock) -> None:
     with upstream(plain(200, LISTING), plain(200, {"data": [{"id": "second"}]})) as other:
         shown = serve("--port", "0", "--upstream", up.base_url, "--upstream", other.base_url)
     assert f"  second: {up.base_url} is asked, not {other.base_url}, which has it too\n" in shown
 
 
-def test_a_file_without_upstreams_is_said_to_have_none(tmp_path, capsys) -> None:
+def test_a_file_without_upstreams_is_reported(tmp_path, capsys) -> None:
     configured(tmp_path, "[server]\nheartbeat = 5\n")
     serve("--port", "0")
     assert capsys.readouterr().err == f"dragoman.toml has no [[upstreams]]. {LOOKING}"

@@ -77,7 +77,7 @@ def test_a_file_is_answered_in_a_file(voices) -> None:
     assert speaker.how[0].voice == "nova"
 
 
-def test_who_speaks_interrupts_and_only_what_was_heard_stays(voices) -> None:
+def test_speaking_interrupts_and_truncates_to_what_was_played(voices) -> None:
     voices(LONG, "count to 2")
     shown, heard = with_files(say(400, "count for me", 700, "stop it please", 600))
     assert shown.startswith(f"> {LONG}\n{ANSWER}")
@@ -96,7 +96,7 @@ def test_tools_are_called_and_the_model_goes_on(voices, monkeypatch) -> None:
     assert "→ sunny in " in shown
 
 
-def test_what_goes_wrong_is_said(voices, capfd) -> None:
+def test_errors_are_shown(voices, capfd) -> None:
     voices("hello", fault=Fault("upstream_error", "the voice broke", "upstream"))
     with_files(say(400, "hello there", 600), status=1)
     assert "dragoman: the voice broke" in capfd.readouterr().err
@@ -107,13 +107,13 @@ def test_what_goes_wrong_is_said(voices, capfd) -> None:
     [
         (("--input", "none.wav"), "none.wav cannot be read"),
         (("--input", "text.wav"), "text.wav: file: is no sound that is known"),
-        (("--output", "a.wav"), "--output is for what is said to an --input"),
+        (("--output", "a.wav"), "--output needs --input"),
         (("--input", "said.wav", "--output", "no/a.wav"), "cannot be written"),
         (("--input", "said.wav", "--speech", "none"), "This server cannot speak"),
         (("--input", "said.wav", "--transcription", "none", "--speech", "http://a"), "understand"),
     ],
 )
-def test_what_cannot_be_done_is_said(words, problem, capfd, voices) -> None:
+def test_unusable_options_are_errors(words, problem, capfd, voices) -> None:
     if "no/a.wav" in words:
         voices()
     Path("text.wav").write_text("Hello")
@@ -170,7 +170,7 @@ class Devices:
             self.stopped.wait(0.001)
 
 
-def test_devices_are_heard_and_played(voices, monkeypatch, capfd) -> None:
+def test_devices_are_recorded_and_played(voices, monkeypatch, capfd) -> None:
     voices(LONG)
     devices = Devices(say(400, "count for me", 700), 240 * (len(ANSWER) - 1))
     monkeypatch.setitem(sys.modules, "sounddevice", devices)

@@ -181,7 +181,7 @@ async def test_claude_code_works_with_a_model_under_llamacpp(tmp_path) -> None:
     assert cached[1] > 2 * 12_000
 
 
-async def test_claude_code_hears_that_llamacpp_has_too_small_a_context(tmp_path) -> None:
+async def test_claude_code_gets_the_error_of_too_small_a_context(tmp_path) -> None:
     async with before_llamacpp(tmp_path / "mock.gguf", {"Go": ["Done."]}, 8192) as (product, _):
         *_, end = await run_claude(product.base_url, tmp_path, "Go.", code=1)
     assert (end["is_error"], end["terminal_reason"]) == (True, "prompt_too_long")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.conversation import NO_RESULT, Items, weight
+from dragoman.core.conversation import NO_RESULT, Items, weight, with_sounds
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import (
     Delta,
@@ -228,7 +228,7 @@ def asked(*items: Item) -> tuple[Item, ...]:
         session.receive(CreateItem(item=item))
     session.receive(Respond())
     (work,) = of(session, Generate)
-    return work.request.items
+    return with_sounds(work.request.items, work.sounds)
 
 
 def test_a_model_gets_each_call_with_its_result() -> None:

@@ -135,7 +135,7 @@ WORDS = ("text", "refusal", "reasoning", "summary")
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_words_are_what_they_are_said_to_be(kind) -> None:
+def test_a_delta_has_the_kind_of_its_method(kind) -> None:
     deltas = [e for e in played(lambda t: getattr(t, kind)("a")) if isinstance(e, Delta)]
     assert [(delta.kind, delta.data) for delta in deltas] == [(kind, "a")]
 

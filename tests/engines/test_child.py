@@ -80,7 +80,7 @@ def test_what_breaks_is_its_own_message(child, message) -> None:
     assert ask(child, b"hi") == b"say hi"
 
 
-def test_errors_are_told(child) -> None:
+def test_errors_are_raised(child) -> None:
     with pytest.raises(ChildError, match="KeyError: 'what'"):
         ask(child, b"error")
     with pytest.raises(ChildError, match="MemoryError"):
@@ -106,7 +106,7 @@ def _gone(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_preparation_that_fails_is_told() -> None:
+def test_a_preparation_that_fails_is_an_error() -> None:
     with pytest.raises(ChildError, match="ValueError: no such thing"):
         Child(f"{__name__}:answering", b"broken").start(LIMITS)
     with pytest.raises(GivenUpError):
@@ -160,7 +160,7 @@ def test_closing_leaves_nothing() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_child_that_nobody_has_any_more_ends() -> None:
+def test_a_garbage_collected_child_ends() -> None:
     child = Child(f"{__name__}:answering", b"")
     assert ask(child, b"hi") == b"hi"
     pid = child._pid

@@ -141,7 +141,7 @@ async def test_chunks_without_a_finish_reason_are_a_cut() -> None:
     assert (await answered(Function(lambda **asked: [HALF]))).text == "Hel"
 
 
-async def test_a_call_without_a_finish_reason_is_said_to_lack_one() -> None:
+async def test_a_call_without_a_finish_reason_is_an_error() -> None:
     call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
     chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}]
     error = (await answered(Function(lambda **asked: chunks))).error

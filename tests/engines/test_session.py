@@ -99,7 +99,7 @@ def speech(events: Events) -> tuple[str, bytes]:
     return text, b"".join(b64decode(delta.data) for delta in deltas if delta.kind == "audio")
 
 
-async def test_a_spoken_turn_is_detected_heard_answered_and_spoken() -> None:
+async def test_a_spoken_turn_is_detected_transcribed_answered_and_spoken() -> None:
     engine, voice = Stub(*saying("Fine, ", "thanks")), Voice()
     told = Transcription(model="w", language="en")
     async with opened(engine, voice, transcription=told) as (session, events):
@@ -132,7 +132,7 @@ async def test_speech_interrupts_the_answer_and_the_engine() -> None:
         await asyncio.wait_for(engine.cancelled.wait(), 5)
 
 
-async def test_what_cannot_be_heard_fails_the_turn_and_not_the_session() -> None:
+async def test_a_failed_transcription_fails_the_turn_and_not_the_session() -> None:
     voice = Voice()
     told = Transcription(model="w")
     async with opened(Stub(), voice, transcription=told) as (session, events):
@@ -147,7 +147,7 @@ async def test_what_cannot_be_heard_fails_the_turn_and_not_the_session() -> None
             assert done.response.fault == failed.fault
 
 
-async def test_a_detector_is_made_for_each_configuration_and_told_of_commits() -> None:
+async def test_a_detector_is_made_for_each_configuration_and_reset_by_commits() -> None:
     voice = Voice(transcribes=False)
     async with opened(None, voice) as (session, events):
         session.send(Append(audio=QUIET * 300))
@@ -307,7 +307,7 @@ async def test_a_server_that_is_lost_ends_the_conversation() -> None:
 
 async def test_a_session_that_cannot_be_opened_says_why() -> None:
     events = Events()
-    with pytest.raises(FaultError, match="nobody answers"):
+    with pytest.raises(FaultError, match="cannot connect"):
         await RemoteSession("ws://127.0.0.1:1/v1", "m", events).open()
     with pytest.raises(FaultError, match="no WebSocket address"):
         await RemoteSession("gopher://h/v1", "m", events).open()
@@ -371,7 +371,7 @@ async def test_a_session_whose_voice_fails_says_so_and_is_over() -> None:
         assert len(events) == said
 
 
-async def test_a_conversation_that_was_lost_is_opened_again_with_what_was_said() -> None:
+async def test_a_lost_conversation_is_reopened_with_its_items() -> None:
     """The new session is configured as the old one was, and told what was said, as text."""
     engine = Stub(*saying("Fine"))
     app = App(engine, Settings(), studio=Voiced(None, None))

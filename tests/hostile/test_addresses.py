@@ -37,7 +37,7 @@ REPLIES: list[tuple[str, Reply]] = [
 
 @pytest.mark.parametrize("reply", [row[1] for row in REPLIES], ids=[row[0] for row in REPLIES])
 @pytest.mark.parametrize("name", ["gpus", "http://a.example/v1", None])
-async def test_1_28_and_1_56_clients_are_not_told_where_an_upstream_is(name, reply) -> None:
+async def test_1_28_and_1_56_errors_do_not_reveal_an_upstreams_address(name, reply) -> None:
     async with mock(reply, probed=reply) as up:
         url = up.base_url.replace("//", f"//user:{PASSWORD}@")
         if name is None:
@@ -81,9 +81,7 @@ async def test_an_upstream_that_is_not_there_is_called_by_its_name() -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("place", ["https://there.example/v1", "/there.example", "bad \x9b[2J"])
-async def test_a_redirect_is_said_to_be_one_and_where_it_leads_only_in_the_log(
-    status, place, caplog
-) -> None:
+async def test_a_redirect_is_an_error_and_its_target_only_in_the_log(status, place, caplog) -> None:
     reply = plain(status, b"", f"location: {place}")
     async with mock(reply, reply) as up:
         named = Upstream(name="gpus", url=f"{up.base_url}", wire="chat")

@@ -109,7 +109,7 @@ def test_7_07_many_references_are_looked_up_together(server, named) -> None:
     assert (missing.status, missing.json["error"]["param"]) == (404, f"input[{count}].id")
 
 
-def test_7_05_a_long_chain_works_and_stalls_nobody(server) -> None:
+def test_7_05_a_long_chain_works_and_stalls_no_other_request(server) -> None:
     running, model = server
     previous: dict[str, object] = {}
     turns = samples(60, 1_500)

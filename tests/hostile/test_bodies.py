@@ -182,7 +182,7 @@ def server() -> Iterator[Product]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_2c_a_body_of_many_values_is_refused_by_its_field_and_holds_up_nobody(
+def test_2c_a_body_of_many_values_is_refused_by_its_field_and_blocks_no_others(
     server: Product, name: str
 ) -> None:
     wire, param, made = BODIES[name]
@@ -206,7 +206,7 @@ def test_2c_a_body_of_many_values_is_refused_by_its_field_and_holds_up_nobody(
         ("messages", M + b'"messages":[', MESSAGE, b"]}"),
     ],
 )
-def test_2f_04_a_large_body_within_the_limits_holds_up_nobody(
+def test_2f_04_a_large_body_within_the_limits_blocks_no_others(
     server: Product, wire: str, start: bytes, unit: bytes, end: bytes
 ) -> None:
     with watched(server) as cost:

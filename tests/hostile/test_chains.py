@@ -259,7 +259,7 @@ async def test_many_items_are_counted_in_a_thread(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_reader_of_what_is_deleted_is_told(begun: bool) -> None:
+async def test_a_reader_of_a_deleted_response_gets_an_error(begun: bool) -> None:
     store = MemoryStore()
     cues = (*OPENING, word("Hi"), asyncio.Event(), *closing("Hi")) if begun else (asyncio.Event(),)
     async with storing(Stub(*cues), store, header_hold=20) as server:

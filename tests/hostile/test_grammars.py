@@ -180,7 +180,7 @@ def children(pid: int) -> list[int]:
     return [each for child in found for each in (child, *children(child))]
 
 
-def test_6c_01_grammars_whose_clients_have_left_hold_up_nobody(pocket) -> None:
+def test_6c_01_grammars_of_disconnected_clients_block_no_others(pocket) -> None:
     before = len(children(pocket.process.pid))
     for number in range(8):
         leave(pocket, body(guided_json={**SLOW, "title": str(number)}))

@@ -168,7 +168,7 @@ async def test_14_requests_behind_an_answer_are_not_read(monkeypatch) -> None:
     assert 0 < max(size for _, size in kept) <= 512 * 1024
 
 
-async def test_an_answer_that_nobody_reads_is_no_way_to_a_socket(monkeypatch) -> None:
+async def test_an_unread_answer_is_no_way_to_a_socket(monkeypatch) -> None:
     app = App(Stub(*OPENING, *closing("x" * 200_000)), Settings())
     protocol, link = connected(app)
     written = link.write
@@ -238,7 +238,7 @@ async def test_2_09_a_request_cut_in_its_body_is_not_answered() -> None:
     assert not stub.asked
 
 
-async def test_2_09_a_refusal_is_the_last_that_is_said_to_a_half_closed_client() -> None:
+async def test_2_09_a_refusal_is_the_last_answer_to_a_half_closed_client() -> None:
     async with served(App(Stub(1), Settings())) as port:
         answer = await half_closed(port, chat(HERE), b"GET / HTTP/3.3\r\n\r\n")
         assert b"100 Continue" not in answer

@@ -387,7 +387,7 @@ def test_errors_of_a_running_server_have_their_time(format, tmp_path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", moment)
 
 
-def test_e1_lines_that_nobody_reads_hold_nobody_up_and_are_counted(monkeypatch, caplog) -> None:
+def test_e1_unread_lines_block_nothing_and_are_counted(monkeypatch, caplog) -> None:
     monkeypatch.setattr(log, "WAITING", 50)
     reading, writing = os.pipe()
     lines, given = Lines(), [f"{number:03d} {'x' * 2_000}\n" for number in range(200)]

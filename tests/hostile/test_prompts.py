@@ -31,7 +31,7 @@ def pocket() -> Iterator[Product]:
 
 @pytest.mark.parametrize("named", PROMPTS)
 @pytest.mark.parametrize("role", ["user", "tool"])
-def test_a_prompt_holds_up_nobody(pocket, named, role) -> None:
+def test_a_prompt_blocks_no_other_request(pocket, named, role) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turns = [
         {"role": "user", "content": "hi"},

@@ -80,7 +80,7 @@ ROWS = {"2d.07 passed on": (*CHAT, "close"), "2d.07 stored": (*RESPONSES, "keep-
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_whole_answers_that_nobody_reads_are_let_go(server, name) -> None:
+def test_unread_whole_answers_are_released(server, name) -> None:
     path, body, kept = ROWS[name]
     until = time.monotonic() + 30
     with ExitStack() as stack, watched(server) as cost:
@@ -107,7 +107,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams_that_nobody_reads_are_paused_and_let_go(server, name) -> None:
+def test_unread_streams_are_paused_and_released(server, name) -> None:
     path, body = STREAMS[name]
     until = time.monotonic() + 30
     with ExitStack() as stack, watched(server) as cost:
@@ -163,7 +163,7 @@ def test_replays_that_there_is_no_room_for_are_refused_and_the_others_whole(serv
             assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
-def test_replays_that_nobody_reads_are_bounded_and_let_go(server) -> None:
+def test_unread_replays_are_bounded_and_released(server) -> None:
     path, until = replayed(server), time.monotonic() + 30
     whole = server.request("GET", path).body
     assert len(whole) > 5 * SIZE

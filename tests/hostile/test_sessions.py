@@ -164,7 +164,7 @@ ATTACKS: list[Callable[[Session], None]] = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=[each.__name__ for each in ATTACKS])
-def test_an_attack_holds_nobody_up_and_the_session_goes_on(server, attack) -> None:
+def test_an_attack_blocks_no_others_and_the_session_continues(server, attack) -> None:
     model = "never" if attack in (nonsense_while_it_answers, long_inputs) else "m"
     with watched(server) as cost, closing(Session(server, model)) as session:
         attack(session)

@@ -103,7 +103,7 @@ async def transcription(server: App, recording: bytes) -> Call:
 
 
 @pytest.mark.parametrize("name", ["a\r\nset-cookie: b", "x" * 5_000, "\u2028", "instructions\0"])
-async def test_fields_that_nobody_knows_break_no_header(name, program) -> None:
+async def test_unknown_fields_break_no_header(name, program) -> None:
     program("cat > /dev/null; cat sound")
     body = {"model": "m", "input": "Hi", "response_format": "pcm", name: 1}
     call = await Call(App(Stub(), SETTINGS, studio=Studio(ESpeak(), None)), SPEECH, body)()

@@ -215,7 +215,7 @@ async def failing(
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_store_that_fails_is_said_by_every_route_and_comes_back(
+async def test_a_failing_store_is_an_error_on_every_route_and_recovers(
     name, tmp_path, request, caplog
 ) -> None:
     case = FAULTS[name]

@@ -93,7 +93,7 @@ def test_an_ordinary_template_is_rendered_as_here(tmp_path) -> None:
     assert elsewhere.render(asked) == Template(text, None, ["<s>"]).render(asked)
 
 
-def test_what_a_template_refuses_is_told(tmp_path) -> None:
+def test_the_refusal_of_a_template_is_the_error(tmp_path) -> None:
     told = find_format.format_of(folder_of(tmp_path, "{{ raise_exception('only cats') }}"))
     with pytest.raises(FaultError, match="refuses this conversation: only cats"):
         told.render(ASKED)

@@ -126,7 +126,7 @@ def server(tmp_path_factory):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_answer_that_is_too_much_is_refused_and_nobody_else_waits(server, name, stream) -> None:
+def test_an_answer_that_is_too_large_is_refused_and_blocks_no_others(server, name, stream) -> None:
     body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
     with watched(server) as cost:
         answer = server.post("chat", body)
@@ -243,7 +243,7 @@ def test_four_times_as_many_events_do_not_cost_sixteen_times_as_much(name) -> No
 
 
 @pytest.mark.parametrize("asked", ["1" + "0" * 20, "1e20", "inf", "Fri, 31 Dec 9999 23:59:59 GMT"])
-async def test_clients_are_told_to_wait_a_day_at_the_most(asked) -> None:
+async def test_retry_after_is_a_day_at_the_most(asked) -> None:
     async with mock(plain(429, {"error": {"message": "no"}}, f"retry-after: {asked}")) as up:
         app = App(Remote(up.base_url, wire="chat"), Settings())
         call = await Call(app, body=asking())()
@@ -429,7 +429,7 @@ async def test_why_there_is_no_listing_is_as_fresh_and_one_who_leaves_does_not_e
         await engine.close()
 
 
-async def test_listing_that_nobody_waits_for_ends_with_its_engine() -> None:
+async def test_abandoned_listing_ends_with_its_engine() -> None:
     came = asyncio.Event()
 
     async def silent(asked: Asked) -> Reply:
@@ -511,7 +511,7 @@ def test_what_an_upstream_says_once_is_not_repeated_with_each_piece(name, to) ->
     assert len(encoder.feed(events)) < 4 * len(NAME)
 
 
-def test_fields_nobody_knows_are_in_the_first_chunk_where_they_are_many() -> None:
+def test_many_unknown_fields_are_in_the_first_chunk() -> None:
     decoder = WIRES["chat"].decoder(Turn("1", 0, "m"))
     encoder = WIRES["chat"].encoder(Request(model="m", items=(), stream=True), Dialect())
     first = sse({"vendor": NAME, "choices": [{"index": 0, "delta": {"content": "a"}}]})

@@ -450,7 +450,7 @@ def test_a_program_that_forgets_its_model_is_named() -> None:
     def forgetful(lm):
         lm += "x"
 
-    with user(), pytest.raises(TypeError, match=r"forgetful gave nothing.*`return lm`"):
+    with user(), pytest.raises(TypeError, match=r"forgetful returned nothing.*`return lm`"):
         Model(Stage("x")) + forgetful()
 
 

@@ -70,7 +70,7 @@ def test_r0_2_texts_are_one_part_and_media_stand_between_them() -> None:
     assert [lm.items[0].parts[place].text for place in (0, 2)] == ["ab", "c"]
 
 
-def test_r0_3_r0_4_a_block_is_a_message_if_something_is_said_in_it() -> None:
+def test_r0_3_r0_4_a_block_is_a_message_unless_it_is_empty() -> None:
     lm = Model(Stage("x"))
     for said in ("one", "", "two"):
         with user():
@@ -335,7 +335,7 @@ async def test_r0_23_a_refusal_is_on_the_capture_and_the_program_goes_on() -> No
     assert lm["y"] == "a"
 
 
-async def test_r0_25_a_call_that_nobody_offered_a_tool_for_is_left_out() -> None:
+async def test_r0_25_a_call_without_an_offered_tool_is_left_out() -> None:
     reply = says({"content": "Hm."}, called("weather", "{}"), finish="tool_calls")
     async with mock(reply) as server:
         lm = await ask(server, gen("x"))

@@ -122,7 +122,7 @@ async def test_r0_w4_text_before_calls_stands_before_them_and_the_turn_goes_on()
     ]
 
 
-async def test_r0_w5_what_goes_wrong_in_a_call_is_said_to_the_model_without_a_traceback() -> None:
+async def test_r0_w5_the_model_gets_a_calls_error_without_a_traceback() -> None:
     wrong = ['{"city": ', "{}", '{"city": "Atlantis"}']
     replies = [says(called("weather", text), finish="tool_calls") for text in wrong]
     replies += [says(called("wether", "{}"), finish="tool_calls"), says({"content": "Sorry."})]
@@ -192,7 +192,7 @@ def test_r0_w9_streaming_works_in_role_blocks_without_async() -> None:
     assert [delta.model.get("count") for delta in deltas] == [None, "one", "one two", "one two"]
 
 
-def test_r0_w10_appending_copies_nothing_of_what_was_said_before() -> None:
+def test_r0_w10_appending_copies_none_of_the_history() -> None:
     lm = Model(Stage("x"))
     kept = []
     for number in range(50):

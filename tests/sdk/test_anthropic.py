@@ -322,7 +322,7 @@ async def test_error_in_a_stream_is_raised_after_what_came() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 529])
-async def test_client_waits_as_told_and_asks_again(status) -> None:
+async def test_client_obeys_retry_after_and_asks_again(status) -> None:
     times: list[float] = []
     hello = SCENES["text"].handler
 

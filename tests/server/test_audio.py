@@ -49,7 +49,7 @@ async def sdk(app: App) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest.mark.parametrize("format", ["mp3", "wav", "pcm", None])
-async def test_sdk_hears_text_in_the_format_it_asked_for(format) -> None:
+async def test_sdk_gets_speech_in_the_format_it_asked_for(format) -> None:
     speaker = Speaker()
     async with sdk(app(speaker)) as client:
         more = {"response_format": format} if format else {}
@@ -145,7 +145,7 @@ async def test_a_client_that_does_not_read_holds_the_voice_back() -> None:
     assert len(call.body) == 4_096 * 480
 
 
-async def test_who_asks_for_much_sound_keeps_nobody_else_from_it() -> None:
+async def test_a_client_with_much_sound_does_not_block_others() -> None:
     """Here two speak at once, whether they are read or not."""
     speaker = Speaker(held=asyncio.Event())
     speaker.at_once = 2
@@ -401,7 +401,7 @@ def test_a_studio_of_urls_has_their_keys_and_models() -> None:
         ({"transcription": "http://a", "transcription_key_env": "NONE"}, "NONE should hold"),
     ],
 )
-def test_what_a_server_cannot_speak_or_listen_with_is_said(given, problem) -> None:
+def test_missing_synthesizer_or_recogniser_is_an_error(given, problem) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         studio_of(Settings(**given), {"A_KEY": "a"})
 

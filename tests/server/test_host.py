@@ -463,7 +463,7 @@ print("ended")
 
 
 @pytest.mark.parametrize("when", ["young", "later"])
-def test_a_worker_that_keeps_dying_takes_nobody_along(when) -> None:
+def test_a_worker_that_keeps_dying_leaves_the_others_running(when) -> None:
     """5.20. One that dies young is given ever longer pauses."""
     command = [sys.executable, "-c", DYING, when]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -52,7 +52,7 @@ async def test_m15_an_unknown_form_of_an_answer_lists_the_known_ones() -> None:
     await app.close()
 
 
-async def test_the_form_of_chat_in_responses_is_told_its_place() -> None:
+async def test_the_form_of_chat_in_responses_is_refused_with_the_right_field() -> None:
     app = App(pocket(), Settings())
     asked = {"model": "pocket", "input": "?", "response_format": {"type": "json_object"}}
     call = await Call(app, PATHS["responses"], asked)()
@@ -174,7 +174,7 @@ async def test_m14_a_query_that_makes_no_sense_is_refused_in_plain_words(
         ),
     ],
 )
-async def test_fields_of_another_protocol_are_told_apart(wire, body, words) -> None:
+async def test_fields_of_another_protocol_are_distinguished(wire, body, words) -> None:
     call = await Call(App(Stub(), Settings()), PATHS[wire], body)()
     assert call.status == 400
     assert call.json["error"]["message"].startswith(words)

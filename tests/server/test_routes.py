@@ -203,7 +203,7 @@ async def test_models_are_listed_with_all_that_is_known_of_them() -> None:
         assert (await get(f"/v1/models/{entry['id']}", app=app(Listing()))).json == entry, place
 
 
-async def test_a_model_that_is_not_there_is_told_apart_from_those_that_are() -> None:
+async def test_an_unknown_model_is_distinguished_from_known_ones() -> None:
     call = await get("/v1/models/nope")
     assert (call.status, call.json["error"]["code"]) == (404, "model_not_found")
     assert call.json["error"]["message"] == "There is no model 'nope'. The models are: stub."
@@ -381,7 +381,7 @@ async def test_a_path_that_is_like_none_is_not_guessed_at(path, words) -> None:
 
 
 @pytest.mark.parametrize("path", ["/messages", "/v1/v1/messages"])
-async def test_path_with_the_base_left_out_or_said_twice_is_set_right(path) -> None:
+async def test_path_with_the_base_missing_or_doubled_gets_a_suggestion(path) -> None:
     call = await get(path, "POST")
     assert call.status == 404
     assert "Did you mean /v1/messages?" in call.body.decode()

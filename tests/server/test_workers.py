@@ -105,18 +105,18 @@ def test_l9_a_closed_terminal_is_as_sigterm_unless_that_is_ignored(ignored) -> N
     assert signal.getsignal(signal.SIGHUP) == after
 
 
-def test_e1_the_death_of_a_worker_is_not_told_to_a_pipe_that_is_full(monkeypatch) -> None:
+def test_e1_the_exit_of_a_worker_is_not_written_to_a_full_pipe(monkeypatch) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb") as end:
         os.set_blocking(writing, False)  # a write that would wait is an error
         os.set_blocking(reading, False)
         monkeypatch.setattr(sys, "stderr", pipe)
-        room._tell_of_death(0, 9, 0.0)
+        room._report_exit(0, 9, 0.0)
         pipe.flush()
         assert end.read() == b"Worker 0 ended by signal 9; it is started again now.\n"
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(writing, bytes(65_536))
-        room._tell_of_death(0, 9, 0.0)
+        room._report_exit(0, 9, 0.0)
         pipe.flush()
         assert not end.read().strip(b"\0")

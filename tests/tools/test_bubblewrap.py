@@ -126,7 +126,7 @@ def test_state_stays_and_tracebacks_are_those_of_the_code(sandbox) -> None:
     assert lines[-1] == "SyntaxError: '(' was never closed"
 
 
-def test_memory_is_limited_and_said_in_a_sentence(sandbox) -> None:
+def test_memory_is_limited_with_an_error_in_a_sentence(sandbox) -> None:
     output = sandbox("kept = 1\nx = bytearray(10**9)")
     assert output.endswith("MemoryError\nThe interpreter may take 256 MB.")
     assert sandbox("kept") == "1"

@@ -257,7 +257,7 @@ async def test_later_answer_goes_on_counting_and_cites_what_was_shown_before() -
         (json.dumps({"queries": ["a"] * 17}), None),
     ],
 )
-async def test_what_the_model_writes_is_understood_or_it_is_told(arguments, queries) -> None:
+async def test_arguments_are_understood_or_an_error_for_the_model(arguments, queries) -> None:
     reading = await opened(Shelf())
     (tool,) = reading.tools
     for made in (FunctionCall("c", "file_search", arguments), CustomToolCall("c", "x", arguments)):
@@ -269,7 +269,7 @@ async def test_what_the_model_writes_is_understood_or_it_is_told(arguments, quer
         assert result.output.output == NOTHING
 
 
-async def test_what_cannot_be_searched_is_told_to_the_model_or_the_client() -> None:
+async def test_a_failed_search_is_an_error_for_the_model_or_the_client() -> None:
     reading = await opened(Shelf(fault=bad_request("is gone", "vector_store_ids")))
     with pytest.raises(ToolError, match="is gone"):
         await reading.find(["a"])

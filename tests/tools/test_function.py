@@ -278,7 +278,7 @@ async def test_arguments_are_read_as_small_models_write_them(text, result) -> No
         ("[" * 100_000, "are no JSON"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_told_to_the_model(text, problem) -> None:
+async def test_invalid_arguments_are_an_error_for_the_model(text, problem) -> None:
     result = await ran(add, text)
     assert result.error
     assert result.retry
@@ -399,7 +399,7 @@ def test_a_typed_answer_keeps_the_definitions_it_needs() -> None:
     assert list(schema["$defs"]) == ["Node"]
 
 
-async def test_a_thread_that_outlives_its_call_harms_nobody() -> None:
+async def test_a_thread_that_outlives_its_call_is_harmless() -> None:
     gate = threading.Event()
 
     @tool(seconds=0.01)

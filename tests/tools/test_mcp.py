@@ -609,7 +609,7 @@ async def test_structured_content_is_shown_where_there_is_no_text() -> None:
         assert (await ran(session, "t")).output.output == '{"a":null,"b":[1.0]}'
 
 
-async def test_blocks_beyond_a_limit_are_left_out_and_said() -> None:
+async def test_blocks_beyond_a_limit_are_left_out_with_a_note() -> None:
     content = {"content": [{"type": "text", "text": "x"}] * 300}
     async with served(Fake(tools_call=content)) as (server, _), opened(server) as session:
         output = (await ran(session, "t")).output.output

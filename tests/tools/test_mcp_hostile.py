@@ -208,7 +208,7 @@ async def test_tools_that_cannot_be_listed_are_none_and_the_item_says_why(row, m
         (error("go away"), "answered with an error: go away"),
     ],
 )
-async def test_a_server_that_does_not_begin_is_said(answer, words, monkeypatch) -> None:
+async def test_a_server_that_does_not_start_is_an_error(answer, words, monkeypatch) -> None:
     if answer is HUNG:
         monkeypatch.setattr(mcp, "START", 0.2)
     async with served(Fake(initialize=answer)) as (server, _), opened(server) as session:
@@ -345,7 +345,7 @@ async def test_a_program_that_goes_wrong_is_ended_and_started_anew(monkeypatch, 
     assert "a line of more than 8388608 bytes" in caplog.text
 
 
-async def test_a_program_that_cannot_be_started_is_said(caplog) -> None:
+async def test_a_program_that_cannot_be_started_is_an_error(caplog) -> None:
     for command in ("/nowhere/at-all", "/etc"):
         async with opened(Server(name="s", command=(command,))) as session:
             problem = session.items[0].value["error"]

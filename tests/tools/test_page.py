@@ -165,7 +165,7 @@ def test_what_bytes_become(body, kind, first) -> None:
         (b"x\0", "", "no text"),
     ],
 )
-def test_what_is_no_text_is_said(body, kind, words) -> None:
+def test_content_that_is_no_text_is_an_error(body, kind, words) -> None:
     with pytest.raises(UnreadableError, match=words):
         read(body, kind, URL)
 

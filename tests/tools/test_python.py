@@ -265,7 +265,7 @@ async def test_a_container_that_is_idle_for_long_is_closed() -> None:
     await tool.close()
 
 
-async def test_an_interpreter_that_is_lost_is_said_and_replaced() -> None:
+async def test_a_lost_interpreter_is_reported_and_replaced() -> None:
     tool, sandbox = python()
     session = await opened(tool)
     assert await ran(session, "1") == "0: 1"

@@ -229,7 +229,7 @@ async def test_half_surrogates_and_too_much_data_do_no_harm() -> None:
     assert [part.text for part in two] == ["abcdefgh", "i..."]
 
 
-async def test_a_tool_error_without_words_is_told() -> None:
+async def test_a_tool_error_without_a_message_is_reported() -> None:
     class Odd(ToolError):
         def __str__(self) -> str:
             raise ValueError

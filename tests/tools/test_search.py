@@ -135,7 +135,7 @@ def test_where_a_service_is(name, base) -> None:
     ],
 )
 @pytest.mark.parametrize("key", [None, " ", "a\nb", "ä"])
-def test_configurations_that_make_no_sense_are_said(name, words, key) -> None:
+def test_invalid_configurations_are_errors(name, words, key) -> None:
     environ = {} if key is None else dict.fromkeys(KEYS, key)
     with pytest.raises(ValueError, match=words):
         Web.configured(name, environ)

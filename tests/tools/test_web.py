@@ -552,7 +552,7 @@ def test_options_that_mean_nothing_are_no_options() -> None:
         (b"SSH-2.0\r\n\r\n", "does not answer", "the search service searxng failed"),
     ],
 )
-async def test_a_search_that_fails_is_said_and_logged(
+async def test_a_failed_search_is_reported_and_logged(
     model, site, caplog, answer, words, logged
 ) -> None:
     site.found = answer

@@ -47,11 +47,11 @@ _inside: ContextVar[frozenset[int]] = ContextVar("inside", default=frozenset())
 
 
 class Run(Answer, frozen=True, omit_defaults=True, kw_only=True):
-    """What became of a run: an answer with all its items, calls and results among them.
+    """The result of a run: an answer with all its items, including calls and their results.
 
-    `value` is the answer in the agent's type; None where it did not get that far, or does not fit.
-    `pending` are calls that wait for consent, `stopped` says which budget ended the run, and `cost`
-    is by the agent's prices.
+    `value` is the answer in the agent's type; None where there is no answer, or it does not fit.
+    `pending` are calls that wait for consent, `stopped` names the budget that ended the run, and
+    `cost` is by the agent's prices.
     """
 
     value: Any = None
@@ -61,7 +61,7 @@ class Run(Answer, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The text of the answer: what was said after the last result of a tool."""
+        """The text of the answer: all messages after the last result of a tool."""
         place = max((n for n, i in enumerate(self.output, 1) if isinstance(i, _OUTPUTS)), default=0)
         return "".join(item.text for item in self.output[place:] if isinstance(item, Message))
 
@@ -137,7 +137,7 @@ class Agent:
     # ---- running -------------------------------------------------------------------------
 
     async def run(self, said: Input | None = None, **options: Any) -> Run:
-        """Ask, run tools until the model has answered, and give all that came, which is then part
+        """Ask, run tools until the model has answered, and return all items, which are then part
         of the conversation. `options` are those of `stream`. Raises AnswerError when the answer
         fails."""
         async with self.stream(said, **options) as stream:
@@ -158,13 +158,13 @@ class Agent:
         caller: Caller = ANYONE,
         **settings: Any,
     ) -> RunStream:
-        """The same as it comes: the events of all rounds, as those of one answer.
+        """Like `run`, streamed: the events of all rounds, as those of one answer.
 
-        Without anything `said`, the model goes on from the conversation as it is, and calls that
-        wait are run: so a run that waits for consent is resumed. `allow` is what was decided: for
-        all that wait, or for each by its `call_id`; words are a refusal that the model is given.
-        The run raises ValueError for a decision on a call that does not wait.
-        `caller` says who asks. `settings` are those of a request, for this run.
+        Without `said` (the input), the model continues the conversation as it is, and pending calls
+        are run: so a run that waits for consent is resumed. `allow` are the decisions: one for
+        all pending calls, or one for each by its `call_id`; a text is a refusal, which the model
+        gets as the result. The run raises ValueError for a decision on a call that is not pending.
+        `caller` identifies the client. `settings` are those of a request, for this run.
         """
         return RunStream(self, said, allow, caller, settings)
 
@@ -184,7 +184,7 @@ class Agent:
         return await self.tools.run(call, context)
 
     def add(self, items: Sequence[Item]) -> None:
-        """Make these part of the conversation."""
+        """Append to the conversation."""
         self.history += tuple(items)
 
     # ---- the conversation ----------------------------------------------------------------
@@ -195,15 +195,14 @@ class Agent:
         return tuple(call for call in unanswered(self.history) if call.status != "incomplete")
 
     def branch(self) -> Self:
-        """Another agent that goes on from the same conversation by itself. It spends from the same
-        budget."""
+        """A copy that continues the same conversation independently. It shares the budget."""
         other = copy.copy(self)
         other._turn = _Turn()
         return other
 
     def as_tool(self, description: str, *, name: str | None = None, **settings: Any) -> PythonTool:
-        """This agent as a tool of another: each call is a run on a branch of it. A run that does
-        not come to an answer is an error for the other one."""
+        """This agent as a tool of another: each call is a run on a branch of it. A run without an
+        answer is an error for the other one."""
 
         async def ask(task: str, context: Context) -> Any:
             run = await self.branch().run(task, caller=context.caller)
@@ -217,7 +216,7 @@ class Agent:
         return PythonTool(ask, name=name or self.name, description=description, **settings)
 
     def dump(self) -> bytes:
-        """The conversation and what was spent, as JSON."""
+        """Serialise the conversation and what was spent, as JSON."""
         meter = self.meter
         usage = asdict(meter.usage)
         saved = Saved(
@@ -226,11 +225,11 @@ class Agent:
         return msgspec.json.encode(saved)
 
     def load(self, data: bytes) -> None:
-        """Go on from a conversation that `dump` gave. The meter, which others may share, is set to
+        """Restore a conversation that `dump` gave. The meter, which others may share, is set to
         what had been spent then. Raises ValueError for anything else."""
         saved = msgspec.json.decode(data, type=Saved)
         if saved.version != 1:
-            raise ValueError(f"version {saved.version} of a saved agent is not known here")
+            raise ValueError(f"version {saved.version} of a saved agent is not supported")
         self.history, meter = saved.history, self.meter
         meter.usage = msgspec.convert(saved.usage, type(meter.usage))
         meter.cost, meter.calls, meter.rounds = saved.cost, saved.calls, saved.rounds
@@ -286,25 +285,25 @@ class RunStream(Stream):
     def __init__(
         self,
         agent: Agent,
-        said: Input | None,
+        input: Input | None,
         allow: Decision | Mapping[str, Decision] | None,
         caller: Caller,
         settings: Mapping[str, Any],
     ) -> None:
         self._agent, self._allow, self._caller = agent, allow, caller
-        given: Input = () if said is None else said
+        given: Input = () if input is None else input
         asked = build_request(given, {**agent.settings, **settings}, stream=True)
         super().__init__(self._run(asked))
 
     async def finish(self) -> Run:
-        """Read on to the end and give the whole run, a failed one too."""
+        """Read to the end and return the whole run, also a failed one."""
         async for _ in self:
             pass
         return self.answer
 
     @property
     def answer(self) -> Run:
-        """All that has come so far."""
+        """All that was received so far."""
         answer, typed = super().answer, self._agent.output
         about = (answer.extra or {}).get("agent") or {}
         run = Run(**asdict(answer), cost=about.get("cost", 0.0), stopped=about.get("stopped", ""))
@@ -318,25 +317,25 @@ class RunStream(Stream):
         return replace(run, pending=pending, value=None if pending else value)
 
     async def _run(self, asked: Request) -> AsyncGenerator[Event, None]:
-        agent, said = self._agent, asked.items
+        agent, input = self._agent, asked.items
         if id(agent) in _inside.get():
             raise RuntimeError("a tool of this agent cannot run it; a branch of it can be run")
         async with agent._turn:
-            answered = {item.call_id for item in said if isinstance(item, _OUTPUTS)}
+            answered = {item.call_id for item in input if isinstance(item, _OUTPUTS)}
             left = [call for call in unanswered(agent.history) if call.call_id not in answered]
             pending = {call.call_id for call in left if agent.tools.find(call)}
-            if said and pending and self._allow is not None:
-                raise TypeError("`allow` is for going on, without anything new being said")
+            if input and pending and self._allow is not None:
+                raise TypeError("`allow` resumes a run: it cannot be combined with new input")
             if isinstance(self._allow, Mapping) and (other := self._allow.keys() - pending):
                 waiting = ", ".join(sorted(pending)) or "none"
-                problem = f"`allow` has {', '.join(sorted(other))}; calls that wait: {waiting}"
+                problem = f"`allow` has {', '.join(sorted(other))}; pending calls: {waiting}"
                 raise ValueError(problem)
-            if not said and not agent.history:
-                raise TypeError("nothing was said yet that could be answered")
-            for call in left:  # what will not be run has a result now
+            if not input and not agent.history:
+                raise TypeError("the conversation is empty, and there is no input")
+            for call in left:  # calls that will not be run get a result now
                 if call.status == "incomplete":
                     agent.add([not_run(call, CUT_OFF).output])
-                elif said or call.call_id not in pending:
+                elif input or call.call_id not in pending:
                     words = MOVED_ON if call.call_id in pending else NO_ANSWER
                     agent.add([not_run(call, words).output])
             typed, meter = agent.output, agent.meter
@@ -347,11 +346,11 @@ class RunStream(Stream):
                 yield Failed(error.fault)
                 return
             if meter.budget.cost is not None and meter.price(model) is None:
-                raise ValueError(f"there is a budget for the cost, and no price for {model!r}")
+                raise ValueError(f"the budget limits the cost, and {model!r} has no price")
             request = replace(
                 asked,
                 model=model,
-                items=(*agent.history, *said),
+                items=(*agent.history, *input),
                 instructions=asked.instructions or agent.instructions,
                 # Some servers suppress calls where a schema is asked for.
                 format=asked.format if typed is None or agent.tools.offered() else typed.format,
@@ -365,21 +364,21 @@ class RunStream(Stream):
                         if isinstance(event, ItemDone):
                             loop.done.append(event.item)
                         yield event
-            finally:  # of what was cancelled or failed, what was done stays
-                if self.response.status == "cancelled":  # and what was said so far
+            finally:  # a cancelled or failed run leaves its completed items in the history
+                if self.response.status == "cancelled":  # and the text so far
                     for item in self.response.output[len(loop.done) :]:
                         if isinstance(item, Message) and item.text:
                             loop.done.append(replace(item, status="incomplete"))
                 loop.settle()
                 summaries = [item for item in loop.done if isinstance(item, Compaction)]
                 rest = [item for item in loop.done if not isinstance(item, Compaction)]
-                if loop.done:  # a summary stands for what was before the last turn
-                    agent.add((*summaries, *said, *rest))
+                if loop.done:  # a summary replaces what was before the last turn
+                    agent.add((*summaries, *input, *rest))
 
 
 class _AgentLoop(Loop):
-    """A loop with the hooks, the decisions and the type of an agent. `done` is what will be part of
-    the conversation."""
+    """A loop with the hooks, the decisions and the type of an agent. `done` are the items that will
+    be added to the conversation."""
 
     always = True
 
@@ -441,8 +440,8 @@ class _AgentLoop(Loop):
         self._ended[call.call_id] = result
 
     def settle(self) -> None:
-        """Give the results that did not come to be part of the answer, and say of calls that were
-        begun that they were interrupted: none of them is run twice."""
+        """Add to `done` the results that are not in the answer yet, and mark calls that were begun
+        as interrupted: none of them is run twice."""
         for place, item in reversed(self._inserted):
             if place <= len(self.done):
                 self.done.insert(place, item)

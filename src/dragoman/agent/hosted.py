@@ -1,8 +1,8 @@
-"""Gives every model the tools that the server has: those that a request names are run by the loop.
+"""Runs the server's hosted tools, which a request names, in a loop, for every model.
 
-What the model sees of them are functions and their outputs; what the client sees are the items that
-the Responses protocol has for them. Each such item keeps the call behind it, so that the next
-request of the conversation shows the model what it saw before.
+The model sees functions and their outputs; the client sees the items that the Responses protocol
+has for them. Each such item carries a record of its call, so that the next request of the
+conversation shows the model what it saw before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from .loop import APPROVAL, INTERRUPTED, NOT_ALLOWED, PREFIXES, Decision, Loop
 
 ANSWER = "mcp_approval_response"
 MOST_ROUNDS = 64
-"""Rounds of calls in one answer of the server, after which the model is to answer."""
+"""Rounds of calls in one answer of the server, after which tools are switched off."""
 GONE = "This tool is not there any more."
 _DATED = re.compile(r"(web_search|code_execution)_20\d{6}")
 _SAME = {"code_execution": "code_interpreter"}
@@ -67,9 +67,9 @@ _SAME = {"code_execution": "code_interpreter"}
 
 
 class HostedTools(Wrapper):
-    """Middleware that runs hosted tools; a tool that is not on here is left for the engine inside.
+    """Middleware that runs hosted tools; a tool that is not enabled is left to the engine inside.
 
-    Raises ValueError where two of them are turned on by the same type of tool.
+    Raises ValueError where two tools have the same type.
     """
 
     acts_on = frozenset(("tools", "web_search", Unknown))
@@ -84,7 +84,7 @@ class HostedTools(Wrapper):
                     raise ValueError(f"there are two tools of type {kind!r}")
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Run the tools that the request names, and tell the model of earlier calls."""
+        """Run the tools that the request names, and show the model earlier calls."""
         wanted: dict[int, tuple[Hosted, dict[str, JSON]]] = {}
         for number, tool in enumerate(request.tools):
             if isinstance(tool, UnknownTool):
@@ -138,11 +138,11 @@ class HostedTools(Wrapper):
                 if problem is not None:
                     raise problem
             loop, asked = self._loop(request, {number: opened[number] for number in wanted})
-            kept = [number for number, _ in enumerate(request.tools) if number not in wanted]
+            own = [number for number, _ in enumerate(request.tools) if number not in wanted]
             async with aclosing(loop.stream(asked, caller)) as events:
                 async for event in events:
                     if isinstance(event, Started | Finished) and event.losses:
-                        event = replace(event, losses=_renumbered(event.losses, kept))
+                        event = replace(event, losses=_renumbered(event.losses, own))
                     yield event
         finally:
             await asyncio.gather(*(session.close() for session in opened.values()))
@@ -207,8 +207,8 @@ def _check_once(request: Request, wanted: Mapping[int, tuple[Hosted, dict[str, J
 
 
 def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
-    """Raises FaultError where what a hosted tool brings is the client's, or another's, who has
-    `taken` the name before."""
+    """Raises FaultError where a hosted tool brings a name that is the client's, or already `taken`
+    by another hosted tool."""
     brought = [session.namespace] if session.namespace else [t.spec.name for t in session.tools]
     for name in brought:
         if (other := taken.setdefault(name, number)) != number:
@@ -223,7 +223,7 @@ def _check_names(request: Request, number: int, session: Session, taken: dict[st
 
 
 def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | None:
-    """The choice of a tool, with functions where it names hosted tools."""
+    """The tool choice, with functions in place of hosted tools."""
 
     if not isinstance(request.tool_choice, UnknownTool | AllowedTools):
         return request.tool_choice
@@ -256,7 +256,7 @@ def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | N
 
     match choice := request.tool_choice:
         case UnknownTool():
-            tools = named(choice)  # or itself: it may be for the engine inside
+            tools = named(choice)  # or itself, for the engine inside
             return tools[0] if len(tools) == 1 else AllowedTools("required", tuple(tools))
         case AllowedTools(tools=entries):
             every: list[NamedTool | UnknownTool] = []
@@ -276,7 +276,7 @@ def _kind(spec: Any) -> Any:
     return "custom" if isinstance(spec, CustomTool) else "function"
 
 
-# ---- the conversation, as the model is to see it ---------------------------------------------
+# ---- the conversation, as the model sees it --------------------------------------------------
 
 
 def for_model(
@@ -329,8 +329,8 @@ def for_model(
 
 
 def _is_silent(item: Unknown) -> bool:
-    """Whether an item is no news to the model: in Messages a call has two blocks, and the second
-    says it all."""
+    """Whether an item adds nothing for the model: in Messages a call has two blocks, and the second
+    has everything."""
     if item.kind in (ANSWER, "mcp_list_tools"):
         return True
     return RECORD in (item.extra or ()) and recorded(item) is None
@@ -340,7 +340,7 @@ _OURS = frozenset((*PREFIXES, APPROVAL, ANSWER))
 
 
 def _round(item: Item) -> object:
-    """What is the same for calls of one answer of the model, and for nothing else."""
+    """A key that the calls of one answer of the model share."""
     call = _record(item) if isinstance(item, Unknown) else None
     return call.round or id(item) if call is not None else id(item)
 
@@ -350,10 +350,10 @@ def _call(call: Recorded) -> FunctionCall:
 
 
 def _record(item: Unknown) -> Recorded | None:
-    """The call behind an item, as it was kept, or as far as the item itself says it: a client that
-    stores its conversation itself brings no more."""
-    if (kept := recorded(item)) is not None:
-        return kept
+    """The call behind an item, from its record, or else from the item's own fields: all there is
+    where the client stores the conversation itself."""
+    if (record := recorded(item)) is not None:
+        return record
     call_id = item.id or ""
     match item.kind, item.value:
         case "code_interpreter_call", {"code": str(code), **rest}:
@@ -383,7 +383,7 @@ def _python(call_id: str, code: str, output: str) -> Recorded:
 
 
 class Citing(Wrapper):
-    """Middleware that finds citations in the text of answers: of what these know."""
+    """Middleware that replaces citation marks in the text of answers by annotations."""
 
     def __init__(self, engine: Engine, cited: Sequence[Cited]) -> None:
         super().__init__(engine)
@@ -392,7 +392,7 @@ class Citing(Wrapper):
     async def stream(
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        """The answer, its texts rewritten."""
+        """The answer, with its texts rewritten."""
         parts: dict[tuple[int, int], _Part] = {}
         async with aclosing(self.engine.stream(request, caller)) as events:
             async for event in events:
@@ -422,7 +422,7 @@ class Citing(Wrapper):
 
 
 class _Part:
-    """One part of a text, as it is rewritten."""
+    """Rewrites one text part as it is streamed."""
 
     def __init__(self, citations: Citations) -> None:
         self._citations = citations
@@ -431,7 +431,7 @@ class _Part:
         self._changed = False
 
     def feed(self, delta: Delta) -> Iterator[Delta]:
-        """What is known with another piece."""
+        """The deltas that another piece completes."""
         pieces = self._citations.feed(delta.data)
         if pieces == [delta.data]:
             self._text.append(delta.data)

@@ -85,7 +85,7 @@ AT_ONCE = 32
 MOST_REPORTS = 100
 """Reports of tools that wait to be read; more are left out."""
 HALVINGS = 4
-"""How often a summary is asked for of half as much."""
+"""How often a summary is tried again with half as much."""
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
 PREFIXES = {
     "code_interpreter_call": "ci",
@@ -107,37 +107,37 @@ _ITEMS = re.compile(r"(?:input|messages)\[")
 """What losses of items are called, in all protocols."""
 
 Decision = bool | str
-"""Whether a call is allowed; words are a refusal that the model is given."""
+"""Whether a call is allowed; a text is a refusal, which the model gets as the result."""
 Approve = Callable[[Call], Decision | Awaitable[Decision | None] | None]
 """Asks a person about a call that needs consent; None leaves it open, which ends the answer."""
 
 
 class Loop(Wrapper):
-    """Middleware that runs tools. With nothing to do it is the engine inside.
+    """Middleware that runs tools. With nothing to do it passes requests through.
 
-    A call of a tool that the request brings itself is its client's; any other is run here, and
-    where there is no such tool, the model is told so. Calls in the request that have no result are
-    run first: so an answer that waited for consent, or was cut off, goes on. The results of a round
-    have the order of its calls.
+    Calls of the client's own tools (those in the request) are left to the client; all others are
+    run here, and a call of an unknown tool gets an error as its result. Calls in the request that
+    have no result are run first: so an answer that waited for consent, or was cut off, continues.
+    The results of a round are in the order of its calls.
 
-    - After `max_rounds` rounds of calls, or more than `retries` rounds in a row with errors, the
-      model may call nothing more, and is asked for its answer.
-    - Where the budget of the `meter` leaves no room, the answer ends, `incomplete` for `budget`.
-    - `approve` is asked about calls that need consent. Where it leaves one open, the answer ends
+    - After `max_rounds` rounds of calls, or more than `retries` rounds in a row with errors, tools
+      are switched off and the model is asked for its answer.
+    - Where the budget of the `meter` is used up, the answer ends, `incomplete` for `budget`.
+    - `approve` decides about calls that need consent. Where it returns None, the answer ends
       for `tool_calls`, and that call has no result.
     - A conversation that is too long for the model is summarised up to its last turn, once.
     - An answer that a limit of tokens cut off is continued, `continuations` times.
     - `state` is what tools find in their context.
     - `pinned` is the number of items at the beginning that no summary replaces.
     - `opening` are lists of tools that the answer begins with.
-    - Where it is `quiet`, calls of tools that are not there are told to the model alone: a client
-      would take them for calls of its own.
+    - With `quiet`, calls of unknown tools are not sent to the client, which would take them for
+      calls of its own; only the model gets the error.
 
     Calls of tools with a display are items of their own kind, in place of a call and its output;
-    one that waits for consent is a request for it.
+    one that waits for consent is an approval request.
 
-    Subclasses may override `call`, `decide` and `check`, are told of what happens by `insert`,
-    `begin` and `end`, and may be `always` at work. Raises ValueError for a negative limit.
+    Subclasses may override `call`, `decide` and `check` and the callbacks `insert`, `begin` and
+    `end`; with `always` no request is passed through. Raises ValueError for a negative limit.
     """
 
     always = False
@@ -182,7 +182,7 @@ class Loop(Wrapper):
         return await self.tools.run(call, context)
 
     async def decide(self, call: Call) -> Decision | None:
-        """Whether a call is allowed; None where a person has not said."""
+        """Whether a call is allowed; None where a person has not decided."""
         if not await self.tools.needs_approval(call):
             return True
         if self._approve is None:
@@ -192,18 +192,19 @@ class Loop(Wrapper):
         return decision if decision is None or isinstance(decision, str) else bool(decision)
 
     def check(self, request: Request, output: Sequence[Item]) -> Request | None:
-        """The next request, where a complete answer will not do; its items are those before, the
-        answer among them, and one more."""
+        """The next request, where a complete answer is not acceptable; its items are the earlier
+        ones, the answer, and one more."""
         return None
 
     def insert(self, item: Item, place: int) -> None:
-        """An item is part of the conversation after `place` items of the answer, but not of it."""
+        """Called for an item that the model sees after `place` items of the answer, and that is not
+        part of the answer."""
 
     def begin(self, call: Call) -> None:
-        """A call is begun."""
+        """Called before a call is run."""
 
     def end(self, call: Call, result: Result) -> None:
-        """A call has a result, which may not be part of the answer yet."""
+        """Called with the result of a call, which may not be part of the answer yet."""
 
 
 class _Answer:
@@ -237,7 +238,7 @@ class _Answer:
         self.waits = self.summarised = False  # for results of the client's; for nothing more
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """The events: of calls and of the model by turns."""
+        """The events: of calls and of the model in turns."""
         if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
         for item in self.loop.opening:
@@ -269,7 +270,7 @@ class _Answer:
         return self.begun
 
     async def _results(self) -> AsyncGenerator[Event, None]:
-        """Run the calls of the last round, and see what follows."""
+        """Run the calls of the last round, and decide what follows."""
         results, waiting = list[Result](), list[Call]()
         decided: list[tuple[Call, Decision]] = []
         allowed = self.choice != "none"
@@ -299,17 +300,17 @@ class _Answer:
                     wrong = result.error or not result.run
                     state: State = "failed" if wrong and display.fails else "completed"
                     status = "failed" if wrong else "completed"
-                    kept = _kept(call, self.calls[0].call_id, result.output.output, result.kept)
+                    record = _record(call, self.calls[0].call_id, result.output.output, result.kept)
                     value = {**item.value, **result.fields, "status": status}
                     yield Progress(self.shown, state)
-                    yield ItemDone(self.shown, replace(item, value=value, extra=kept))
+                    yield ItemDone(self.shown, replace(item, value=value, extra=record))
                     self.shown += 1
         for call in waiting:
             if (display := self._display(call)) is not None:
                 given = display.opened(call)
                 asked = {name: given[name] for name in _ASKED if name in given}
-                kept = _kept(call, self.calls[0].call_id, None)
-                for event in self._whole(Unknown(WIRE, APPROVAL, asked, f"mcpr_{new_id()}", kept)):
+                extra = _record(call, self.calls[0].call_id, None)
+                for event in self._whole(Unknown(WIRE, APPROVAL, asked, f"mcpr_{new_id()}", extra)):
                     yield event
         self.stopped = self.meter.spent(self.began, call=True)
         wrong = [result for result in results if result.error]
@@ -322,7 +323,7 @@ class _Answer:
         ):
             self.choice = "none"
         elif self.choice == "required" or isinstance(self.choice, NamedTool):
-            self.choice = None  # what had to be called was
+            self.choice = None  # the required call was made
         elif isinstance(self.choice, AllowedTools):
             self.choice = replace(self.choice, mode="auto")
         if self.waits or waiting:
@@ -332,13 +333,13 @@ class _Answer:
             self.end = Finished("completed")
 
     def _display(self, call: Call) -> Display | None:
-        """How a call is shown, where that is not as a call."""
+        """How a call is shown to the client, where not as a function call."""
         tool = self.tools.find(call)
         theirs = tool is None or (call.namespace, call.name) in self.theirs
         return None if tool is None or theirs else tool.display
 
     def _hidden(self, call: Call) -> bool:
-        """Whether only the model is told of a call."""
+        """Whether a call is not sent to the client."""
         own = self.hosted or (call.namespace, call.name) in self.theirs
         return self.loop.quiet and not own and self.tools.find(call) is None
 
@@ -349,7 +350,7 @@ class _Answer:
         self.shown += 1
 
     async def _model(self) -> AsyncGenerator[Event, None]:
-        """Ask the model, and see what follows."""
+        """Ask the model, and decide what follows."""
         if stopped := self.meter.spent(self.began):
             self.stopped, self.end = stopped, Finished("incomplete", ("budget",))
             return
@@ -365,7 +366,7 @@ class _Answer:
         fold = Fold()
         end: Finished | Failed = Failed(CUT)
         names: dict[int, str] = {}
-        places: dict[int, int | None] = {}  # None of what is shown when it is run
+        places: dict[int, int | None] = {}  # None for calls that are shown when they are run
         async with aclosing(self.loop.engine.stream(asked, who)) as events:
             async for event in events:
                 if isinstance(event, ENDS):
@@ -409,8 +410,8 @@ class _Answer:
         self.calls = []
         match end:
             case Failed(fault=fault) if too_long(fault) and not output and not self.summarised:
-                async with aclosing(self._summarise(asked, who)) as told:
-                    async for event in told:
+                async with aclosing(self._summarise(asked, who)) as events:
+                    async for event in events:
                         yield event
             case Finished(reasons=("length",)) if (
                 self.continued < self.loop.continuations
@@ -425,7 +426,7 @@ class _Answer:
                 self.end = end
 
     def _follow(self, end: Finished, asked: Request, output: Sequence[Item]) -> None:
-        """After a complete answer: there are calls to run, it will not do, or it is the end."""
+        """After a complete answer: run its calls, ask again where `check` says so, or end."""
         made = [item for item in output if isinstance(item, _CALLS)]
         self.calls = [
             call
@@ -450,7 +451,7 @@ class _Answer:
         self.loop.insert(item, self.shown)
 
     async def _summarise(self, asked: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        """Put a summary in place of what came before the last turn."""
+        """Replace everything before the last turn by a summary."""
         self.summarised = True
         if self.begun is None:
             yield self._begin()
@@ -467,8 +468,8 @@ class _Answer:
         self.items = [*pinned, *compacted(rest, summary)]
 
     async def _summary(self, asked: Request, caller: Caller) -> tuple[str, Usage | None]:
-        """A summary of a conversation that is too long: of as many of its latest turns as the model
-        takes. Raises FaultError."""
+        """A summary of a conversation that is too long: of as many of its latest turns as fit the
+        model. Raises FaultError."""
         room = estimate(replace(asked, items=()))
         context = (await self.loop.engine.capabilities(asked.model)).context
         budget = (context or estimate(asked)) // 2 - room
@@ -486,7 +487,7 @@ class _Answer:
     async def _run(
         self, calls: Sequence[tuple[Call, Decision]], allowed: bool
     ) -> AsyncGenerator[Any, None]:
-        """The results of calls in their order, and in between what tools report."""
+        """The results of calls in their order, and the reports of tools in between."""
         hooks, loop = self.loop, asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int | None, Any]] = asyncio.Queue()
         places = asyncio.Semaphore(1 if self.request.parallel_tool_calls is False else AT_ONCE)
@@ -508,7 +509,7 @@ class _Answer:
                             about = Context(call, self.caller, hooks.state, partial(report, call))
                             result = await hooks.call(call, about)
                 hooks.end(call, result)
-            except BaseException as error:  # of what overrides `call`; its reader must not wait
+            except BaseException as error:  # an overridden `call`: the reader must not wait forever
                 result = error
             queue.put_nowait((number, result))
 
@@ -543,8 +544,8 @@ class _Answer:
 
 
 def _names(request: Request) -> tuple[set[tuple[str | None, str]], bool]:
-    """The names of a client's own tools, in their namespaces, and whether it has some of kinds that
-    are not known here, whose calls could have any name."""
+    """The names of a client's own tools, in their namespaces, and whether it has some of unknown
+    kinds, whose calls could have any name."""
     names: set[tuple[str | None, str]] = set()
     hosted = False
     for tool in request.tools:
@@ -558,7 +559,7 @@ def _names(request: Request) -> tuple[set[tuple[str | None, str]], bool]:
 
 
 def _free(id: str, taken: set[str]) -> str:
-    """An id that no other call has: this one, or one made of it."""
+    """A unique id of a call: this one, or one derived from it."""
     if not id:
         return f"call_{new_id()}"
     free, number = id, 0
@@ -569,15 +570,15 @@ def _free(id: str, taken: set[str]) -> str:
 
 
 def _opened(call: Call, display: Display, round: str) -> Unknown:
-    """The item that shows a call, as it begins; with the request that allowed it."""
+    """The item that shows a call, in its first state; with the approval request that allowed it."""
     allowed = (call.extra or {}).get(RECORD, {})
     value = {**display.opened(call), **allowed, "status": "in_progress"}
-    kept = _kept(call, round, None)
-    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}", kept)
+    record = _record(call, round, None)
+    return Unknown(WIRE, display.kind, value, f"{PREFIXES[display.kind]}_{new_id()}", record)
 
 
 def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
-    """What is shown of a call before it is run."""
+    """The events that show a call before it is run."""
     added, name = item, display.delta
     if name is not None:
         added = replace(item, value={**item.value, name: ""})
@@ -592,8 +593,8 @@ def _opening(place: int, item: Unknown, display: Display) -> Iterator[Event]:
         yield Progress(place, display.working)
 
 
-def _kept(call: Call, round: str, output: Output | None, own: JSON = None) -> Extra:
-    """The call behind an item, for the next time the model is asked."""
+def _record(call: Call, round: str, output: Output | None, own: JSON = None) -> Extra:
+    """The record of a call, stored in its item for the next request of the conversation."""
     record = Recorded(call.call_id, call.name, call.text, output, call.namespace, round, own)
     return {RECORD: to_builtins(record)}
 
@@ -618,7 +619,7 @@ _TOO_LONG = re.compile(
     r"|exceeds? the (available )?context|input is too long",
     re.IGNORECASE,
 )
-"""How servers say that a prompt is too long for the model, where they have no code for it."""
+"""Errors for a prompt that is too long, of servers that have no code for it."""
 
 
 def too_long(fault: Fault) -> bool:

@@ -147,9 +147,9 @@ KEYLESS = (
     "This is what was stored without a key."
 )
 MOST = 64 * 1024 * 1024
-"""Characters of a question: what has more is refused by servers, or has no end."""
+"""Characters of a question: servers refuse longer ones, and standard input may be endless."""
 WAITING = 2.0
-"""Seconds after which it is said that standard input is waited for."""
+"""Seconds after which a note says that standard input is being read."""
 SLOW = "Reading standard input, too, to its end; </dev/null leaves it out."
 NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe the question in.'
 
@@ -196,9 +196,9 @@ Ctrl-C stops an answer. The arrow keys edit a line and bring back earlier ones."
 
 
 def _piped(optional: bool) -> str:
-    """All of standard input. What waits long for what need not come says so: a pipe that nobody
-    closes, of ssh perhaps, looks like one that is slow."""
-    with suppress(OSError, ValueError):  # of what is no file, or cannot be waited for
+    """All of standard input. Prints a note if it is optional and nothing comes: a pipe that is
+    never closed (of ssh, for instance) looks like a slow one."""
+    with suppress(OSError, ValueError):  # of what is no file, or cannot be selected
         if optional and not select.select([sys.stdin], [], [], WAITING)[0]:
             print(SLOW, file=sys.stderr)
     piped = sys.stdin.read(MOST + 1)
@@ -231,8 +231,8 @@ def _chat(options: Namespace) -> int:
                 elif command:
                     run = runner.run(_print_answer(agent.stream(line)))
                     while run is not None and (decided := _decided(run)):
-                        allow, said = decided
-                        run = runner.run(_print_answer(agent.stream(said, allow=allow)))
+                        allow, items = decided
+                        run = runner.run(_print_answer(agent.stream(items, allow=allow)))
         except EOFError:
             print()
             return 0
@@ -274,16 +274,16 @@ def _named(use: str) -> UnknownTool:
 
 
 def _decided(run: Run) -> tuple[dict[str, bool] | None, list[Item] | None] | None:
-    """What the user says to the calls that wait for consent; None where none does."""
+    """Ask the user about pending calls: decisions for `allow`, or approval items; None for none."""
     if run.pending:
         return {call.call_id: _allowed(call.name, call.text) for call in run.pending}, None
-    said: list[Item] = []
+    items: list[Item] = []
     for item in run.output:
         if isinstance(item, Unknown) and item.kind == "mcp_approval_request":
             name, given = f"{item.value['server_label']}.{item.value['name']}", item.value
             fields = {"approve": _allowed(name, given["arguments"]), "approval_request_id": item.id}
-            said.append(Unknown(item.wire, "mcp_approval_response", fields))
-    return (None, said) if said else None
+            items.append(Unknown(item.wire, "mcp_approval_response", fields))
+    return (None, items) if items else None
 
 
 def _allowed(name: str, given: str) -> bool:

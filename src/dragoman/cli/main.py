@@ -131,8 +131,8 @@ _AGENT = (
 )
 _MARKED = "a FILE.py with functions marked `@tool`; may be given several times"
 _TALK = (
-    "Talk to a model: it hears the microphone, is interrupted by who speaks, and answers by the "
-    "speaker. Recognising speech and speaking happen on this machine, unless another is named."
+    "Talk to a model by microphone and speaker; speaking interrupts the answer. Speech is "
+    "recognised and synthesized on this machine, unless another is named."
 )
 _RUN = (
     "Run an agent program on a model: with a configuration of its own, which is temporary, and "
@@ -141,7 +141,7 @@ _RUN = (
     "upstream given here, the configuration's, or what is found on this machine. What comes after "
     "-- is for the program; its exit status is ours."
 )
-_HTML = "of a file: the page to write, with what its models said (dragoman.program)"
+_HTML = "of a file: the page to write, with the history of its models (dragoman.program)"
 _PROGRAMS = ("codex", "claude", "opencode")
 _RUN_AT = "the Dragoman to ask; by default the one on the usual port, or else one is started"
 _TARGETS = "the models to serve: pocket, script, hf:NAME_OR_FOLDER, gguf:FILE"
@@ -247,8 +247,8 @@ def parser() -> argparse.ArgumentParser:
     _add_model(add)
     add("--tool", dest="tools", action="append", default=[], metavar="FILE.py", help=_MARKED)
     add("--voice", metavar="NAME", help="the voice of the answers (alloy)")
-    add("--input", type=Path, metavar="FILE", help="say this, in place of the microphone")
-    add("--output", type=Path, metavar="FILE.wav", help="write there what would be heard")
+    add("--input", type=Path, metavar="FILE", help="send this recording instead of the microphone")
+    add("--output", type=Path, metavar="FILE.wav", help="write the answers' sound to this file")
     _add_voice(add)
 
     add = command("agent", "talk to the agent that a file of Python makes", _AGENT)

@@ -69,7 +69,7 @@ WANTS_KEY = (
     "or another server with --at, --upstream or a TARGET."
 )
 REFUSED = "The Dragoman on port {port} refused the key in {name}."
-ENDED = "The server that was started for {title} ended before it did, and said:\n{log}"
+ENDED = "The server that was started for {title} exited before it did. Its log:\n{log}"
 KEY = "the key to the server"
 UNANSWERED = "The server at {place} lists no models: {problem}"
 PATIENCE = 10.0
@@ -134,8 +134,8 @@ def run(options: Namespace) -> int:
         own.mkdir()
         environ = configure(program, to, own, os.environ)
         others = f"; --model names another of {model.of}" if model.of > 1 else ""
-        said = f"{program.title} uses {visible(model.name, True)}{others}, at {server.base_url}"
-        os.write(streams[1], f"{said} ({server.about}).\n".encode())
+        line = f"{program.title} uses {visible(model.name, True)}{others}, at {server.base_url}"
+        os.write(streams[1], f"{line} ({server.about}).\n".encode())
         status = supervise([executable, *options.arguments], environ, streams)
         if not server.serving():
             text = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:]
@@ -144,7 +144,7 @@ def run(options: Namespace) -> int:
 
 
 def _run_file(path: Path, options: Namespace) -> int:
-    """Run a file of Python, and write a page of what the models in its variables said."""
+    """Run a file of Python, and write a page with the history of the models in its variables."""
     from dragoman.program import Model  # agent programs need it not
     from dragoman.program.show import page
 
@@ -237,7 +237,7 @@ def _started(options: Namespace, program: Program, log: Path) -> Iterator[tuple[
         workers=1,
         keys=() if passed else (key,),
         request_log=True,
-        drain=0.0,  # when the program has ended, nobody waits for an answer
+        drain=0.0,  # no client is left when the program has ended
     )
     loading = loading_options(options)
     assembled = prepare(upstreams, targets, settings, os.environ, loading)

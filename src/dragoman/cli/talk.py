@@ -39,7 +39,7 @@ async def _talk(options: Namespace) -> int:
     given = {"speech": options.speech, "transcription": options.transcription}
     settings = replace(Settings(), **{k: v for k, v in given.items() if v is not None})
     if options.output and not options.input:
-        raise ConfigurationError("--output is for what is said to an --input.")
+        raise ConfigurationError("--output needs --input: it is for the answers to a recording.")
     recording = _read(options.input) if options.input else None
     tools = [each for path in options.tools for each in _in_file(Path(path), PythonTool)]
     client = await _client(options)
@@ -69,9 +69,9 @@ async def _talk(options: Namespace) -> int:
                 print(ECHO, file=sys.stderr)
                 await talking.with_devices()
             else:
-                heard = await talking.with_file(spoken)
+                played = await talking.with_file(spoken)
                 if options.output:
-                    _write(options.output, heard)
+                    _write(options.output, played)
     finally:
         await studio.close()
         await client.close()

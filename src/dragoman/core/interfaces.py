@@ -62,8 +62,8 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     the id it is stored under: an engine that names its answer and the items so saves the store an
     index of them. `headers` are those of its request that may travel on, where an upstream is
     spoken to over the caller's wire. `size` is that of the request's body in bytes, where it is so
-    large that it is worked on in a thread. `count` is told of many bytes that are held for the
-    answer; it raises FaultError where there is no room for them.
+    large that it is worked on in a thread. `count` accounts for large buffers of the answer, in
+    bytes; it raises FaultError where there is no room for them.
     """
 
     tenant: str = ""

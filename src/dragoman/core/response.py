@@ -36,7 +36,7 @@ TEXT_CONSTRAINTS = {
     "choice": "guided_choice",
     "schema": "format",
 }
-"""How our own engines can be told to bind the text of an answer (see `Capabilities`)."""
+"""The fields with which our own engines constrain the text of an answer (see `Capabilities`)."""
 _CONSTRAINTS = frozenset(CONSTRAINT_FIELDS)
 
 

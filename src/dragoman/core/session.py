@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -80,7 +80,7 @@ from .session_values import (
     Unreadable,
     Work,
 )
-from .sound import BYTES_PER_MS, Place, Spoken, milliseconds
+from .sound import BYTES_PER_MS, Place, Sound, Spoken, milliseconds
 
 BufferState = Literal["empty", "filled", "speaking"]
 BUFFER: dict[BufferState, dict[type, BufferState]] = {
@@ -353,8 +353,8 @@ class Session:
 
     def _make_item(self, size: int, id: str) -> None:
         """Make an item of the buffer's first bytes."""
-        audio = bytes(self._buffer[:size])
-        del self._buffer[:size]
+        audio, self._buffer = self._buffer, self._buffer[size:]  # not copied: it may be long
+        del audio[size:]
         self._begins += size
         self._utterance = ""
         self._quiet_since = self.position
@@ -408,7 +408,7 @@ class Session:
             part = replace(entry.item.parts[0], transcript=transcript)
             self.items.complete(replace(entry.item, content=(part, *entry.item.parts[1:])))
             if shown:
-                length = milliseconds(len(self.items.sound.get((id, 0)))) / 1000
+                length = milliseconds(self.items.sound.length((id, 0))) / 1000
                 self._emit(TranscriptionCompleted(id, 0, transcript, length))
         elif shown:
             self._emit(TranscriptionFailed(id, 0, report.fault))
@@ -424,11 +424,10 @@ class Session:
 
     # ---- the conversation ----------------------------------------------------------------------
 
-    def _insert(self, item: Item, previous: str | None, sounds: dict[int, bytes]) -> None:
+    def _insert(self, item: Item, previous: str | None, sounds: Mapping[int, Sound]) -> None:
         """Put a whole item into the conversation, and have transcribed what was said."""
         entry = self.items.insert(item, previous)
-        id = item_id(item)
-        before = self.items.before(id)
+        before = self.items.before(id := item_id(item))
         self._emit(ConversationItemAdded(item, before), ConversationItemDone(item, before))
         for number, audio in sounds.items():
             self._store((id, number), audio)
@@ -439,7 +438,7 @@ class Session:
                 options = self.config.transcription or Transcription()
                 self.work.append(Transcribe(id, audio, options))
 
-    def _store(self, place: Place, audio: bytes) -> None:
+    def _store(self, place: Place, audio: Sound) -> None:
         if self.items.sound.add(place, audio):
             self._forgot = True
 
@@ -539,9 +538,10 @@ class Session:
             return
         spoken = "audio" in config.modalities
         speed = {"realtime": {"speed": config.speed}} if config.speed != 1.0 else None
+        items, sounds = self.items.for_model(entries)
         request = Request(
             model=config.model,
-            items=self.items.for_model(entries),
+            items=items,
             instructions=config.instructions or None,
             tools=config.tools,
             tool_choice=config.tool_choice if config.tools else None,
@@ -555,8 +555,8 @@ class Session:
             stream=True,
             store=False,
         )
-        answer.sent = sum(map(weight, request.items))
-        self.work.append(Generate(answer.response.id, request))
+        answer.sent = sum(map(weight, items)) + sum(map(len, sounds)) * 4 // 3
+        self.work.append(Generate(answer.response.id, request, sounds, answer.sent))
 
     def _cancel(self, command: Cancel) -> None:
         id = command.response_id

@@ -17,6 +17,7 @@ from .item import JSON, Extra, Item
 from .loss import Loss
 from .request import ReasoningOptions, Request, Tool, ToolChoice
 from .response import Status, Usage
+from .sound import Sound
 
 # ---- configuration -----------------------------------------------------------------------------
 
@@ -235,10 +236,13 @@ Report = Tick | SpeechStarted | SpeechStopped | Transcribed | Answered
 
 
 class Generate(Struct, frozen=True):
-    """Work: ask the engine, and report its events as `Answered`."""
+    """Work: ask the engine, and report its events as `Answered`. The sounds are added to the
+    request before that (`conversation.with_sounds`); `size` is that of both together."""
 
     response_id: str
     request: Request
+    sounds: tuple[Sound, ...] = ()
+    size: int = 0
 
 
 class Stop(Struct, frozen=True):
@@ -251,7 +255,7 @@ class Transcribe(Struct, frozen=True):
     """Work: transcribe the sound of an item, and report it as `Transcribed`."""
 
     item_id: str
-    audio: bytes
+    audio: Sound
     options: Transcription
 
 

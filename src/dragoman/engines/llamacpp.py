@@ -191,18 +191,18 @@ class ServerProcess:
         self.pid, self._control = spawn(__name__, {**os.environ, "GGML_NO_BACKTRACE": "1"})
         try:
             self._control.send_bytes(msgspec.msgpack.encode(self._options))
-            said = self._control.recv_bytes().decode()
+            reply = self._control.recv_bytes().decode()
         except (EOFError, OSError):
-            said = "!it died."
-        if said.startswith("!"):
+            reply = "!it died."
+        if reply.startswith("!"):
             self._control.close()
             os.waitpid(self.pid, 0)
             raise ValueError(
-                f"llama.cpp cannot run {self._options.path}: {said[1:]} The file may be broken or "
+                f"llama.cpp cannot run {self._options.path}: {reply[1:]} The file may be broken or "
                 "of a model it does not know, or too large for the memory there is (a smaller "
                 "context takes less)."
             )
-        return said[1:]
+        return reply[1:]
 
     def _watch(self) -> None:
         pause = PAUSES[0]

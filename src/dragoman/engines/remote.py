@@ -103,7 +103,7 @@ class UpstreamAnswer(Struct, eq=False):
     _queued: bool = False  # and it waits for its turn
     _silent: int = 0  # bytes since the last event, as far as was looked; a few may be before it
     _values: int = 0  # in them, at the most
-    _kept: int = 0  # bytes that are kept of the answer, about, and that nobody was told of
+    _kept: int = 0  # bytes buffered of the answer, about, that were not passed to `count` yet
     _ready: tuple[list[Event], bool] | None = None  # decoded before, and whether it is the end
     _late: list[Event] = []  # what came in TAIL
     _paused: bool = False
@@ -131,7 +131,7 @@ class UpstreamAnswer(Struct, eq=False):
             return
         self._paused = True
         if self._state == State.TAIL:
-            self._stop_timer()  # what comes is not late while nobody reads
+            self._stop_timer()  # no timeout while reading is paused
         if self._state != State.WAITING:
             self._exchange.connection.pause()
 
@@ -357,7 +357,7 @@ class UpstreamAnswer(Struct, eq=False):
             case _:
                 key = self._remote.upstream.key_for(request.caller)
                 events = [Failed(fault_from(error, key, request.caller.trace))]
-        if self._state != State.OVER:  # else nobody waits for the answer any more
+        if self._state != State.OVER:  # else it was cancelled
             self.cancel()
             receive_last(request.restored(events), self._sink)
 
@@ -422,10 +422,10 @@ class UpstreamAnswer(Struct, eq=False):
 class Remote:
     """An engine behind an address.
 
-    - `base_url` is what clients of that server are given, with `/v1` where it has one.
-    - `name` is what faults call it: callers may be strangers, who are not told its address.
-    - `key` is our key to it; with `pass_client_key` the caller's own key travels instead.
-    - `wire` is `auto` (find out once, for free), `chat` or `responses`.
+    - `base_url` is the base URL for clients of that server, with `/v1` where it has one.
+    - `name` is its name in errors, which do not reveal its address to callers.
+    - `key` is our key to it; with `pass_client_key` the caller's own key is sent instead.
+    - `wire` is `auto` (detected once, at no cost), `chat` or `responses`.
     - `profile` names a kind of server; by default it is recognised by its answers.
     - `retries` is how often a 429, 503 or 529 before the first byte is tried again; 0 passes it on.
     - `header_hold` is how many seconds a stream may be silent before it is begun all the same.

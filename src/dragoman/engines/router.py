@@ -185,13 +185,12 @@ class Router(Wrapper):
         if name not in self._listed:
             async with self._looking:
                 if self._looked is None or time.monotonic() - self._looked >= MEMORY:
-                    # Those that do not tell which models they have, have none.
+                    # Engines that cannot list their models have none.
                     listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
                     self._looked = time.monotonic()
-                    # What a server lists now takes the place of what it listed before, which might
-                    # be without end.
-                    told = [e for e, models in zip(self._open, listings, strict=True) if models]
-                    listed = {name: e for name, e in self._listed.items() if e not in told}
+                    # A new listing replaces the engine's old one, so that the table stays bounded.
+                    known = [e for e, models in zip(self._open, listings, strict=True) if models]
+                    listed = {name: e for name, e in self._listed.items() if e not in known}
                     for engine, models in zip(self._open, listings, strict=True):
                         for model in models:
                             listed.setdefault(model.id, engine)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from dragoman.core.conversation import with_sounds
 from dragoman.core.error import Fault, unsupported
 from dragoman.core.event import Delta, Event
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle
+from dragoman.core.request import Request
 from dragoman.core.session import LIMITS, TOO_OLD, Session
 from dragoman.core.session_values import (
     Answer,
@@ -44,15 +46,15 @@ from dragoman.core.session_values import (
     TurnDetection,
     Unreadable,
 )
-from dragoman.core.sound import BYTES_PER_MS
+from dragoman.core.sound import BYTES_PER_MS, Sound
 
-from .base import fault_from, new_id, now, start, wait_closed
+from .base import Prepared, Wrapper, fault_from, new_id, now, start, wait_closed
 
 PIECE_MS = 1_000
 """Sound that is taken at once: a detector needs 5 ms of CPU for it, and is never further behind
 than the session allows."""
-
-
+LARGE = 64 * 1024
+"""Bytes of a request that is worked on in a thread."""
 CLOSED = Fault("cancelled", "The session was closed.", "client")
 
 
@@ -70,27 +72,24 @@ class Detector(Protocol):
 
 
 class Voice(Protocol):
-    """What a session hears and speaks with. It belongs to one session; sound is PCM16, 24 kHz.
-
-    `transcribes` and `speaks` say whether there is anything to do that with.
-    """
+    """Speech recognition and synthesis of one session. Sound is PCM16, 24 kHz."""
 
     @property
     def transcribes(self) -> bool:
-        """Whether `transcribe` can be asked."""
+        """Whether there is a recogniser, so that `transcribe` can be called."""
         ...
 
     @property
     def speaks(self) -> bool:
-        """Whether `speaking` makes answers of sound."""
+        """Whether there is a synthesizer, so that `speaking` adds sound to answers."""
         ...
 
     def detector(self, detection: TurnDetection) -> Detector:
         """A detector of turns."""
         ...
 
-    def transcribe(self, audio: bytes, options: Transcription) -> AsyncGenerator[str, None]:
-        """What is said, in pieces. Raises FaultError; closing it stops the work."""
+    def transcribe(self, audio: Sound, options: Transcription) -> AsyncGenerator[str, None]:
+        """The transcript, in pieces. Raises FaultError; closing it stops the work."""
         ...
 
     def speaking(self, engine: Engine) -> Engine:
@@ -160,11 +159,30 @@ class _Turn:
         self._session.report(Answered(self._response_id, events))
 
 
+Apart = Callable[..., Awaitable[Any]]
+"""Calls a function with its arguments in a thread."""
+
+
+class _WithSounds(Wrapper):
+    """An engine whose requests get the user's sound."""
+
+    def __init__(self, engine: Engine, sounds: tuple[Sound, ...], apart: Apart) -> None:
+        super().__init__(engine)
+        self._sounds = sounds
+        self._apart = apart
+
+    async def prepare(self, request: Request, caller: Caller) -> Prepared:
+        """Encode the sounds."""
+        items = await self._apart(with_sounds, request.items, self._sounds)
+        return Prepared(replace(request, items=items))
+
+
 class TurnSession:
     """A session over an engine that answers one request at a time.
 
-    Without a `voice` it is a session of text: models that hear get the user's sound as it is, and
-    nobody finds the ends of turns but the client. `engine` is asked as `caller`.
+    Without a `voice` it is a session of text: models with audio input get the user's sound as it
+    is, and only the client ends turns. `engine` is asked as `caller`. What takes long is done
+    `apart`, in a thread.
     """
 
     def __init__(
@@ -175,6 +193,7 @@ class TurnSession:
         sink: SessionSink | None = None,
         voice: Voice | None = None,
         limits: SessionLimits = LIMITS,
+        apart: Apart = asyncio.to_thread,
     ) -> None:
         speaks = voice is not None and voice.speaks
         self._engine = voice.speaking(engine) if voice is not None and speaks else engine
@@ -182,6 +201,7 @@ class TurnSession:
         self.sink = sink
         self._voice = voice
         self._limits = limits
+        self._apart = apart
         self.session = Session(
             new_id(),
             config,
@@ -242,8 +262,12 @@ class TurnSession:
         work = self.session.work
         while work:
             match work.popleft():
-                case Generate(response_id=id, request=request):
-                    handle = start(self._engine, request, self._caller, _Turn(self, id))
+                case Generate(response_id=id, request=request, sounds=sounds, size=size):
+                    engine = (
+                        _WithSounds(self._engine, sounds, self._apart) if sounds else self._engine
+                    )
+                    caller = replace(self._caller, size=size if size > LARGE else 0)
+                    handle = start(engine, request, caller, _Turn(self, id))
                     if not self.session.answering(id):  # it has ended already
                         self._cancel(handle)
                         continue
@@ -379,7 +403,7 @@ class TurnSession:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _transcribe(self, id: str, audio: bytes, options: Transcription) -> None:
+    async def _transcribe(self, id: str, audio: Sound, options: Transcription) -> None:
         """Report what an item says, or why that is not known."""
         try:
             if self._voice is None:  # pragma: no cover - only a voice is asked

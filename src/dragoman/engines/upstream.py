@@ -50,22 +50,22 @@ _log = logging.getLogger("dragoman")
 _T = TypeVar("_T")
 
 PATIENCE = 2.0
-"""Seconds a refusal has to say why."""
+"""Seconds to read the body of an error response."""
 LONGEST_WAIT = 60.0
 """Seconds a configured retry waits at the most, whatever Retry-After says."""
 LONGEST_RETRY_AFTER = 86_400
-"""Seconds that clients are told to wait at the most: some keep to what they are told."""
+"""The most seconds of a `Retry-After` that is sent to clients: some obey any value."""
 _SECONDS = frozenset("0123456789.")
 _ABSENT = (404, 405)
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 BUSY = (429, 503, 529)
 """The statuses of a refusal that may be tried again later."""
 SHORTEST_SECRET = 8
-"""Characters below which a key is a placeholder that may well be a word of the message."""
+"""Characters below which a key is a placeholder that may be a word of the message."""
 
 
 def broken(error: NetError) -> Fault:
-    """The fault that an error of the net is."""
+    """The fault for a network error."""
     match error:
         case NetTimeoutError():
             return Fault(
@@ -86,7 +86,7 @@ def broken(error: NetError) -> Fault:
 
 
 def unreachable(what: str) -> Fault:
-    """Nobody answers there."""
+    """The fault for a server that cannot be reached."""
     return Fault(
         "upstream_unreachable",
         f"The model's server cannot be reached: {what}. Is it running, and at this address?",
@@ -573,8 +573,8 @@ class Upstream:
             self.known_headers.clear()
 
     def _redirected(self, status: int, location: str) -> Fault:
-        """A redirect is not followed: it would take keys to another server. Where it leads is
-        logged, once, and not told to clients."""
+        """The fault for a redirect, which is not followed: it would send keys to another server.
+        Its target is logged, once, and not sent to clients."""
         with suppress(ValueError):
             location = str(parse_url(urljoin(self.url, location)))
         if location != self._redirect:

@@ -192,7 +192,7 @@ class Prompt(Struct, frozen=True):
 
     def text_for(self, controls: Iterable[str]) -> str:
         """One text, for servers that find these control tokens in it: those that were text are
-        broken by a zero-width space, so that nobody speaks for another role.
+        broken by a zero-width space, so that a text cannot forge a turn of another role.
 
         >>> Prompt((Control("<|go|>"), "<|go|>")).text_for(["<|go|>"])
         '<|go|><\\u200b|go|>'

@@ -341,7 +341,7 @@ _MAX_REPEATED = 1_000_000
 
 
 _MAX_SAID = 1_000
-"""Characters of what a template says when it refuses, which clients are told."""
+"""Characters of a template's `raise_exception` message that are sent to clients."""
 
 
 class _RejectedError(TemplateError):

@@ -145,8 +145,8 @@ class _Inflate:
 class Pool:
     """A keep-alive pool over one Dialer.
 
-    A place is taken from the moment a connection is dialled until it is closed, whoever
-    closes it. Who waits longest is served first, with a free place or a released connection.
+    A place is taken from the moment a connection is dialled until it is closed, by either side.
+    Waiters are served in order, with a free place or a released connection.
     """
 
     def __init__(self, dialer: Dialer, limits: Limits) -> None:
@@ -213,7 +213,7 @@ class Pool:
             self._places += 1
 
     def hand_over(self, what: Connection | None) -> bool:
-        """Give a connection, or a free place, to who waits longest; false where nobody waits."""
+        """Give a connection, or a free place, to the first waiter; false where there is none."""
         while self.waiting:
             turn = self.waiting.popleft()
             if not turn.done():
@@ -287,8 +287,8 @@ class Response:
     ) -> bytes:
         """The rest of the body, whole, of at most `limit` bytes when decoded.
 
-        `count` is told of the bytes as they come, and may raise what ends it. Raises TooLargeError
-        beyond the limit; by default the client's Limits.body_bytes counts.
+        `count` is called with the bytes read so far, and may raise to abort. Raises TooLargeError
+        beyond the limit, which is Limits.body_bytes of the client by default.
         """
         limit = self._limit if limit is None else limit
         chunks: list[bytes] = []

@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
         self.parts: list[bytes] = []  # the body bytes that have come
         # The parser appends them by itself: no Python frame per HTTP chunk.
         self.on_body = self.parts.append
-        self._buffered = 0  # bytes that nobody has taken
+        self._buffered = 0  # bytes that were not read yet
         self._paused = False
         self._held = False
         self._parser = httptools.HttpResponseParser(self)
@@ -284,7 +284,7 @@ class Connection(asyncio.Protocol):
                 self.on_readable()
             else:
                 self._wake()
-            if self.parts:  # nobody took them
+            if self.parts:  # they were not read
                 self._buffered += size
                 held = self._paused or self.closed or self._state != _BODY
                 if self._buffered >= _HIGH_WATER and not held:
@@ -445,7 +445,7 @@ class Connection(asyncio.Protocol):
         elif self._state == _IDLE:
             self.abort()
         elif self._held:
-            pass  # whoever goes on allows more time
+            pass  # `resume` extends the deadline
         elif self._state == _HEAD:
             unsent = self.transport.get_write_buffer_size()
             taken = self._unsent - unsent

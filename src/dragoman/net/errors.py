@@ -16,7 +16,7 @@ class InvalidUrlError(NetError, ValueError):
 
 
 class ConnectError(NetError):
-    """The name did not resolve or nobody accepted the connection; nothing was sent."""
+    """The name did not resolve or the connection was refused; nothing was sent."""
 
 
 class TLSError(NetError):

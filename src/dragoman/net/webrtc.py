@@ -28,8 +28,8 @@ CLOCK = 48_000
 BIT_RATE = 32_000
 """Bits a second of what is sent: speech in one channel (RFC 7587, 3.1.1)."""
 MAX_GAP_MS = 2_000
-"""Silence that is heard in the place of packets that are lost, or were not sent as there was
-nothing to hear (RFC 7587, 3.1.3)."""
+"""Silence that is inserted for packets that are lost, or were not sent because of DTX
+(RFC 7587, 3.1.3)."""
 LAST_WORDS = 1.0
 """Seconds that a client has to take what it is sent last."""
 LATE = 0.2
@@ -50,30 +50,30 @@ _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
 
 class PeerListener(Protocol):
-    """Takes what a client sends, and gives what it is to hear. All of it is called on the loop."""
+    """Callbacks for a client's messages and sound, and the source of its sound; run on the loop."""
 
     def connected(self) -> None:
-        """The client has found us, and is who made the offer."""
+        """ICE and DTLS are complete: the client is the one that made the offer."""
         ...
 
     def received(self, text: str | bytes) -> None:
-        """A message has come by the data channel."""
+        """Called with a message of the data channel."""
         ...
 
     def drained(self) -> None:
-        """Most of what was sent is taken."""
+        """The send buffer is below its low-water mark."""
         ...
 
     def audio_received(self, audio: bytes) -> None:
-        """Sound has come: PCM16, 24 kHz."""
+        """Called with sound: PCM16, 24 kHz."""
         ...
 
     def next_frame(self) -> bytes | None:
-        """The next `FRAME` bytes to be heard, or None; then `play` says when to ask again."""
+        """The next `FRAME` bytes to play, or None; then it is called again after `play`."""
         ...
 
     def ended(self) -> None:
-        """The client has hung up or is gone. Nothing else is called after that."""
+        """The client has hung up or the connection is lost. Nothing else is called after that."""
         ...
 
 
@@ -99,7 +99,7 @@ def read_offer(sdp: str) -> tuple[list[str], list[str]]:
     groups = [line.split()[1:] for line in lines if line.startswith("a=group:BUNDLE")]
     bundled = [mid for group in groups for mid in group]
     if len({*mids}) != len(kinds) or not {*bundled} <= {*mids} or len({*bundled}) < len(bundled):
-        # aiortc would find out where nobody sees it.
+        # aiortc would raise in a task of its own.
         raise FaultError(bad_request("has a medium without a name, or names one it has not", "sdp"))
     if "audio" in kinds and not any(map(_OPUS.fullmatch, lines)):
         raise FaultError(unsupported("offers no Opus (opus/48000/2)", "sdp"))
@@ -138,9 +138,9 @@ class Peer:
         self._low = low
         aiortc, connection = import_module("aiortc"), self._connection
         addresses = self._addresses or tuple(_all_addresses())
-        # ICE fails at once with nobody to look for; the discard port of ours is nobody.
-        nobody = f"\r\na=candidate:0 1 udp 1 {addresses[0]} 9 typ host"
-        lines = [line + nobody if line.startswith("m=") else line for line in lines]
+        # ICE fails at once without remote candidates; our own discard port is a placeholder.
+        placeholder = f"\r\na=candidate:0 1 udp 1 {addresses[0]} 9 typ host"
+        lines = [line + placeholder if line.startswith("m=") else line for line in lines]
         sdp = "\r\n".join([*lines, ""])
         try:
             if "audio" in kinds:
@@ -186,7 +186,7 @@ class Peer:
         return int(channel.bufferedAmount)
 
     def play(self) -> None:
-        """There is a frame to be heard."""
+        """Wake the track: there is a frame to play."""
         self._wakeup.set()
 
     async def close(self) -> None:
@@ -288,8 +288,8 @@ def _bound_sources(router: Any) -> None:
 
 
 class Sound:
-    """The track of what the client hears: it encodes frames as they are due. Nothing is sent while
-    there is nothing to hear."""
+    """The outgoing audio track: it encodes frames as they are due, and sends nothing while there
+    is nothing to play."""
 
     kind = "audio"
     id = "sound"

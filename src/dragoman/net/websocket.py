@@ -69,4 +69,4 @@ async def open_websocket(
         message = "the server closed the connection in the handshake"
         raise DisconnectedError(message, before_first_byte=True, reused=False) from error
     except (OSError, TimeoutError) as error:
-        raise ConnectError(f"nobody answers at {url}: {str(error) or 'time is over'}") from error
+        raise ConnectError(f"cannot connect to {url}: {str(error) or 'timed out'}") from error

@@ -48,8 +48,8 @@ _GUARANTEES = (None, "enforced", "verified", "best-effort")
 
 
 class NodeOptions(TypedDict, total=False):
-    """What every node that is generated takes: whether it is one of a list under its name, its
-    most tokens, its temperature, the guarantee it must have, and how often it is asked for."""
+    """Options of all generated nodes: whether to append to a list under the name, the limit of
+    tokens, the temperature, the guarantee that is required, and the number of attempts."""
 
     list_append: bool
     max_tokens: int | None
@@ -115,16 +115,16 @@ def gen(
     guarantee: Guarantee | None = None,
     attempts: int | None = None,
 ) -> Node:
-    """Let the model speak, and capture what it says under `name`.
+    """Generate text, and capture it under `name`.
 
     It ends where the model ends, at a `stop` (a text, or several), where a `stop_regex` matches, or
     after `max_tokens`. The stop is not part of the text; `save_stop_text` captures it, under
     `{name}_stop_text` or the name given. `suffix` follows the text. With `regex` all of the text
     matches that; see `regex`. With `n` the capture is a list of as many answers, of which the
-    program goes on with the first. With `tools` (functions, or tools) the model may call them,
+    program continues with the first. With `tools` (functions, or tools) the model may call them,
     until it has answered or `max_rounds` times; `tool_choice` (`auto`, `required`, or a name) is
     for the first round, and `parallel_tool_calls` says whether there may be several in one.
-    `effort` is how hard to think.
+    `effort` is the reasoning effort.
     """
     stops, patterns = _texts("stop", stop), _texts("stop_regex", stop_regex)
     for pattern in patterns:

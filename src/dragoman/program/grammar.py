@@ -54,7 +54,7 @@ class Match(Struct, frozen=True):
 
 def match(grammar: object, text: str | bytes, allow_partial: bool = False) -> Match | None:
     """How a text matches nodes or texts; None where it does not. With `allow_partial` the beginning
-    of a match will do.
+    of a match is accepted.
 
     >>> match("It is " + Literal("so"), "It is", allow_partial=True).partial
     True
@@ -99,8 +99,8 @@ def captures(value: Node, text: str) -> dict[str, Any]:
                 ]
     if pairs is None:
         state = _followed(_Writer(flexible=True, capturing=True).whole(value), text)
-        said = state.captures if state is not None else []
-        pairs = [(name, part.decode("utf-8", "replace")) for name, part in said]
+        parts = state.captures if state is not None else []
+        pairs = [(name, part.decode("utf-8", "replace")) for name, part in parts]
     for name, part in pairs:
         if name not in lists:
             found[name] = part
@@ -110,7 +110,7 @@ def captures(value: Node, text: str) -> dict[str, Any]:
 
 
 def check(value: Node) -> None:
-    """Raise ValueError where a node is no grammar, in words that say what is wrong."""
+    """Raise ValueError where a node is no grammar, with the compiler's message."""
     try:
         byte_compiler().compiled(Grammar(_Writer().whole(value)))
     except FaultError as error:
@@ -166,8 +166,8 @@ _FENCE = re.compile(r"```\w*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
 
 def find(value: Node, text: str) -> str | None:
-    """What of a model's text matches: all of it, or the first part of it that does and stands by
-    itself; None where nothing does."""
+    """The part of a model's text that matches: all of it, or the first matching part with word
+    boundaries around it; None where nothing matches."""
     for each in (text, text.strip(), text.strip().strip("\"'`*.").strip()):
         if fitting(value, each):
             return each
@@ -437,19 +437,19 @@ def _lark_in_gbnf(text: str, rules: dict[Any, str]) -> str | None:
         piece = _LARK.match(text, at)
         if piece is None:
             return None
-        at, said = piece.end(), piece[0].strip()
+        at, lexeme = piece.end(), piece[0].strip()
         match piece.lastgroup:
             case "head":
-                line = lines.setdefault(said[:-1].strip(), [])
+                line = lines.setdefault(lexeme[:-1].strip(), [])
             case "name":
-                line.append(_name(own, said))
+                line.append(_name(own, lexeme))
             case "regex":
                 inner = _regex_in_gbnf(piece["regex"])
                 if inner is None:
                     return None
                 line.append(inner)
             case "text" | "sign":
-                line.append(said)
+                line.append(lexeme)
     for name, each in lines.items():
         rules[own, name] = f"{_name(own, name)} ::= {' '.join(each)}"
     return _name(own, "start")
@@ -482,30 +482,30 @@ def _regex_in_gbnf(pattern: str) -> str | None:
         piece = _PIECE.match(pattern, at)
         if piece is None:
             return None
-        at, said = piece.end(), piece[0]
+        at, lexeme = piece.end(), piece[0]
         match piece.lastgroup:
             case "set":
-                if re.search(r"\\[DWSpPbB]|\[:|&&", said):
+                if re.search(r"\\[DWSpPbB]|\[:|&&", lexeme):
                     return None
-                said = re.sub(
-                    r"\\u\{([0-9a-fA-F]+)\}", lambda each: f"\\U{int(each[1], 16):08x}", said
+                lexeme = re.sub(
+                    r"\\u\{([0-9a-fA-F]+)\}", lambda each: f"\\U{int(each[1], 16):08x}", lexeme
                 )
-                said = re.sub(r"\\([dws])", lambda each: _SETS[each[1]], said)
-                found.append(re.sub(r"\\([^\]\\tnrxuU^-])", r"\1", said))
+                lexeme = re.sub(r"\\([dws])", lambda each: _SETS[each[1]], lexeme)
+                found.append(re.sub(r"\\([^\]\\tnrxuU^-])", r"\1", lexeme))
             case "open":
                 found.append("(")
             case "sign":
-                if said == "?" and found and found[-1] in ("*", "+", "?"):
+                if lexeme == "?" and found and found[-1] in ("*", "+", "?"):
                     continue  # lazy: the same texts
-                found.append(said)
+                found.append(lexeme)
             case "escape":
-                letter = said[1]
+                letter = lexeme[1]
                 if letter in _SETS:
                     found.append(f"[{_SETS[letter]}]")
                 elif letter in _NOT:
                     found.append(f"[{_NOT[letter]}]")
                 elif letter in "tnrxu":
-                    found.append(f'"{said}"')
+                    found.append(f'"{lexeme}"')
                 elif letter.isalnum():
                     return None
                 else:
@@ -513,12 +513,12 @@ def _regex_in_gbnf(pattern: str) -> str | None:
             case "dot":
                 found.append("[^\\n]")
             case _:
-                found.append(_quoted(said))
+                found.append(_quoted(lexeme))
     return f"({' '.join(found)})" if found else '""'
 
 
 def json_value(value: Node, text: str) -> str | None:
     """The text in an object `{"value": text}`, where it is one and matches."""
     found = read_json(text)
-    said = found.get("value") if isinstance(found, dict) else None
-    return said if isinstance(said, str) and fitting(value, said) else None
+    inner = found.get("value") if isinstance(found, dict) else None
+    return inner if isinstance(inner, str) and fitting(value, inner) else None

@@ -40,11 +40,11 @@ ROLES = ("system", "user", "assistant")
 
 
 class Capture(Struct, frozen=True, omit_defaults=True):
-    """What was captured under a name: the `value`, its tokens where they were reported, how sure it
-    is that it matches what was asked for, and how the model ended.
+    """What was captured under a name: the `value`, its tokens where they were reported, the
+    guarantee that it matches the grammar, and how the answer ended.
 
     `end` is `stop`, `length`, `content_filter`, `refused` …, as in `dragoman.Answer`; a `refusal`
-    is what the model said in place of an answer.
+    is the text of the model's refusal.
     """
 
     value: Any
@@ -78,7 +78,7 @@ class Listed(Struct, frozen=True):
 
 
 class Piece:
-    """A text, a part or an item of a turn, and what is known of it. Texts that were `generated`
+    """A text, a part or an item of a turn, with metadata. Texts that were `generated`
     have their tokens, the seconds they took, and their guarantee."""
 
     __slots__ = ("before", "generated", "guarantee", "seconds", "tokens", "value")
@@ -97,7 +97,7 @@ class Piece:
 
 
 class Turn:
-    """What one role says. `mark` is the block that it was said in; `last` is its last piece."""
+    """One turn of a role. `mark` is the role block it belongs to; `last` is its last piece."""
 
     __slots__ = ("_items", "before", "last", "mark", "role")
 
@@ -167,7 +167,7 @@ class _Scope(AbstractContextManager["_Scope"]):
 
 
 class OpenRole(Struct, frozen=True, eq=False):
-    """The role block that code is in; every block is another."""
+    """The role block that the code is in; compared by identity."""
 
     name: str
 
@@ -214,17 +214,17 @@ open_blocks: ContextVar[tuple[Block, ...]] = ContextVar("open_blocks", default=(
 
 
 def system() -> Role:
-    """A block of the system's: `with system(): lm += …`."""
+    """A block of the system role: `with system(): lm += …`."""
     return Role("system")
 
 
 def user() -> Role:
-    """A block of the user's."""
+    """A block of the user role."""
     return Role("user")
 
 
 def assistant() -> Role:
-    """A block of the assistant's, in which the model speaks."""
+    """A block of the assistant role, in which the model generates."""
     return Role("assistant")
 
 
@@ -244,8 +244,8 @@ NOTHING = Spent(round_trips=0)
 
 
 class State:
-    """All that a program has said, generated and captured. Never changed: every method gives a new
-    one, which shares what was before."""
+    """The turns, captures and usage of a program. Immutable: every method returns a new state,
+    which shares its past."""
 
     __slots__ = ("blocks", "captures", "partial", "turn", "usage")
 
@@ -267,7 +267,7 @@ class State:
         found = self.settled()
         current = open_role.get()
         if current is None:
-            problem = "nothing can be said outside a role"
+            problem = "cannot append outside a role"
             raise ValueError(f"{problem}; write `with user():`, assistant or system around it")
         if found.turn is None or found.turn.mark is not current:
             turn = Turn(found.turn, current.name, current, None)
@@ -282,7 +282,7 @@ class State:
         return found
 
     def settled(self) -> State:
-        """The state with the blocks closed that have ended since."""
+        """The state with the blocks closed whose `with` has ended."""
         if not self.blocks:
             return self
         current, found = open_blocks.get(), self
@@ -291,19 +291,19 @@ class State:
             if any(each is closed for each in current):
                 continue
             left = tuple(each for each in found.blocks if each is not entry)
-            said = since(found.turn, start)
+            text = since(found.turn, start)
             found = State(found.turn, found.captures, found.usage, left)
             if closed.closer:
                 found = found.added(closed.closer)
             if closed.name is not None:
-                found = found.captured(closed.name, Capture(said))
+                found = found.captured(closed.name, Capture(text))
         return found
 
     def added(self, value: str | Part | Item, **about: Any) -> State:
         """The state with this at the end of its last turn."""
         turn = self.turn
         if turn is None:
-            raise ValueError("nothing can be said outside a role; write `with user():` around it")
+            raise ValueError("cannot append outside a role; write `with user():` around it")
         last = Piece(turn.last, value, **about)
         turn = Turn(turn.before, turn.role, turn.mark, last)
         return State(turn, self.captures, self.usage, self.blocks)
@@ -334,7 +334,7 @@ class State:
     # ---- reading ---------------------------------------------------------------------------
 
     def turns(self) -> list[Turn]:
-        """The turns in which something was said, first to last."""
+        """The turns that are not empty, first to last."""
         found = []
         turn = self.turn
         while turn is not None:
@@ -348,7 +348,7 @@ class State:
         return [item for turn in self.turns() for item in turn.items()]
 
     def capture(self, name: str) -> Capture | list[Capture] | None:
-        """What was captured under a name, in a list where it was appended."""
+        """The capture of a name, or a list where captures were appended."""
         found = self.captures.get(name)
         if self.partial is not None and self.partial[0] == name:
             _, append, start = self.partial
@@ -366,7 +366,7 @@ class State:
         return names
 
     def prefix(self) -> str:
-        """The text since the last part or item of the last turn, thoughts aside."""
+        """The text since the last part or item of the last turn, without reasoning."""
         texts = []
         piece = None if self.turn is None else self.turn.last
         while piece is not None and isinstance(value := piece.value, str | Reasoning):
@@ -423,7 +423,7 @@ def _plain(output: str | tuple[Part, ...]) -> str:
 
 
 def summed(one: Spent, other: Spent) -> Spent:
-    """Usage of two, as one; the time to the first token is that of the first."""
+    """The sum of two usages; the time to the first token is that of the first."""
     own = {"round_trips", "time_to_first_token", "latency"}
     plain = [
         Usage(**{k: v for k, v in asdict(each).items() if k not in own}) for each in (one, other)
@@ -504,7 +504,7 @@ def load(data: bytes) -> State:
     try:
         version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
         if version != VERSION:
-            raise ValueError(f"version {version} of a saved program is not known here")
+            raise ValueError(f"version {version} of a saved program is not supported")
         saved = msgspec.json.decode(data, type=_Saved)
     except msgspec.MsgspecError as error:
         raise ValueError(f"this is no saved program: {error}") from None

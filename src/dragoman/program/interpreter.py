@@ -1,7 +1,7 @@
 """Runs nodes: appends literal texts, asks the engine for generated ones, and captures them.
 
-Each kind of node has a method, and every other one is a grammar. What binds an answer to a grammar
-is the strongest means that the engine has; its text is checked here in any case.
+Each kind of node has a method; every other node is a grammar. A grammar is enforced by the
+strongest constraint that the engine supports, and the text is checked here in any case.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ from .nodes import (
 
 Kind = Literal["literal", "text", "reasoning", "call", "result", "transcript", "audio", "done"]
 Emit = Callable[[Kind, str, str | None, State], None]
-"""Is told of each piece as it comes: its kind, text, the name it is captured under, and the state
-with it."""
+"""Called with each piece as it is generated: its kind, text, the name it is captured under, and the
+state with it."""
 
 ATTEMPTS = 4
-"""How often an answer that nothing binds is asked for, until one matches."""
+"""How often an unconstrained answer is asked for, until one matches."""
 TOP = 5
 """How many alternatives of each token are asked for."""
 RATE = 24_000
@@ -85,13 +85,13 @@ RATE = 24_000
 
 _NONE = Options()
 _OWN = frozenset({"name", "list_append", "guarantee", "attempts"})
-"""Options that are ours, and not of sampling."""
+"""Options that are not sampling settings."""
 _REFUSED = frozenset({"unsupported", "invalid_request", "upstream_refused", "upstream_error"})
 """Faults with which a server refuses a field."""
 
 
 class Run:
-    """Runs nodes on a state. `call` runs programs; `emit` is None where nobody watches."""
+    """Runs nodes on a state. `call` runs programs; `emit` is None where nothing is streamed."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Run:
     # ---- texts and blocks ----------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Go on in the turn of the open role, and in the open blocks, whose marks are shown."""
+        """Continue the turn of the open role and the open blocks, and emit their openers."""
         if self._emit is None:
             self.state = self.state.placed()
             return
@@ -170,10 +170,10 @@ class Run:
         if self._emit:
             self._emit("literal", "", None, self.state)
 
-    # ---- what is asked ---------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------
 
     def _begin(self, value: Node) -> None:
-        """Go on to where something is generated."""
+        """Prepare the state for generating. Raises ValueError outside the assistant's role."""
         role = open_role.get()
         if role is None or role.name != "assistant":
             where = "outside a role" if role is None else f"in the role {role.name}"
@@ -184,7 +184,7 @@ class Run:
     def _request(
         self, state: State, options: Options, ask: Ask | None = None, **about: Any
     ) -> Request:
-        """The request for what comes next in a state."""
+        """The request that continues a state."""
         items = state.items()
         prefix, ask = state.prefix(), ask or Ask()
         extra = dict(ask.extra)
@@ -207,7 +207,7 @@ class Run:
                 given[name] = setting
         effort = given.pop("effort", None)
         if effort is None and "lark" in self.target.constraints and ask.plain and ask.extra:
-            effort = "none"  # it would think before each word that is chosen
+            effort = "none"  # the model would reason before every choice
         limit = given.pop("max_tokens", None)
         wanted: dict[str, Any] = {}
         if self.target.logprobs:
@@ -226,8 +226,8 @@ class Run:
         )
 
     async def _answer(self, request: Request, watch: Callable[[Any], bool] | None) -> Answer:
-        """The answer to a request. `watch` sees the events of its first choice as they come, and
-        says when it has enough. Raises AnswerError."""
+        """The answer to a request. `watch` gets the deltas of its first choice, and returns true
+        to stop the stream. Raises AnswerError."""
         first: list[bool] = []
         async with self.target.client.stream(request) as stream:
             async for event in stream:
@@ -247,8 +247,8 @@ class Run:
         return answer
 
     def _without(self, request: Request, fault: Fault) -> Request | None:
-        """The request without what the engine cannot take and we can do without: probabilities,
-        and stops, which are found here, too."""
+        """The request without optional fields that the engine refuses: log probabilities, and stop
+        sequences, which are then found here."""
         sampling, about = request.sampling, f"{fault.param}: {fault.message}".lower()
         stream = request.stream
         if sampling.logprobs and "logprob" in about:
@@ -256,7 +256,7 @@ class Run:
             sampling = replace(sampling, logprobs=None, top_logprobs=None)
         elif sampling.stop and "stop" in about:
             self.target.stops = False
-            sampling, stream = replace(sampling, stop=None), True  # it is cut where one is found
+            sampling, stream = replace(sampling, stop=None), True  # cancelled at the first stop
         else:
             return None
         return replace(request, sampling=sampling, stream=stream)
@@ -275,7 +275,7 @@ class Run:
             }
         choice = _choice(value)
         sampling: dict[str, Any] = {}
-        # Not every server says at which stop it ended, or whether at one.
+        # Not every server reports at which stop it ended, or whether at one.
         if value.stop and self.target.stops and value.save_stop_text is None:
             sampling["stop"] = value.stop
         if value.n is not None and value.n > 1:
@@ -286,7 +286,7 @@ class Run:
             about = {**offered, "sampling": sampling, "stream": cut}
             if offered and choice is not None:
                 about["tool_choice"] = choice
-                choice = None  # else it would never come to an answer
+                choice = None  # else the model would call tools forever
             known = self.target.continues is not None
             watch = _Watch(self, options, value, "" if known else prefix, known and _spaced(prefix))
             request = self._request(self.state, options, **about)
@@ -304,8 +304,8 @@ class Run:
     async def _add(
         self, answer: Answer, watch: _Watch, value: Gen, options: Options, request: Request
     ) -> list[ToolCall]:
-        """Make an answer part of the state: text, thoughts and calls in their order, and the
-        capture, unless tools are to be called. Gives the calls."""
+        """Append an answer to the state: text, reasoning and calls in their order, and the
+        capture, unless there are calls to run. Returns the calls."""
         calls: list[ToolCall] = []
         text, refusal, stop_text = "", "", answer.stop_sequence
         tokens: list[Token] = []
@@ -316,7 +316,7 @@ class Run:
                     self.state = self.state.added(item)
                 case FunctionCall() | CustomToolCall():
                     if not value.tools:
-                        continue  # nobody offered one
+                        continue  # no tools were offered
                     self.state = self.state.added(item)
                     calls.append(item)
                 case Message(parts=parts):
@@ -326,15 +326,15 @@ class Run:
                             self.state = self.state.added(part)
                         if not isinstance(part, Text):
                             continue
-                        said, found = watch.cut(part.text)
+                        part_text, found = watch.cut(part.text)
                         stop_text = found if found is not None else stop_text
-                        text += said
+                        text += part_text
                         at = len(part.text) - len(watch.lead(part.text))
-                        own = tuple(_tokens(part.tokens, at, said))
+                        own = tuple(_tokens(part.tokens, at, part_text))
                         tokens += own
-                        if said:
+                        if part_text:
                             about: dict[str, Any] = {"tokens": own, "seconds": seconds}
-                            self.state = self.state.added(said, generated=True, **about)
+                            self.state = self.state.added(part_text, generated=True, **about)
         if calls:
             return calls
         end = "stop" if stop_text is not None else "refused" if refusal else answer.end
@@ -356,7 +356,7 @@ class Run:
     async def _others(
         self, answer: Answer, count: int, watch: _Watch, request: Request
     ) -> list[str]:
-        """The texts of the other choices, of which an engine that gives one is asked again."""
+        """The texts of the other choices; those that the engine did not give are asked for."""
         have = max(len(answer.reasons), 1)
         one = replace(request, sampling=replace(request.sampling, n=None))
         lacking = (self._answer(one, None) for _ in range(count - have))
@@ -366,8 +366,7 @@ class Run:
         return [watch.cut(text)[0] for text in texts]
 
     async def _run_tools(self, runner: Runner, calls: Sequence[ToolCall]) -> None:
-        """Run calls at the same time, and add their results in order. What goes wrong is a result,
-        too."""
+        """Run calls concurrently, and add their results in order. An error is a result, too."""
         for call in calls:
             if self._emit:
                 self._emit("call", call.text, call.name, self.state)
@@ -376,16 +375,16 @@ class Run:
             self.state = self.state.added(result.output)
             if self._emit:
                 output = result.output.output
-                said = output if isinstance(output, str) else Message("user", output).text
-                self._emit("result", said, call.name, self.state)
+                text = output if isinstance(output, str) else Message("user", output).text
+                self._emit("result", text, call.name, self.state)
 
     # ---- text of a grammar -----------------------------------------------------------------
 
     async def _grammar(self, value: Node, body: Node, options: Options) -> None:
-        """Let the model write what matches a node, by the strongest means there is."""
+        """Generate a text that matches a node, with the strongest constraint there is."""
         self._begin(value)
         await self.target.learn()
-        if choices(body) is None:  # compiled off the event loop, and kept
+        if choices(body) is None:  # compiled off the event loop, and cached
             await asyncio.to_thread(fitting, body, "")
         prefix = self.state.prefix()
         last = self.state.items()[-1:]
@@ -415,38 +414,38 @@ class Run:
                 if own is None and not (formats and ask.format):
                     raise
                 if own is not None:
-                    own = next(means, None)  # it cannot do it after all
+                    own = next(means, None)  # the engine refuses this one
                     if own is None and wanted == "enforced":
                         raise
-                formats = formats and ask.format is None  # words do instead of it
+                formats = formats and ask.format is None  # the prompt asks for it instead
                 continue
             made, latest = made + 1, answer
-            said = ask.read(answer)
-            if said is not None and own is not None and own.begun:
-                # One that was cut off may not have come that far.
-                said = "" if prefix.startswith(said) else said.removeprefix(prefix)
+            text = ask.read(answer)
+            if text is not None and own is not None and own.begun:
+                # A text that was cut off may end before the prefix does.
+                text = "" if prefix.startswith(text) else text.removeprefix(prefix)
             sure: Guarantee = "verified"
             matching = None
-            if said is not None and own is not None and fitting(body, said):
-                matching, sure = said, "enforced"
-            elif said is not None and (own is None or not own.plain):
-                matching = find(body, said.removeprefix(prefix))
+            if text is not None and own is not None and fitting(body, text):
+                matching, sure = text, "enforced"
+            elif text is not None and (own is None or not own.plain):
+                matching = find(body, text.removeprefix(prefix))
             if matching is None and own is None:
                 matching = by_probability(body, answer)
             if matching is not None:
                 self._keep(value, options, answer, matching, sure, watch)
                 return
             if answer.refusal or answer.end in ("length", "content_filter", "refused"):
-                self._keep(value, options, answer, said or "", "best-effort", watch)
+                self._keep(value, options, answer, text or "", "best-effort", watch)
                 return
-            # A server that ignores its field is asked in the next way.
+            # The server ignored this constraint; try the next one.
             own = next(means, own if wanted == "enforced" else None)
         if wanted == "best-effort" and latest is not None:
             self._keep(value, options, latest, latest.text, "best-effort")
             return
         shown = latest.text[:200] if latest is not None else ""
         problem = (
-            f"{label(value)}: in {attempts} attempts {self.target.name} said nothing that matches; "
+            f"{label(value)}: none of {attempts} answers of {self.target.name} matches; "
             f"the last was {shown!r}. Ask for it in the prompt, use an engine that enforces "
             "grammars, or allow guarantee='best-effort'."
         )
@@ -461,7 +460,7 @@ class Run:
         guarantee: Guarantee,
         watch: _Watch | None = None,
     ) -> None:
-        """Make a text that was generated part of the state, with its captures."""
+        """Append a generated text to the state, with its captures."""
         state = self.state
         for item in answer.choice(0):
             if isinstance(item, Reasoning):
@@ -488,7 +487,7 @@ class Run:
                     each = inner if isinstance(inner, list) else [inner]
                     for one in each:
                         own: list[Token] = []
-                        if given is not None and text.count(one) == 1:  # else it is not known where
+                        if given is not None and text.count(one) == 1:  # else ambiguous
                             own = _tokens(given.tokens, start + text.find(one), one)
                         found = Capture(one, tuple(own), guarantee)
                         state = state.captured(name, found, append=isinstance(inner, list))
@@ -518,8 +517,8 @@ class Run:
             for part in item.parts if isinstance(item, Message) else ():
                 if isinstance(part, Audio):
                     sound += base64.b64decode(part.data or "")
-                    kept = replace(part, data=None, format=None) if part.id else part
-                    self.state = self.state.added(kept)
+                    part = replace(part, data=None, format=None) if part.id else part
+                    self.state = self.state.added(part)
                 elif isinstance(part, Text) and part.text:
                     self.state = self.state.added(part.text, generated=True)
                 elif isinstance(part, Refusal):
@@ -533,7 +532,7 @@ class Run:
 
 
 class _Watch:
-    """Sees a text as it comes: leaves out what stood there before, finds stops, shows the rest."""
+    """Processes streamed text: removes a repeated prefix, finds stops, and emits the rest."""
 
     def __init__(
         self, run: Run, options: Options, gen: Gen | None, repeated: str, spaced: bool = False
@@ -569,7 +568,7 @@ class _Watch:
         return False
 
     def close(self, text: str) -> None:
-        """The answer is over: what was held back is shown."""
+        """Emit what was held back; `text` is the whole answer."""
         if self._emit and (rest := self.cut(text)[0][self.shown :]):
             self._show(rest, "text")
 
@@ -578,7 +577,7 @@ class _Watch:
             data, self._begun = data if self._begun else data.removeprefix(" "), True
             if not data:
                 return False
-        if self._left:  # perhaps it repeats what the turn began with
+        if self._left:  # it may repeat the beginning of the turn
             self._text += data
             if self._repeated.startswith(self._text):
                 return False
@@ -605,7 +604,7 @@ class _Watch:
             self._emit(kind, text, self._name, snapshot)
 
     def lead(self, text: str) -> str:
-        """A whole text without what it repeats."""
+        """A whole text without the repeated prefix."""
         text = text.removeprefix(self._repeated)
         return text.removeprefix(" ") if self._spaced else text
 
@@ -658,7 +657,7 @@ def _choice(value: Gen) -> ToolChoice | None:
 
 
 def _tokens(tokens: Sequence[Token], start: int, text: str) -> list[Token]:
-    """The tokens of a text that begins at `start` of what they make up."""
+    """The tokens of a text that begins at position `start` of their concatenation."""
     found: list[Token] = []
     at, end = 0, start + len(text)
     for token in tokens:

@@ -30,11 +30,11 @@ _LONGEST_CHOICE = 200_000
 
 
 class ProgramError(FaultError):
-    """What a program asked for could not be had."""
+    """A program could not be run as written: an unsupported option, or no matching answer."""
 
 
 class Target:
-    """The engine that programs ask, and what is known of it."""
+    """The engine that a program uses, and its capabilities."""
 
     def __init__(self, client: Client, model: str | None, logprobs: bool | None) -> None:
         self.client, self.model = client, model
@@ -45,7 +45,7 @@ class Target:
         self.continues: Mapping[str, JSON] | None = None
 
     async def learn(self) -> None:
-        """Find out once what the engine can do."""
+        """Query the engine's capabilities, once."""
         if self._known:
             return
         models = []
@@ -65,15 +65,15 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         engine = type(self.client.engine).__name__
         return f"{self.model} ({engine})" if self.model else engine
 
 
 class Ask(Struct, frozen=True, kw_only=True):
     """One way to ask for an answer that matches: what is added to the request, and how the text is
-    read from the answer. Where `begun` the answer begins with what stands in the turn already;
-    where `hidden` the model is not shown what the assistant said last."""
+    read from the answer. With `begun` the answer repeats the text that is in the turn already;
+    with `hidden` the assistant's last messages are left out of the request."""
 
     extra: dict[str, JSON] = {}
     format: OutputFormat | None = None
@@ -87,9 +87,9 @@ class Ask(Struct, frozen=True, kw_only=True):
 
 
 def natives(target: Target, body: Node, prefix: str, *, follows: bool) -> Iterator[Ask]:
-    """The ways in which the engine itself can be bound, strongest first. A text that stands in
-    the turn already, the `prefix`, is part of the grammar: so no other turn begins. `follows` says
-    that it, or another turn of the assistant's, is the last of the conversation."""
+    """The constraints that the engine supports for a node, strongest first. A text that is in the
+    turn already, the `prefix`, is part of the grammar, so that no new turn begins. `follows`: the
+    last item of the conversation is the assistant's."""
     fields = target.constraints
     texts, alone = choices(body), bare(body)
     schema = alone if isinstance(alone, Json) else None
@@ -137,8 +137,8 @@ def natives(target: Target, body: Node, prefix: str, *, follows: bool) -> Iterat
 
 
 def unbound(body: Node, number: int, formats: bool = True) -> Ask:
-    """How an engine is asked that cannot be bound, the first time and the others. One without
-    `formats` refuses the protocol's field for JSON."""
+    """The request without constraints, for attempt `number`. Without `formats` the engine refuses
+    the protocol's field for JSON."""
     alone, hint = bare(body), ""
     if isinstance(alone, Json):
         if number:  # some servers take the field and do not look at it
@@ -184,7 +184,7 @@ def _input(answer: Answer) -> str | None:
 
 
 def by_probability(body: Node, answer: Answer) -> str | None:
-    """The option whose first token the model held for most likely, where that is known."""
+    """The option whose first token was the most likely, where that is known."""
     texts = choices(body)
     messages = (item for item in answer.choice(0) if isinstance(item, Message))
     parts = [part for item in messages for part in item.parts if isinstance(part, Text)]
@@ -193,9 +193,9 @@ def by_probability(body: Node, answer: Answer) -> str | None:
         return None
     found: list[tuple[float, str]] = []
     for token in first.top:
-        said = token.text.strip().lower()
+        start = token.text.strip().lower()
         for text in texts:
-            if said and token.logprob is not None and text.lower().startswith(said):
+            if start and token.logprob is not None and text.lower().startswith(start):
                 found.append((token.logprob, text))
     best = max(found, default=None)
     if best is None or sum(score == best[0] for score, _ in found) > 1:

@@ -35,7 +35,7 @@ _SETTINGS = frozenset((*Sampling.__struct_fields__, "effort", "max_tokens")) - {
 
 
 class _Inside:
-    """Where the program is run in whose thread this is: the event loop, and who watches."""
+    """The context of a program that runs in a thread: its event loop, and the `emit` callback."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, emit: Emit | None) -> None:
         self.emit = emit
@@ -51,7 +51,7 @@ class _Inside:
         self._running.result()
 
     def cancel(self) -> None:
-        """End what runs there for the thread, and with that the thread."""
+        """Cancel the thread's work on the loop, which ends the thread."""
         self._over = True
         if self._running is not None:
             self._running.cancel()
@@ -61,7 +61,7 @@ _inside: ContextVar[_Inside | None] = ContextVar("inside", default=None)
 
 
 class Delta(Struct, frozen=True):
-    """A piece of a program as it comes, and the `model` with it.
+    """A streamed piece of a program, and the `model` with it.
 
     `kind` is `literal` or `text` (`reasoning`, `transcript`: text, too), a `call` or the `result`
     of a tool, `audio` (base64), or `done`, with which something is captured under its `name`.
@@ -77,11 +77,11 @@ class Delta(Struct, frozen=True):
 
 
 class Model:
-    """An engine, what was said so far, and what was captured. Appending gives another one.
+    """An engine with a history of turns and captures. Appending returns a new model.
 
     `target` is what `dragoman.connect` takes, or a client; `settings` are those of sampling, such
     as `temperature`, and `max_tokens` and `effort`; others are options of `connect`. Unless
-    `logprobs` is false, the probabilities of tokens are asked for, where the engine has them.
+    `logprobs` is false, the log probabilities of tokens are requested, where the engine has them.
 
     In asynchronous code write `lm = await lm.run(node)`: `+` waits for the model.
 
@@ -153,7 +153,7 @@ class Model:
         return ModelStream(self, nodes).finish()
 
     def stream(self, *nodes: object) -> ModelStream[Self]:
-        """The same, to be read as it comes: with `for`, or with `async for`."""
+        """Like `run`, streamed: iterate it with `for` or `async for`."""
         return ModelStream(self, nodes)
 
     def batch(
@@ -170,7 +170,7 @@ class Model:
         return Run(self._target, self._settings, self._state, call, emit)
 
     async def _called(self, value: Call, state: State, emit: Emit | None) -> Model:
-        """Run a program: one that is not asynchronous in a thread, whose `+` comes back here."""
+        """Run a program: a synchronous one in a thread, whose `+` runs on this loop."""
         function, model = value.function, self._of(state)
         if inspect.iscoroutinefunction(function):
             return _checked(value, await function(model, *value.args, **value.kwargs), Model)
@@ -186,8 +186,7 @@ class Model:
     # ---- captures ------------------------------------------------------------------------
 
     def capture(self, name: str) -> Capture:
-        """What was captured under a name, and what is known of it: the latest, in a list. Raises
-        KeyError."""
+        """The capture of a name with its metadata; of a list, the latest. Raises KeyError."""
         found = self._found(name)
         return found[-1] if isinstance(found, list) else found
 
@@ -241,7 +240,7 @@ class Model:
         """All captures by their names."""
         return {name: self[name] for name in self._state.settled().names()}
 
-    # ---- what was said -------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------
 
     def __str__(self) -> str:
         return str(self._state.settled())
@@ -275,28 +274,28 @@ class Model:
 
     @property
     def state(self) -> State:
-        """What was said and captured, as a value without an engine."""
+        """The history and the captures, as a value without an engine."""
         return self._state.settled()
 
     @property
     def usage(self) -> Spent:
-        """What it took so far: tokens, round trips, seconds."""
+        """The usage so far: tokens, round trips, seconds."""
         return self._state.usage
 
     @property
     def client(self) -> Client:
-        """The client that is asked."""
+        """The client that sends the requests."""
         return self._target.client
 
     def close(self) -> None:
-        """Close connections, and end a model that was loaded here: of this model and of all that
-        were made of it. In asynchronous code, `await lm.client.close()`."""
+        """Close the connections, and unload a local model: of this model and of all models derived
+        from it. In asynchronous code, `await lm.client.close()`."""
         LOOP.run(self._target.client.close)
 
     def with_sampling_params(
         self, params: Mapping[str, Any] | None = None, /, **settings: Any
     ) -> Self:
-        """The model with other settings of sampling, such as `top_p`; None takes one back."""
+        """The model with other sampling settings, such as `top_p`; None removes one."""
         given = {**(params or {}), **settings}
         if unknown := sorted(given.keys() - _SETTINGS):
             known = ", ".join(sorted(_SETTINGS))
@@ -304,7 +303,7 @@ class Model:
         merged = {**self._settings, **given}
         return self._of(self._state, {k: v for k, v in merged.items() if v is not None})
 
-    # ---- to look at ----------------------------------------------------------------------
+    # ---- rendering -----------------------------------------------------------------------
 
     def html(self, *others: Model, prices: tuple[float, float] | None = None) -> str:
         """A page that shows this model, and others side by side: roles, tokens by their
@@ -331,7 +330,7 @@ class Model:
     # ---- files ---------------------------------------------------------------------------
 
     def dump(self) -> bytes:
-        """What was said and captured, as JSON."""
+        """Serialise the history and the captures as JSON."""
         return dump(self._state.settled())
 
     def load(self, data: bytes | str | Path) -> Self:
@@ -351,12 +350,12 @@ def _checked(value: Call, given: object, kind: type[_M]) -> _M:
     if not isinstance(given, kind):
         name = getattr(value.function, "__name__", "the program")
         what = "nothing" if given is None else type(given).__name__
-        raise TypeError(f"{name} gave {what}, and must return the model: end it with `return lm`")
+        raise TypeError(f"{name} returned {what} instead of the model: end it with `return lm`")
     return given
 
 
 class ModelStream(Awaitable[_M]):
-    """What a model says of some nodes, as it comes: iterate it, or await the model at its end.
+    """The deltas of some nodes as they are generated: iterate it, or await the final model.
 
     To stop early, close it, or use it with `with` or `async with`.
     """
@@ -371,11 +370,11 @@ class ModelStream(Awaitable[_M]):
 
     @property
     def model(self) -> _M:
-        """The model with all that has come so far."""
+        """The model with everything generated so far."""
         return self._model
 
     async def finish(self) -> _M:
-        """Read on to the end, and give the model."""
+        """Read to the end, and return the model."""
         if self._task is None:
             self._task = self._begun(None)
         try:
@@ -408,7 +407,7 @@ class ModelStream(Awaitable[_M]):
         return self
 
     async def _wait(self) -> bool:
-        """Wait for a delta; false where none will come."""
+        """Wait for a delta; false at the end."""
         if self._task is None:
             self._task = self._begun(self._take)
         while not self._ready:
@@ -438,7 +437,7 @@ class ModelStream(Awaitable[_M]):
         return self._next()
 
     async def close(self) -> None:
-        """Cancel what is running; the model stays as it was at the latest delta."""
+        """Cancel the run; the model stays as it was at the latest delta."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait((self._task,))

@@ -132,7 +132,7 @@ class Substring(Node, frozen=True):
 
 
 class Rule(Node, frozen=True):
-    """What a stateless function gives; it may come back to itself. `key` says which it is."""
+    """The result of a stateless function, which may be recursive. `key` identifies it."""
 
     key: tuple[Any, ...]
     build: Callable[[], Node]
@@ -162,7 +162,7 @@ class Bound(Node, frozen=True):
 
 
 class Gen(Node, frozen=True):
-    """What a model says, up to its own end or one of the stops."""
+    """Generated text, up to the model's own end or one of the stops."""
 
     options: Options
     stop: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class Media(Node, frozen=True):
 
 
 class GenAudio(Node, frozen=True):
-    """What a model speaks: its transcript is the text, its sound is captured as a WAV file."""
+    """Generated speech: its transcript is the text, its sound is captured as a WAV file."""
 
     options: Options
     voice: str = "alloy"
@@ -290,6 +290,6 @@ def label(value: Node) -> str:
 
 
 def merged(outer: Options, inner: Options) -> Options:
-    """Options of a node inside another's: its own count, but names are nobody else's."""
+    """Options of a node inside another: its own take precedence, and names are not inherited."""
     given = {key: value for key, value in asdict(inner).items() if value is not None}
     return replace(outer, **{**given, "name": inner.name, "list_append": inner.list_append})

@@ -1,7 +1,7 @@
 """Renders the history of a program as one self-contained HTML page, or as text for a terminal.
 
 Generated tokens are shaded by their probability, with the alternatives when they are pointed at;
-tokens that could not have been others are underlined. Several states stand side by side.
+forced tokens, which had no alternative, are underlined. Several states stand side by side.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ def _piece(piece: Piece) -> str:
             return _generated(piece, text) if piece.generated else escape(text)
         case Image(url=str(url)) if url.startswith("data:image/"):
             return f'<img alt="image" src="{escape(url)}">'
-        case Image(url=url):  # nothing is loaded to look at a program
+        case Image(url=url):  # the page loads nothing from elsewhere
             return f'<span class="note">[image {escape(url or "")}]</span>'
         case Audio(transcript=transcript):
             return f'<span class="note">[audio] {escape(transcript or "")}</span>'
         case FunctionCall(name=name, text=text) | CustomToolCall(name=name, text=text):
             return f'<span class="call">{escape(name)}({escape(text)})</span>'
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
-            said = output if isinstance(output, str) else "[parts]"
-            return f'<span class="result">{escape(said)}</span>'
+            shown = output if isinstance(output, str) else "[parts]"
+            return f'<span class="result">{escape(shown)}</span>'
         case Reasoning(text=text):
             return f'<span class="thought">{escape(text)}</span>'
         case Refusal(text=text):
@@ -107,33 +107,33 @@ def _piece(piece: Piece) -> str:
 
 
 def _generated(piece: Piece, text: str) -> str:
-    """A text token by token, each as dark as it was unlikely."""
+    """A text token by token, each shaded by its improbability."""
     about = f"{piece.seconds * 1000:.0f} ms"
     if piece.guarantee is not None:
         about = f"{piece.guarantee}, {about}"
     cut = list(_cut(piece.tokens, text))
-    if "".join(said for said, _ in cut) != text:
+    if "".join(shown for shown, _ in cut) != text:
         shade = "background: rgba(var(--hue), .18)"
         return f'<span class="gen" style="{shade}" title="{escape(about)}">{escape(text)}</span>'
-    tokens = "".join(_token(said, token) for said, token in cut)
+    tokens = "".join(_token(shown, token) for shown, token in cut)
     return f'<span class="gen" title="{escape(about)}">{tokens}</span>'
 
 
 def _cut(tokens: Sequence[Token], text: str) -> Iterator[tuple[str, Token]]:
-    """The tokens, those at the edges as far as they belong to the text."""
+    """The tokens of a text, those at its edges cut to it."""
     whole = "".join(token.text for token in tokens)
     start = whole.find(text)
     at = 0
     for token in tokens:
-        said = token.text[max(start - at, 0) : max(start + len(text) - at, 0)]
+        shown = token.text[max(start - at, 0) : max(start + len(text) - at, 0)]
         at += len(token.text)
-        if start >= 0 and said:
-            yield said, token
+        if start >= 0 and shown:
+            yield shown, token
 
 
-def _token(said: str, token: Token) -> str:
+def _token(shown: str, token: Token) -> str:
     if token.logprob is None:
-        return f'<span class="token">{escape(said)}</span>'
+        return f'<span class="token">{escape(shown)}</span>'
     chance = math.exp(min(token.logprob, 0.0))
     shade = f"background: rgba(var(--hue), {0.08 + 0.55 * (1 - chance):.2f})"
     lines = [_line(token)]
@@ -143,7 +143,7 @@ def _token(said: str, token: Token) -> str:
     top = escape("\n".join(lines))
     kind = "token forced" if token.forced else "token"
     return (
-        f'<span class="{kind}" tabindex="0" style="{shade}">{escape(said)}'
+        f'<span class="{kind}" tabindex="0" style="{shade}">{escape(shown)}'
         f'<span class="top">{top}</span></span>'
     )
 
@@ -176,33 +176,33 @@ def _value(capture: Capture) -> str:
 
 def _sure(capture: Capture) -> str:
     chance = capture.log_prob
-    said = [capture.guarantee, None if chance is None else f"{math.exp(min(chance, 0)):.3g}"]
-    return ", ".join(filter(None, [*said, None if capture.end == "stop" else capture.end]))
+    facts = [capture.guarantee, None if chance is None else f"{math.exp(min(chance, 0)):.3g}"]
+    return ", ".join(filter(None, [*facts, None if capture.end == "stop" else capture.end]))
 
 
 def _usage(state: State, prices: tuple[float, float] | None) -> str:
     usage = state.usage
-    said = [f"{usage.round_trips} requests", f"{usage.latency:.2f} s"]
+    facts = [f"{usage.round_trips} requests", f"{usage.latency:.2f} s"]
     if usage.time_to_first_token is not None:
-        said.append(f"first token after {usage.time_to_first_token:.2f} s")
+        facts.append(f"first token after {usage.time_to_first_token:.2f} s")
     counts = {
         "tokens in": usage.input_tokens,
         "of them cached": usage.cached_tokens,
         "tokens out": usage.output_tokens,
         "of them reasoning": usage.reasoning_tokens,
     }
-    said += [f"{count} {name}" for name, count in counts.items() if count]
+    facts += [f"{count} {name}" for name, count in counts.items() if count]
     pieces = [piece for turn in state.turns() for piece in turn.pieces()]
     if forced := sum(token.forced for piece in pieces for token in piece.tokens):
-        said.append(f"skipped {forced}")
+        facts.append(f"skipped {forced}")
     if prices is not None:
         cost = (usage.input_tokens or 0) * prices[0] + (usage.output_tokens or 0) * prices[1]
-        said.append(f"cost {cost / 1e6:.6f}")
-    return ", ".join(said)
+        facts.append(f"cost {cost / 1e6:.6f}")
+    return ", ".join(facts)
 
 
 def plain(state: State, *, color: bool = False) -> str:
-    """A state for a terminal: what was generated is in colour, or between marks."""
+    """A state for a terminal: generated text is in colour, or between marks."""
     before, after = ("\x1b[32m", "\x1b[0m") if color else ("⟦", "⟧")
     shown = []
     for turn in state.turns():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from dragoman.core.error import FaultError
@@ -17,6 +18,17 @@ from .responder import Service
 
 LIFETIME = 3600.0
 """Seconds a connection may last."""
+
+
+class Later:
+    """A frame of about this size that takes long to encode: that is left to a thread."""
+
+    def __init__(self, make: Callable[[], bytes], size: int) -> None:
+        self.make = make
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
 
 
 class Channel(ABC):
@@ -44,7 +56,7 @@ class Channel(ABC):
         self._receive = receive
         self._send = send
         self._room = room
-        self._queue: deque[bytes] = deque()  # frames to be sent, which as text may take much more
+        self._queue: deque[bytes | Later] = deque()  # frames to be sent
         self._size = 0  # of those, and of the one that the client has not taken
         self._unread = service.budget.hold(caller.tenant)  # for those, if they are many
         self._sender: asyncio.Task[None] | None = None
@@ -121,7 +133,7 @@ class Channel(ABC):
                     if hold is not None:
                         hold.close()
 
-    def write(self, *frames: bytes) -> bool:
+    def write(self, *frames: bytes | Later) -> bool:
         """Send frames. True where the client does not keep up."""
         self._queue.extend(frames)
         self._size += sum(map(len, frames))
@@ -161,8 +173,16 @@ class Channel(ABC):
                     last = 0  # bytes of the frame before
                     while self._queue:
                         frame = self._queue.popleft()
-                        await self._send({"type": "websocket.send", "text": frame.decode()})
-                        self._size -= last  # hosts send the next one when the client took that
+                        if isinstance(frame, Later):
+                            self._size -= len(frame)
+                            frame = await self.service.turns.take(frame.make)
+                            self._size += len(frame)
+                        if room is None:
+                            await self._send({"type": "websocket.send", "text": frame.decode()})
+                        else:
+                            await room.writable.wait()
+                            room.write(frame)
+                        self._size -= last  # the next one is sent when the client took that
                         last = len(frame)
                         patience.reschedule(loop.time() + stall)
                     if room is not None:

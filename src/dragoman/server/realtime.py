@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
@@ -34,6 +35,7 @@ from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
 from dragoman.wire import json
 from dragoman.wire.json import Limits
+from dragoman.wire.pieces import long_size
 from dragoman.wire.realtime import (
     BETA_HEADER,
     BETA_SUBPROTOCOL,
@@ -49,7 +51,7 @@ from dragoman.wire.registry import BASE
 from .asgi import Receive, Room, Scope, Send
 from .auth import presented
 from .cancellation import GONE, too_late
-from .channel import LIFETIME, Channel
+from .channel import LIFETIME, Channel, Later
 from .client_secrets import ClientSecret, ClientSecrets
 from .exchange import Exchange, Route, fault_of
 from .limits import HEAVY, LIGHT, SMALL, weigh, widened
@@ -147,7 +149,8 @@ class ServedSession:
         self._held = service.budget.hold(caller.tenant)
         limits = SessionLimits(audio=service.settings.session_audio)
         asking = replace(caller, wire="realtime", count=None)
-        self.live = TurnSession(Admitted(service), config, asking, self, voice, limits)
+        engine, apart = Admitted(service), service.turns.take
+        self.live = TurnSession(engine, config, asking, self, voice, limits, apart)
 
     # ---- what clients call ---------------------------------------------------------------------
 
@@ -342,7 +345,17 @@ class Connection(Channel):
         """Send events to the client."""
         if self._beta:
             events = [each for event in events for each in to_beta(event)]
-        return self.write(*map(json.dump, events))
+        return self.write(*map(_encoded, events))
+
+
+def _encoded(event: dict[str, JSON]) -> bytes | Later:
+    """An event as a frame."""
+    try:
+        return json.encode(event)
+    except TypeError:  # it has long texts
+        return Later(partial(json.dump, event), long_size(event))
+    except UnicodeEncodeError:
+        return json.dump(event)
 
 
 class Relay(Channel):

@@ -15,7 +15,7 @@ from functools import lru_cache
 from html import unescape
 
 BYTES_PER_TOKEN = 4
-"""As elsewhere, where nobody has counted: a token is about so many bytes of UTF-8."""
+"""Bytes of UTF-8 in a token, about, for estimates."""
 LONGEST_WORD = 64
 
 

@@ -521,7 +521,7 @@ def _dumped(value: Any) -> Any:
 _T = TypeVar("_T")
 
 MOST_THREADS = 256
-"""Threads in which functions are called, with those that nobody waits for any more."""
+"""Threads in which functions are called, including those of cancelled calls."""
 _threads: set[threading.Thread] = set()
 
 

@@ -603,13 +603,13 @@ def _shown(result: dict[str, JSON]) -> Shown:
     blocks: list[dict[str, JSON]] = result.get("content") or []
     parts: list[Part] = []
     texts: list[str] = []  # that follow each other, not in `parts` yet
-    said: list[str] = []
+    lines: list[str] = []
     if not blocks and result.get("structuredContent") is not None:
         # A server that gives both has the same in its text.
         blocks = [{"type": "text", "text": json.text(result["structuredContent"])}]
     for block in blocks:
         part, words = _part(block)
-        said.append(words)
+        lines.append(words)
         if part is None:
             texts.append(words)
             continue
@@ -619,7 +619,7 @@ def _shown(result: dict[str, JSON]) -> Shown:
         parts.append(part)
     if parts and texts:
         parts.append(Text("\n".join(texts)))
-    shown = truncated("\n".join(said), LONGEST)
+    shown = truncated("\n".join(lines), LONGEST)
     output: str | tuple[Part, ...] = tuple(parts) or "\n".join(texts)
     if result.get("isError"):
         content = [{"type": "text", "text": shown}]

@@ -48,7 +48,7 @@ MOST_BYTES = 8 * 1024 * 1024
 MOST_VALUES = 200_000
 """Arrays and objects in a message: those are what takes time."""
 MOST_BLOCKS = 256
-"""Blocks of one result; more are left out, and the model is told so."""
+"""Blocks of one result; more are left out, with a note for the model."""
 MOST_ERROR = 64 * 1024
 """Bytes of an answer with a status of 400 or more that are looked at."""
 MOST_LISTED = 2_000
@@ -92,8 +92,8 @@ class Connection:
     """A session with one server, called `name` in errors.
 
     One task opens and closes it, as the SDK's scopes must be left in the task that entered them;
-    requests may come from any. `gone` is true once it is of no more use, and `changed` once the
-    server said that its tools are others now.
+    requests may come from any. `gone` is true once the session cannot be used any more, and
+    `changed` after a `notifications/tools/list_changed` of the server.
     """
 
     def __init__(self, name: str, transport: Callable[[Connection], Streams]) -> None:
@@ -155,7 +155,7 @@ class Connection:
                 self._task.cancel()
                 await asyncio.wait({self._task}, timeout=PATIENCE)
             if self._task.done() and not self._task.cancelled():
-                self._task.exception()  # it was raised by `start`, or nobody waits for it any more
+                self._task.exception()  # retrieved: `start` has raised it, or it is of no use
 
     async def tools(self, seconds: float) -> list[dict[str, JSON]]:
         """All tools of the server, in the protocol's words. Raises FaultError and GoneError."""

@@ -65,8 +65,8 @@ class ToolError(Exception):
 
 
 class Context(Struct, frozen=True):
-    """What a tool may know besides its arguments: the call, who asks, and the `state` that the
-    agent was given. `report` shows something to whoever watches the run."""
+    """What a tool gets besides its arguments: the call, the caller, and the `state` of the agent.
+    `report` emits a progress event of the run."""
 
     call: Call
     caller: Caller = ANYONE

@@ -98,7 +98,7 @@ class Sandbox(Protocol):
 
 
 def fitted(output: str, most: int) -> str:
-    """Output of a call, cut and said so where it is longer than it may be."""
+    """The output of a call; one that is too long is cut, with a note."""
     if len(output) <= most:
         return output.rstrip("\n")
     return f"{output[:most]}\n(Cut: the output is longer than {most:,} characters.)"

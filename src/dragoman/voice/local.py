@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.sound import RATE
+from dragoman.core.sound import RATE, Sound
 
 from . import worker
 from .sound import EXTRA, Resampler
@@ -54,7 +54,7 @@ class _Process:
             raise
         return process
 
-    def order(self, head: dict[str, Any], data: bytes) -> None:
+    def order(self, head: dict[str, Any], data: Sound) -> None:
         stdin = cast(StreamWriter, self._process.stdin)
         stdin.write(worker.line(head, data))
         stdin.write(data)
@@ -106,7 +106,7 @@ class Library:
             if not self._all:
                 self._idle.append(await self._started())
 
-    async def ask(self, head: dict[str, Any], data: bytes) -> AsyncGenerator[worker.Answer, None]:
+    async def ask(self, head: dict[str, Any], data: Sound) -> AsyncGenerator[worker.Answer, None]:
         """The answers to an order. Where nobody reads them to the end, the process ends: a library
         cannot be told to stop."""
         async with self._places:
@@ -167,7 +167,7 @@ class LocalTranscriber(Library):
         """Whether it costs little to recognise what may not be all."""
         return self.name == "pocketsphinx" and bool(self._option)
 
-    async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
+    async def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words, a piece for each stretch that the library recognises at once."""
         order = {
             "language": asked.language,

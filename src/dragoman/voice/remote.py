@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
-from dragoman.core.sound import wav
+from dragoman.core.sound import Sound, wav
 from dragoman.engines.base import new_id
 from dragoman.engines.upstream import broken, key_refused, sendable, without
 from dragoman.net.client import Client, HeaderFields
@@ -145,7 +145,7 @@ class RemoteTranscriber(_Endpoint):
         super().__init__(url, wire.TRANSCRIPTIONS, key, client)
         self._model = model
 
-    async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
+    async def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words as the server gives them: streamed, where it can."""
         request = wire.TranscriptionRequest(
             model=self._model or asked.model or TRANSCRIPTION_MODEL,

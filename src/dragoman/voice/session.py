@@ -14,7 +14,7 @@ from dragoman.core.session_values import (
     Transcription,
     TurnDetection,
 )
-from dragoman.core.sound import BYTES_PER_MS
+from dragoman.core.sound import BYTES_PER_MS, Sound
 
 from . import detection
 from .detection import FRAME, Detector
@@ -57,7 +57,7 @@ class Voice:
         """What finds the turns in what the client sends. Raises FaultError."""
         return SessionDetector(asked, self)
 
-    async def transcribe(self, audio: bytes, asked: Transcription) -> AsyncGenerator[str, None]:
+    async def transcribe(self, audio: Sound, asked: Transcription) -> AsyncGenerator[str, None]:
         """The words in some sound. Where somebody has paused and not gone on, they may be known. A
         session has one thing recognised at a time, so that it never keeps others from it."""
         if self.transcriber is None:
@@ -128,7 +128,7 @@ class Early:
         except FaultError:
             return None  # the whole turn is recognised again, and says what is wrong
 
-    def is_of(self, audio: bytes, listening: Listening) -> bool:
+    def is_of(self, audio: Sound, listening: Listening) -> bool:
         """Whether it is of the beginning of some sound, and is recognised as that is to be."""
         return self.listening == listening and audio.startswith(self.audio)
 

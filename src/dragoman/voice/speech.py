@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.sound import Sound
 
 from .sound import EXTRA, WavReader
 
@@ -59,7 +60,7 @@ class Transcriber(Protocol):
         """Fields of `Listening` that it cannot follow."""
         ...
 
-    def transcribe(self, pcm: bytes, asked: Listening) -> AsyncGenerator[Piece, None]:
+    def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
         """The words in PCM16 at 24 kHz, as they are recognised. To stop it, close the generator.
         Raises FaultError."""
         ...

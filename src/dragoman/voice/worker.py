@@ -34,7 +34,7 @@ def read(stream: BinaryIO) -> Answer | None:
     return head, stream.read(head.get("size", 0))
 
 
-def line(head: dict[str, Any], data: bytes) -> bytes:
+def line(head: dict[str, Any], data: bytes | bytearray) -> bytes:
     """The line of a message; its data follows, which may be long."""
     return json.dumps({**head, "size": len(data)}).encode() + b"\n"
 

@@ -149,27 +149,27 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     if file is None or file.filename is None:
         problem = "is missing" if file is None else "has no filename, so that it is no file"
         raise FaultError(bad_request(problem, "file"))
-    said = Fields({name: part.text for name, part in fields.items()})
-    format = said.one_of("response_format", TRANSCRIPT_FORMATS) or "json"
+    form = Fields({name: part.text for name, part in fields.items()})
+    format = form.one_of("response_format", TRANSCRIPT_FORMATS) or "json"
     if format == "diarized_json":
         raise FaultError(unsupported("nothing here tells speakers apart", "response_format"))
     if times and format != "verbose_json":
         raise FaultError(bad_request("is for verbose_json", GRANULARITIES))
     request = TranscriptionRequest(
-        model=said.need("model"),
+        model=form.need("model"),
         data=file.data,
-        language=said.string("language") or None,
-        prompt=said.string("prompt") or None,
+        language=form.string("language") or None,
+        prompt=form.string("prompt") or None,
         format=format,
-        stream=said.one_of("stream", ("true", "false", "True", "False")) in ("true", "True"),
+        stream=form.one_of("stream", ("true", "false", "True", "False")) in ("true", "True"),
         words="word" in times,
-        ignored=(*ignored, *said.rest()),
+        ignored=(*ignored, *form.rest()),
     )
     for name, value in (("model", request.model), ("language", request.language)):
         if len(value or "") > LONGEST_NAME:
-            raise said.wrong(name, f"has more than {LONGEST_NAME} characters")
+            raise form.wrong(name, f"has more than {LONGEST_NAME} characters")
     if request.stream and format not in ("json", "text"):
-        raise said.wrong("response_format", "must be json or text where the answer is streamed")
+        raise form.wrong("response_format", "must be json or text where the answer is streamed")
     return request
 
 

@@ -21,13 +21,13 @@ def decode_request(data: bytes, limits: json.Limits = json.LIMITS) -> dict[str, 
     {'model': 'm', 'input': ['a', 'b']}
     """
     fields = json.parse(data)
-    said = fields.rest()
+    given = fields.rest()
     fields.need("model")
     _check_input(fields, fields.any("input"), limits)
     fields.integer("dimensions", 1)
     fields.one_of("encoding_format", ("float", "base64"))
     fields.string("user")
-    return said
+    return given
 
 
 def _check_input(fields: json.Fields, given: JSON, limits: json.Limits) -> None:

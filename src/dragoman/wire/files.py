@@ -97,8 +97,7 @@ def decode_upload(parts: Sequence[Part]) -> Upload:
         raise FaultError(bad_request(problem, "file"))
     if purpose is None:
         raise FaultError(bad_request("is missing", "purpose"))
-    said = Fields({"purpose": purpose.text})
-    said.one_of("purpose", PURPOSES)
+    Fields({"purpose": purpose.text}).one_of("purpose", PURPOSES)
     seconds: int | None = None
     if (given := fields.get("expires_after[seconds]")) is not None:
         if not given.text.isascii() or not given.text.isdigit() or len(given.text) > 9:

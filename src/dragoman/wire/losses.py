@@ -195,7 +195,7 @@ def no_bare_prompts(name: str) -> tuple[Row, ...]:
     return rows("refused", why, "Completion", name="prompts")
 
 
-UNNAMED_STOP = rows("dropped", "said as `stop`", "Response.stop_sequence", silent=True)
+UNNAMED_STOP = rows("dropped", "reported as `stop`", "Response.stop_sequence", silent=True)
 NO_PART_OF_AN_ANSWER = (
     *rows("dropped", "an answer has no name", "Message.name", silent=True),
     *rows("dropped", "no part of an answer", "FunctionCallOutput", "CustomToolCallOutput"),
@@ -465,8 +465,8 @@ def _several_messages(response: Response) -> bool:
     """Whether one choice has more than one message."""
     choices = response.choices or (0,) * len(response.output)
     pairs = zip(response.output, choices, strict=True)
-    said = [choice for item, choice in pairs if isinstance(item, Message)]
-    return len(said) > len({*said})
+    messages = [choice for item, choice in pairs if isinstance(item, Message)]
+    return len(messages) > len({*messages})
 
 
 # ---- names -------------------------------------------------------------------------------

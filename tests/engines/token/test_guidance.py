@@ -434,7 +434,7 @@ def test_a14_the_grammar_used_least_recently_is_compiled_again(monkeypatch) -> N
         compiler.close()
 
 
-async def test_an_engine_that_nobody_closed_ends_with_its_last_reference() -> None:
+async def test_an_unclosed_engine_ends_with_its_last_reference() -> None:
     before = {*threading.enumerate()}
     engine = TokenEngine(HARMONY, RandomModel(BYTES.size, seed=5), BYTES)
     asked = Request(

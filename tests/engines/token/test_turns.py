@@ -36,7 +36,7 @@ async def test_one_tenant_leaves_a_thread_to_the_others() -> None:
     turns.close()
 
 
-async def test_work_that_nobody_waits_for_is_not_begun() -> None:
+async def test_cancelled_work_is_not_begun() -> None:
     turns, gate, begun = Turns(1), threading.Event(), []
     held = asyncio.ensure_future(turns.run("a", gate.wait))
     await asyncio.sleep(0.01)

@@ -144,7 +144,7 @@ def test_r4_w5_recipient_assistant_is_no_call() -> None:
     assert parse(text).items == [thought("Hm")]
 
 
-def test_message_to_nobody_known_is_text_or_a_call_by_its_channel() -> None:
+def test_message_to_an_unknown_recipient_is_text_or_a_call_by_its_channel() -> None:
     text = "<|channel|>commentary to=python code<|message|>1+1<|call|>"
     (item,) = parse(text, PLAIN).items
     assert item == preamble("1+1")

@@ -188,7 +188,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_p22_nobody_sees_a_background_event_before_it_is_stored() -> None:
+async def test_p22_background_events_are_sent_after_they_are_stored() -> None:
     more, last = asyncio.Event(), asyncio.Event()
     cues = (*OPENING, word("Hel"), more, word("lo"), last, *closing("Hello"))
     held: Any = Held(MemoryStore())

@@ -127,7 +127,7 @@ async def test_run_holds_what_is_not_stored_and_late_follower_gets_all_events(st
         assert (await late).body == (await server.get(f"/{id}?stream=true")).body
 
 
-async def test_follower_of_a_run_whose_log_was_deleted_is_told_of_a_failure(store: Store) -> None:
+async def test_follower_of_a_run_whose_log_was_deleted_gets_a_failure(store: Store) -> None:
     words = [cue for letter in "abcd" for cue in (word(letter), 0.01)]
     async with storing(Stub(*OPENING, *words, asyncio.Event()), store) as server:
         await server.ask(background=True)

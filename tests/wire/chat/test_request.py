@@ -201,7 +201,7 @@ def test_an_empty_stop_string_is_none() -> None:
     assert decode(stop=None).sampling.stop is None
 
 
-def test_what_else_is_said_about_the_format_is_kept() -> None:
+def test_unknown_members_of_the_format_are_retained() -> None:
     request = decode(response_format={"type": "json_object", "x_new": 1})
     assert request.extra == {"chat": {"response_format": {"x_new": 1}}}
 

@@ -106,7 +106,7 @@ def test_a_whole_answer_has_a_choice_for_each_reason() -> None:
     assert asked["choices"][0]["logprobs"]["tokens"] == []
 
 
-def test_usage_that_nobody_reported_is_left_out() -> None:
+def test_usage_that_was_not_reported_is_left_out() -> None:
     response = answer(Message("assistant", "Hi."))
     assert response.usage is None
     assert "usage" not in json.load(COMPLETIONS.encode_response(response, ASKED, STANDARD))

@@ -172,7 +172,7 @@ def test_item_of_another_engine_is_streamed_as_it_is_given_whole(item, blocks) -
     assert content(item) == blocks
 
 
-def test_only_the_first_choice_is_told() -> None:
+def test_only_the_first_choice_is_sent() -> None:
     turn = Turn("R", 0, "m", think=None)
     for choice, piece in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
         turn.text(piece, choice)
@@ -185,7 +185,7 @@ def test_only_the_first_choice_is_told() -> None:
     assert message["stop_reason"] == "end_turn"
 
 
-def test_progress_is_not_told() -> None:
+def test_progress_is_not_sent() -> None:
     events: list[Event] = [*unfold(answer(Message("assistant", "a")))]
     plain = MESSAGES.encoder(ASKED, STANDARD).feed(events)
     events.insert(2, Progress(0, "searching"))
@@ -219,7 +219,7 @@ def test_failed_answer_closes_what_is_open_and_tells_the_error() -> None:
         ("anything", "end_turn"),
     ],
 )
-def test_reason_is_told_in_the_words_of_the_protocol(reason, told) -> None:
+def test_stop_reason_is_that_of_the_protocol(reason, told) -> None:
     assert whole(Message("assistant", "a"), reasons=(reason,))["stop_reason"] == told
     assert whole(Message("assistant", "a"), reasons=())["stop_reason"] == "end_turn"
 

@@ -77,7 +77,7 @@ def test_prompt_that_exceeds_the_context_is_called_too_long(code, type) -> None:
     "message",
     ["The prompt has 9011 tokens, and the context is 4096.", "At most 4096 tokens, and 9011 came."],
 )
-def test_size_and_limit_of_a_prompt_are_said_as_agents_read_them(message) -> None:
+def test_size_and_limit_of_a_prompt_are_in_the_form_that_agents_read(message) -> None:
     fault = Fault("invalid_request", message, upstream_code="context_length_exceeded")
     error = json.loads(MESSAGES.encode_error(fault, "req_1")[1])["error"]
     assert error["message"] == f"prompt is too long: 9011 tokens > 4096 maximum. {message}"

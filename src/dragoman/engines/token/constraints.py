@@ -554,7 +554,7 @@ _IN_OUR_WORDS = [
         (r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: "),
     )
 ]
-"""What llguidance says, and what is said in its place; other texts stand for themselves."""
+"""Error texts of llguidance and their replacements; other texts are passed on."""
 
 
 def _error_text(error: str) -> str:

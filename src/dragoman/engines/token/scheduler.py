@@ -24,7 +24,7 @@ AHEAD = 64
 POLL = 0.001
 """Seconds between two deliveries to a loop: tokens of one moment arrive together."""
 PREFILL = 512
-"""Prompt tokens read in one round, all prompts together, so that a long prompt stalls nobody."""
+"""Prompt tokens read in one round, all prompts together, so that a long prompt stalls no others."""
 GRACE = 10.0
 """Seconds a model may take for its current step when it is closed."""
 

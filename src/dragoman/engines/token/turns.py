@@ -1,4 +1,4 @@
-"""Runs blocking work on a few threads, the tenants by turns, until nobody waits for it."""
+"""Runs blocking work on a few threads, round-robin over tenants, until it is cancelled."""
 
 from __future__ import annotations
 

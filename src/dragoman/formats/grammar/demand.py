@@ -59,10 +59,10 @@ class Lark(Struct, frozen=True):
 
 
 _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\\n])++/?|//[^\n]*|#[^\n]*')
-"""What is no operator in a grammar: strings, expressions, comments. What is not closed ends with
-its line, so that no character is looked at twice."""
+"""Strings, expressions and comments of a grammar. An unclosed one ends with its line, so that
+matching is linear."""
 lark_literals = _LITERALS.finditer
-"""Finds what is no operator in a grammar."""
+"""Finds the strings, expressions and comments of a grammar."""
 
 RULE = re.compile(
     r"^[ \t]*+[!?]?[A-Za-z_][\w.-]*+[ \t]*+(?:\[[^\]\n]*+\]|\{[^}\n]*+\})?[ \t]*+:", re.MULTILINE
@@ -70,7 +70,7 @@ RULE = re.compile(
 MAX_REGEX, MAX_LARK, MAX_CHOICES = 16_384, 65_536, 262_144
 """The most characters of a regular expression, a grammar, and all choices together."""
 MAX_RULES, MAX_NESTED = 1_000, 100
-"""The most rules of a grammar, and brackets in one another: both take stack of the compiler."""
+"""The most rules of a grammar, and levels of brackets: both take stack of the compiler."""
 
 
 def _check_size(param: str, what: str, size: int, most: int) -> None:
@@ -125,9 +125,9 @@ _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def from_gbnf(param: str, text: str) -> str:
-    """A grammar in GBNF, the notation of llama.cpp, in Lark. A rule that does not come back to
-    itself is a terminal, so that its text is matched as a whole; between other rules, the longest
-    text of a part counts. Raises FaultError for what is no GBNF.
+    """A grammar in GBNF, the notation of llama.cpp, in Lark. A rule that is not recursive is a
+    terminal, so that its text is matched as a whole; in recursive rules, the longest
+    match of a part counts. Raises FaultError for invalid GBNF.
 
     >>> print(from_gbnf("grammar", 'root ::= "a" list?\\nlist ::= "," root'))
     r0: "a" r1 ?
@@ -150,7 +150,7 @@ def from_gbnf(param: str, text: str) -> str:
         elif kind != "gap":
             parts.append((kind, found[kind]))
         at = found.end()
-    refers = {rule: {said for kind, said in rules[rule] if kind == "name"} for rule in rules}
+    refers = {rule: {name for kind, name in rules[rule] if kind == "name"} for rule in rules}
     for name in ("root", *(name for names in refers.values() for name in names)):
         if name not in rules:
             raise FaultError(bad_request(f"there is no rule {name}", param))
@@ -163,7 +163,7 @@ def from_gbnf(param: str, text: str) -> str:
     names = {rule: f"{'R' if rule in flat else 'r'}{n}" for n, rule in enumerate(rules)}
     try:
         lines = [
-            f"{names[rule]}: {' '.join(_in_lark(kind, said, names) for kind, said in parts)}"
+            f"{names[rule]}: {' '.join(_in_lark(kind, text, names) for kind, text in parts)}"
             for rule, parts in rules.items()
         ]
     except (ValueError, OverflowError) as error:
@@ -172,39 +172,39 @@ def from_gbnf(param: str, text: str) -> str:
     return "\n".join((*lines, f"start: {names['root']}"))
 
 
-def _in_lark(kind: str, said: str, names: Mapping[str, str]) -> str:
+def _in_lark(kind: str, text: str, names: Mapping[str, str]) -> str:
     match kind:
         case "name":
-            return names[said]
+            return names[text]
         case "text":
-            quoted = json.dumps("".join(_letters(said)), ensure_ascii=False)
+            quoted = json.dumps("".join(_letters(text)), ensure_ascii=False)
             return quoted.replace("\x7f", "\\x7f")
         case "set":
-            return f"/[{_class(said)}]/"
+            return f"/[{_class(text)}]/"
         case "any":
             return "/(?s:.)/"
         case _:
-            return said
+            return text
 
 
-def _letters(said: str) -> list[str]:
-    """The characters of a text in GBNF. Raises ValueError for what is none."""
+def _letters(text: str) -> list[str]:
+    """The characters of a GBNF literal. Raises ValueError for an invalid escape."""
     found = []
-    for letter in _LETTER.findall(said):
+    for letter in _LETTER.findall(text):
         if letter[0] == "\\" and len(letter) > 2:
             letter = chr(int(letter[2:], 16))
-            letter.encode()  # half of a pair is no character
+            letter.encode()  # raises for a lone surrogate
         elif letter[0] == "\\":
             letter = _CONTROL.get(letter[1], letter[1])
         found.append(letter)
     return found
 
 
-def _class(said: str) -> str:
-    """The inside of a set of characters, as regular expressions have it."""
-    negated = said.startswith("^")
-    raw = _LETTER.findall(said[negated:])
-    codes = [f"\\u{{{ord(letter):x}}}" for letter in _letters(said[negated:])]
+def _class(text: str) -> str:
+    """The inside of a character class, in the syntax of regular expressions."""
+    negated = text.startswith("^")
+    raw = _LETTER.findall(text[negated:])
+    codes = [f"\\u{{{ord(letter):x}}}" for letter in _letters(text[negated:])]
     ranges = (
         "-" if letter == "-" and 0 < place < len(raw) - 1 else code
         for place, (letter, code) in enumerate(zip(raw, codes, strict=True))

@@ -101,7 +101,7 @@ MAX_OPTIONAL = 400
 MAX_COMPARED = 20_000
 """How many alternatives of `oneOf`, parts of them and values are compared to tell them apart."""
 MAX_STEP = 10_000
-"""The greatest `multipleOf`: so many remainders are told apart."""
+"""The greatest `multipleOf`: the grammar has a state for each remainder."""
 MAX_ENTRIES = {
     "enum": 10_000,
     "anyOf": 1_000,

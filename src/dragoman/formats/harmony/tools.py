@@ -44,7 +44,7 @@ NOT_TOOLS = ("", "assistant", "all", "user")
 
 
 class CalledTool(Struct, frozen=True):
-    """The tool a message calls. A built-in one is not offered, and nobody runs it."""
+    """The tool that a message calls. Built-in tools are not offered, and not run."""
 
     kind: Literal["function", "custom", "built-in"]
     name: str

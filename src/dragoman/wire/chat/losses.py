@@ -186,7 +186,7 @@ _ANSWER = Table(
     rows("dropped", "Chat does not say when it ended", "Response.completed_at", silent=True),
     rows(
         "emulated",
-        "said as `stop`",
+        "reported as `stop`",
         "Response.reasons",
         case=_OTHER_END,
         name="incomplete_details.reason",

@@ -652,10 +652,10 @@ def encode_logprobs(tokens: Sequence[Token]) -> list[JSON]:
 
 
 def _encode_token(token: Token) -> dict[str, JSON]:
-    said: dict[str, JSON] = {} if token.id is None else {"id": token.id}
-    said |= {"token": token.text, "logprob": token.logprob}
-    said["bytes"] = None if token.bytes is None else list(token.bytes)
-    return restore(said, token.extra)
+    fields: dict[str, JSON] = {} if token.id is None else {"id": token.id}
+    fields |= {"token": token.text, "logprob": token.logprob}
+    fields["bytes"] = None if token.bytes is None else list(token.bytes)
+    return restore(fields, token.extra)
 
 
 _CITATION = "url_citation"

@@ -196,7 +196,7 @@ def _decode_function_call(value: JSON, tools: tuple[Tool, ...]) -> ToolChoice | 
         case None | "none" | "auto":
             return value
         case {"name": str(name)}:
-            rest = {field: said for field, said in value.items() if field != "name"}
+            rest = {field: given for field, given in value.items() if field != "name"}
             choice = NamedTool(name, extra=to_extra({}, function=rest))
             _check_offered("function_call", choice, frozenset(_keys(tools)))
             return choice
@@ -268,7 +268,7 @@ def _decode_reasoning(
 
 
 def _decode_format(value: JSON, unknown: dict[str, JSON]) -> OutputFormat | None:
-    """The format of the answer; what else is said about it is added to the unknown fields."""
+    """The response format; its unknown members are added to the unknown fields."""
     if isinstance(value, dict) and str(value.get("type")) in VENDOR_FORMATS:
         unknown["response_format"] = value
         return None

@@ -350,8 +350,8 @@ _JOINED = (*_READABLE, "data")
 def join_details(pieces: list[JSON]) -> list[JSON]:
     """The entries that pieces add up to: those with the same index and type are one.
 
-    >>> said = {"index": 0, "type": "reasoning.text", "text": "Hm"}
-    >>> join_details([said, {"index": 0, "type": "reasoning.text", "text": "m", "signature": "s"}])
+    >>> first = {"index": 0, "type": "reasoning.text", "text": "Hm"}
+    >>> join_details([first, {"index": 0, "type": "reasoning.text", "text": "m", "signature": "s"}])
     [{'index': 0, 'type': 'reasoning.text', 'text': 'Hmm', 'signature': 's'}]
     """
     entries: dict[Hashable, list[JSON]] = {}

@@ -148,13 +148,13 @@ def decode_messages(
         elif message.role == "user":
             added = _user_items(content, path, calls)
         else:
-            said = Message("system", _texts(content, path))
+            prompt = Message("system", _texts(content, path))
             first = items[0] if len(items) == 1 and number not in unknown else None
             if isinstance(first, Message) and first.role == "system":
                 opening = opening or list(first.parts)
-                opening += said.parts
+                opening += prompt.parts
                 continue
-            added = [said]
+            added = [prompt]
         if rest := unknown.get(number):
             fields = from_extra(added[0].extra) | {MESSAGE: rest}
             added[0] = replace(added[0], extra=(added[0].extra or {}) | {NAME: fields})
@@ -182,7 +182,7 @@ def _texts(blocks: str | list[Any], path: str) -> str | tuple[Part, ...]:
         elif block is None:
             parts.append(UnknownPart(NAME, rest))
         else:  # decoded with the message it is in
-            problem = f"is {_kind(block)!r}, and only text is said here"
+            problem = f"is {_kind(block)!r}, and only text is allowed here"
             raise FaultError(bad_request(problem, f"{path}[{number}].type"))
     return tuple(parts)
 
@@ -389,15 +389,15 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
             case Message():
                 now, given = "assistant", _encode_content(item.content)
             case Reasoning() if not is_signed(item):
-                continue  # it would be refused
+                continue  # the upstream would refuse it
             case Reasoning(content=[_, *_]):
                 # What was signed is the thinking itself; a summary beside it repeats it.
                 now, given = "assistant", encode_item(replace(item, summary=()))
             case FunctionCall() | CustomToolCall():
                 now, given = "assistant", [encode_call(item) | {"id": _legal(item.call_id)}]
             case Unknown() if item.wire != NAME and item.kind != "compaction_trigger":
-                said = f"[{item.kind}: {json.text(item.value)}]"
-                now, given = "assistant", [{"type": "text", "text": said}]
+                text = f"[{item.kind}: {json.text(item.value)}]"
+                now, given = "assistant", [{"type": "text", "text": text}]
             case _:
                 now, given = "assistant", encode_item(item)
         if not given:

@@ -29,7 +29,7 @@ from dragoman.wire.losses import (
 from .blocks import NAME, is_hosted, is_signed
 
 _FOREIGN = foreign(NAME)
-_UNHEARD = Case(_FOREIGN.when, lambda item, _: item.wire != NAME and not is_hosted(item))
+_FOREIGN_ITEM = Case(_FOREIGN.when, lambda item, _: item.wire != NAME and not is_hosted(item))
 _NO_STATE = "Messages stores no conversations"
 _NO_LOGPROBS = "Messages has no log-probabilities"
 _SPOKEN = Case("with a transcript", lambda part, _: bool(part.transcript))
@@ -37,7 +37,7 @@ _SILENT = Case("without a transcript", lambda part, _: not part.transcript)
 _PARTS = (
     *rows("carried", "as a block", "Text.text", "Image.url file_id", "File.data url file_id"),
     *rows("carried", "as `title`", "File.filename"),
-    *rows("emulated", "said as text", "Refusal.text", name="refusal"),
+    *rows("emulated", "sent as text", "Refusal.text", name="refusal"),
     *rows(
         "dropped",
         "Messages cites in its own way only",
@@ -74,7 +74,7 @@ _REQUEST = Table(
     rows("carried", "as `output_config.format`", "JSONSchema.schema strict"),
     rows("dropped", "a schema has no name", "JSONSchema.name", silent=True),
     rows("dropped", "a schema has no description", "JSONSchema.description"),
-    rows("emulated", "the model is told to answer with a JSON object", "JSONObject"),
+    rows("emulated", "the system prompt asks for a JSON object", "JSONObject"),
     rows("carried", "as `thinking` and `output_config.effort`", "Request.reasoning"),
     rows("carried", "as `thinking` and `output_config.effort`", "ReasoningOptions.effort"),
     rows(
@@ -190,7 +190,7 @@ _ANSWER = Table(
     rows("emulated", "shown as `thinking`", "Reasoning.summary"),
     rows("dropped", "Messages carries signatures of its own only", "Reasoning.encrypted"),
     rows("dropped", "Messages has another form of it", "Compaction"),
-    rows("dropped", "Messages has no such block", "Unknown", case=_UNHEARD),
+    rows("dropped", "Messages has no such block", "Unknown", case=_FOREIGN_ITEM),
     rows("dropped", "Messages has no such block", "UnknownPart", case=_FOREIGN),
 )
 

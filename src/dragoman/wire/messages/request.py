@@ -395,8 +395,8 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     system, messages = encode_messages(items)
     sampling, format = request.sampling, request.format
     if isinstance(format, JSONObject):
-        told = {"type": "text", "text": "Answer with a JSON object and nothing else."}
-        system = [*as_blocks(system), told]
+        hint = {"type": "text", "text": "Answer with a JSON object and nothing else."}
+        system = [*as_blocks(system), hint]
     temperature, limit = sampling.temperature, request.max_output_tokens
     given: dict[str, Any] = {
         "model": request.model,

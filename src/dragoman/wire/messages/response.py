@@ -165,17 +165,17 @@ def _opening(id: str, model: str) -> dict[str, JSON]:
 def _stopped(
     end: Response | Finished, called: bool, own: dict[str, JSON], request: Request
 ) -> dict[str, JSON]:
-    """Why an answer ended, in the words its own server had for it. Only one with calls waits for
-    their results, whatever its server says: Claude Code asks for missing calls without end. A stop
-    string is named if it is one of the request's: some servers have other words in its place."""
+    """Why an answer ended, with the upstream's own fields. `tool_use` is sent only for an answer
+    with calls, whatever the upstream reports: Claude Code asks for missing calls without end. A
+    stop string is named if it is one of the request's: some servers put other texts there."""
     own = {name: value for name, value in own.items() if name in STOPPED}
     reason, stop = end.reasons[0] if end.reasons else "stop", end.stop_sequence
     if reason in ("stop", "tool_calls"):
         reason = "tool_calls" if called else "stop"
-    said = STOP_REASONS.get(reason, "end_turn")
-    if said != "end_turn" or stop not in (request.sampling.stop or ()):
+    stopped = STOP_REASONS.get(reason, "end_turn")
+    if stopped != "end_turn" or stop not in (request.sampling.stop or ()):
         stop = None
-    return {"stop_reason": "stop_sequence" if stop else said, "stop_sequence": stop, **own}
+    return {"stop_reason": "stop_sequence" if stop else stopped, "stop_sequence": stop, **own}
 
 
 # ---- streams -----------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Encoder:
         self._called = False
         self._begun = False
         self._over = False
-        self._own: dict[str, JSON] = {}  # what its server said of the answer at the beginning
+        self._own: dict[str, JSON] = {}  # fields of the upstream's `message_start`
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for these events."""
@@ -456,8 +456,8 @@ _CONTEXT = ("max_input_tokens", "context_window", "max_model_len", "context_leng
 
 
 def _model(model: Model) -> dict[str, JSON]:
-    told = (model.extra or {}).get("models", {})
-    sizes = [size for name in _CONTEXT if type(size := told.get(name)) is int]
+    own = (model.extra or {}).get("models", {})
+    sizes = [size for name in _CONTEXT if type(size := own.get(name)) is int]
     return {
         "type": "model",
         "id": model.id,

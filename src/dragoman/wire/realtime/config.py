@@ -61,10 +61,10 @@ def decode_config(fields: Fields) -> Changes:
         changes["model"] = model
     changes |= _common(fields, given)
     if (audio := fields.object("audio")) is not None:
-        if (heard := audio.object("input")) is not None:
-            changes |= _decode_input(heard)
-        if (spoken := audio.object("output")) is not None:
-            changes |= _decode_output(spoken)
+        if (input := audio.object("input")) is not None:
+            changes |= _decode_input(input)
+        if (output := audio.object("output")) is not None:
+            changes |= _decode_output(output)
     if (truncation := fields.any("truncation")) is not None:
         changes["truncation"] = truncation
     if "tracing" in given:
@@ -77,7 +77,7 @@ def decode_config(fields: Fields) -> Changes:
 
 
 def _common(fields: Fields, given: dict[str, JSON]) -> Changes:
-    """What a session and a single answer can both be told."""
+    """The fields that a session and a single response have in common."""
     changes: Changes = {}
     if (instructions := fields.string("instructions")) is not None:
         changes["instructions"] = instructions
@@ -189,16 +189,16 @@ def decode_response_config(fields: Fields) -> Changes:
 def encode_config(config: SessionConfig) -> dict[str, JSON]:
     """A configuration as the object that a client sends and gets."""
     detection = config.turn_detection
-    heard = {
+    input = {
         "format": _encode_format(config.input_format),
         **dense({"noise_reduction": config.noise_reduction}),
         "turn_detection": None if detection is None else _encode_detection(detection),
     }
     if (how := config.transcription) is not None:
         known = dense({"model": how.model, "language": how.language, "prompt": how.prompt})
-        heard["transcription"] = json.merge(known, (how.extra or {}).get(WIRE, {}))
+        input["transcription"] = json.merge(known, (how.extra or {}).get(WIRE, {}))
     if config.kind == "transcription":
-        session: dict[str, JSON] = {"type": "transcription", "audio": {"input": heard}}
+        session: dict[str, JSON] = {"type": "transcription", "audio": {"input": input}}
     else:
         output = {
             "format": _encode_format(config.output_format),
@@ -214,7 +214,7 @@ def encode_config(config: SessionConfig) -> dict[str, JSON]:
             "tool_choice": _TOOLS.encode_choice(config.tool_choice),
             "max_output_tokens": config.max_output_tokens or "inf",
             "truncation": config.truncation,
-            "audio": {"input": heard, "output": output},
+            "audio": {"input": input, "output": output},
             **dense(
                 {
                     "parallel_tool_calls": config.parallel_tool_calls,

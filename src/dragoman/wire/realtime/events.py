@@ -42,6 +42,7 @@ from dragoman.core.session_values import (
 )
 from dragoman.wire.error import describe, error_object
 from dragoman.wire.json import Fields, dense
+from dragoman.wire.pieces import long
 
 from .config import (
     decode_config,
@@ -176,9 +177,11 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
         case Delta(kind="arguments", data=data) if kind == "mcp_call":
             return [(f"{_MCP_ARGUMENTS}.delta", {**head, "delta": data})]
         case Delta(kind="arguments", data=data):
-            return [(_DELTAS["arguments"], {**head, "call_id": answer.call_id, "delta": data})]
+            return [
+                (_DELTAS["arguments"], {**head, "call_id": answer.call_id, "delta": long(data)})
+            ]
         case Delta(kind=sense, part_index=number, data=data):
-            return [(_DELTAS[sense], {**head, "content_index": number, "delta": data})]
+            return [(_DELTAS[sense], {**head, "content_index": number, "delta": long(data)})]
         case ItemAdded(item=item):
             return [("response.output_item.added", {**listed, "item": encode_item(item)})]
         case PartAdded(part_index=number, part=part):
@@ -199,7 +202,11 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
         case ItemDone(item=item):
             done = ("response.output_item.done", {**listed, "item": encode_item(item)})
             if isinstance(item, FunctionCall):
-                call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+                call = {
+                    "call_id": item.call_id,
+                    "name": item.name,
+                    "arguments": long(item.arguments),
+                }
                 return [("response.function_call_arguments.done", {**head, **call}), done]
             if isinstance(item, Unknown) and kind == "mcp_call":
                 arguments = {"arguments": item.value.get("arguments", "")}
@@ -217,7 +224,7 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
 def _encode_part(part: Part) -> Object:
     if isinstance(part, Audio):
         return {"type": "audio", "transcript": part.transcript or ""}
-    return {"type": "text", "text": getattr(part, "text", "")}
+    return {"type": "text", "text": long(getattr(part, "text", ""))}
 
 
 # ---- decoding ------------------------------------------------------------------------------------
