@@ -42,8 +42,8 @@ class Room(Protocol):
         """Resume reading: a message was taken."""
         ...
 
-    def write(self, frame: bytes) -> None:
-        """Send a text, once the client has taken those before it. Raises OSError."""
+    def write_long(self, frame: bytes) -> None:
+        """Send a long text without a copy. Raises OSError."""
         ...
 
 

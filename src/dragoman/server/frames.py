@@ -47,13 +47,19 @@ class Fragments:
             return self._made.pop()
         if not self._reads and self._left:
             return self._fragment(_CONT)
-        data = yield from self._take(size)
+        buffer: bytearray = self._reader.buffer
+        if len(buffer) < size:
+            yield from self._wait(size)
+        data = buffer[:size]
+        del buffer[:size]
         if self._reads:
             self._reads -= 1
             return data
         self._reads = 3 if data[1] & _LONG > 125 else 2
         if data[1] == _MASKED | _LONG and data[0] & 0x7F <= 2:  # which frames of data begin with
-            rest = yield from self._take(12)
+            yield from self._wait(12)
+            rest = buffer[:12]
+            del buffer[:12]
             if PIECE < (length := int.from_bytes(rest[:8], "big")) <= self._most:
                 self._left, self._mask = length, rest[8:]
                 self._final, opcode = data[0] & 0x80, data[0] & 0x0F
@@ -62,15 +68,11 @@ class Fragments:
             self._reads = 1
         return data
 
-    def _take(self, size: int) -> Generator[None, None, bytearray]:
-        buffer: bytearray = self._reader.buffer
-        while len(buffer) < size:
+    def _wait(self, size: int) -> Generator[None, None, None]:
+        while (missing := size - len(self._reader.buffer)) > 0:
             if self._reader.eof:
-                raise EOFError(f"the stream ends {size - len(buffer)} bytes too early")
+                raise EOFError(f"the stream ends {missing} bytes too early")
             yield
-        data = buffer[:size]
-        del buffer[:size]
-        return data
 
     def _fragment(self, opcode: int) -> bytes:
         """The head of the next fragment."""
@@ -164,17 +166,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._tries = 0
         return True
 
-    def write(self, frame: bytes) -> None:
-        """Send a text, when the client has taken those before it. Raises OSError where the
-        connection is closing."""
+    def write_long(self, frame: bytes) -> None:
+        """Send a long text without a copy. Raises OSError where the connection is closing."""
         if self.conn.state.name != "OPEN":
             raise ConnectionError("the WebSocket is closing")
-        if len(frame) > PIECE:
-            self.transport.write(bytes((0x81, _LONG)) + len(frame).to_bytes(8, "big"))
-            self.transport.write(frame)
-        else:
-            self.conn.send_text(frame)
-            self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write(bytes((0x81, _LONG)) + len(frame).to_bytes(8, "big"))
+        self.transport.write(frame)
 
     def _is_early(self) -> bool:
         """Whether much was received before the application accepted the connection."""
@@ -220,8 +217,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._timer is None and self.transport.get_write_buffer_size():
             self._timer = self.loop.call_later(limits.stall, self.transport.abort)
 
-    async def run_asgi(self) -> None:
-        await super().run_asgi()
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
         self._give_time(cast(Any, self.config).limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
