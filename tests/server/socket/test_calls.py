@@ -340,7 +340,7 @@ async def test_what_cannot_be_answered_is_refused_and_says_why(monkeypatch) -> N
     several = Settings(workers=2)
     upstream = Router([Route(Remote("http://127.0.0.1:1/v1"), ("stub",), realtime="ga")])
     rows: list[tuple[str, str, dict[str, str], int, str]] = [
-        ("?model=m", "", {"content-type": "application/json"}, 415, SDP),
+        ("?model=m", "", {"content-type": "application/json"}, 415, f"{SDP} or multipart/form"),
         ("?model=m", "hello", plain, 400, "no session description"),
         ("?model=m", OFFER + video, plain, 400, "one audio track"),
         ("?model=m", mute, plain, 400, "offers no Opus"),
