@@ -151,16 +151,13 @@ def test_a_long_frame_is_not_copied_to_be_sent() -> None:
     protocol = cast(Any, object.__new__(SocketProtocol))
     protocol.conn, protocol.transport = parser(9, cut=False), Mock()
     long = b"x" * (frames.PIECE + 1)
-    for frame in (b"short", long):
-        protocol.write(frame)
+    protocol.write_long(long)
     written = [call.args[0] for call in protocol.transport.write.call_args_list]
     assert written[-1] is long
-    heads = Frame(Opcode.TEXT, b"short").serialize(mask=False), Frame(Opcode.TEXT, long)
-    assert b"".join(written) == heads[0] + heads[1].serialize(mask=False)
+    assert b"".join(written) == Frame(Opcode.TEXT, long).serialize(mask=False)
     protocol.conn.state = State.CLOSING
-    for frame in (b"short", long):
-        with pytest.raises(ConnectionError):
-            protocol.write(frame)
+    with pytest.raises(ConnectionError):
+        protocol.write_long(long)
 
 
 @pytest.mark.parametrize("beta", [False, True])

@@ -177,11 +177,11 @@ class Channel(ABC):
                             self._size -= len(frame)
                             frame = await self.service.turns.take(frame.make)
                             self._size += len(frame)
-                        if room is None:
-                            await self._send({"type": "websocket.send", "text": frame.decode()})
-                        else:
+                        if room is not None and len(frame) > BUFFER:
                             await room.writable.wait()
-                            room.write(frame)
+                            room.write_long(frame)
+                        else:
+                            await self._send({"type": "websocket.send", "text": frame.decode()})
                         self._size -= last  # the next one is sent when the client took that
                         last = len(frame)
                         patience.reschedule(loop.time() + stall)

@@ -1,5 +1,4 @@
-"""The WebSocket of one connection: parses frames no faster than they are taken, and bounds them;
-long ones in pieces, or the others would have to wait for each."""
+"""The WebSocket protocol of one connection, with backpressure and limits."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from .limits import SMALL, Hold
 from .settings import Settings
 
 STEP = 4096
-"""Bytes that are parsed before others have their turn: hundreds of pings."""
+"""Bytes that are parsed in one turn of the loop: hundreds of pings."""
 LATER, TRIES = 0.1, 20
-"""Seconds after which a connection without room for what comes looks again, and how often."""
+"""Seconds between attempts of a connection without room for its messages, and their number."""
 TRY_AGAIN_LATER = 1013
-"""The code of the close that ends such a connection (IANA's registry of close codes)."""
+"""The close code of such a connection, "try again later" (IANA's registry)."""
 PIECE = 256 * 1024
 """Bytes of a frame that are unmasked, or copied to be sent, at once. It is a multiple of four, as
 masks are."""
@@ -48,13 +47,19 @@ class Fragments:
             return self._made.pop()
         if not self._reads and self._left:
             return self._fragment(_CONT)
-        data = yield from self._take(size)
+        buffer: bytearray = self._reader.buffer
+        if len(buffer) < size:
+            yield from self._wait(size)
+        data = buffer[:size]
+        del buffer[:size]
         if self._reads:
             self._reads -= 1
             return data
         self._reads = 3 if data[1] & _LONG > 125 else 2
         if data[1] == _MASKED | _LONG and data[0] & 0x7F <= 2:  # which frames of data begin with
-            rest = yield from self._take(12)
+            yield from self._wait(12)
+            rest = buffer[:12]
+            del buffer[:12]
             if PIECE < (length := int.from_bytes(rest[:8], "big")) <= self._most:
                 self._left, self._mask = length, rest[8:]
                 self._final, opcode = data[0] & 0x80, data[0] & 0x0F
@@ -63,15 +68,11 @@ class Fragments:
             self._reads = 1
         return data
 
-    def _take(self, size: int) -> Generator[None, None, bytearray]:
-        buffer: bytearray = self._reader.buffer
-        while len(buffer) < size:
+    def _wait(self, size: int) -> Generator[None, None, None]:
+        while (missing := size - len(self._reader.buffer)) > 0:
             if self._reader.eof:
-                raise EOFError(f"the stream ends {size - len(buffer)} bytes too early")
+                raise EOFError(f"the stream ends {missing} bytes too early")
             yield
-        data = buffer[:size]
-        del buffer[:size]
-        return data
 
     def _fragment(self, opcode: int) -> bytes:
         """The head of the next fragment."""
@@ -83,22 +84,22 @@ class Fragments:
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket, which parses no faster than its client reads and the application takes,
-    with limits on the time of a message and of reading an answer.
+    """uvicorn's WebSocket with backpressure: it parses no faster than its client reads and the
+    application takes messages. With timeouts for messages, and for unread responses.
 
-    The application finds it under `ROOM` in the extensions of its scope. It says with `hold` whose
-    bytes they are that come, and that it has taken a message with `parse`.
+    The application finds it under `ROOM` in the extensions of its scope. It sets `hold`, which
+    accounts for received bytes, and calls `parse` when it has taken a message.
     """
 
     hold: Hold | None = None
     unparsed = b""
-    _at = 0  # so much of that is parsed
-    _tries = 0  # to find room for what has come
-    _begun = math.inf  # since when a message is awaited that has begun to come
-    _latest = 0.0  # when something of it came
+    _at = 0  # bytes of it that are parsed
+    _tries = 0  # attempts to find room
+    _begun = math.inf  # when the current message began
+    _latest = 0.0  # when data of it was last received
     _size = 0  # bytes of it
     _timer: asyncio.TimerHandle | None = None
-    # Texts go on as bytes: whether they are text is found out where they are decoded.
+    # Texts are passed on as bytes: they are validated where they are decoded.
     handle_text = WebSocketsSansIOProtocol.handle_bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,8 +126,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
 
     def parse(self) -> None:
-        """Parse a little, and go on after others had their turn; or wait until the client reads,
-        the application takes what has come, or there is room for more."""
+        """Parse some, and continue after a turn of the loop; or wait until the client reads,
+        the application takes messages, or there is room for more."""
         if self.transport.is_closing():
             self.unparsed = b""
         elif self.read_paused or not self.writable.is_set() or self._is_early():
@@ -146,8 +147,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._begun = math.inf
 
     def _has_room(self) -> bool:
-        """Hold what has come of messages. Where there is no room for it, look again later, but not
-        for long: all may be waiting for each other."""
+        """Account for received messages. Where there is no room, try again later, but not
+        for long: it may be a deadlock."""
         size = len(self.conn.reader.buffer) + len(self.unparsed) - self._at
         size += sum(map(len, self.frames))
         try:
@@ -165,24 +166,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._tries = 0
         return True
 
-    def write(self, frame: bytes) -> None:
-        """Send a text, when the client has taken those before it. Raises OSError where the
-        connection is closing."""
+    def write_long(self, frame: bytes) -> None:
+        """Send a long text without a copy. Raises OSError where the connection is closing."""
         if self.conn.state.name != "OPEN":
             raise ConnectionError("the WebSocket is closing")
-        if len(frame) > PIECE:
-            self.transport.write(bytes((0x81, _LONG)) + len(frame).to_bytes(8, "big"))
-            self.transport.write(frame)
-        else:
-            self.conn.send_text(frame)
-            self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write(bytes((0x81, _LONG)) + len(frame).to_bytes(8, "big"))
+        self.transport.write(frame)
 
     def _is_early(self) -> bool:
-        """Whether much has come before the application has accepted the connection."""
+        """Whether much was received before the application accepted the connection."""
         return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
 
     def handle_cont(self, event: Any) -> None:
-        # As one: small ones by themselves would take much more, and large ones be copied once more.
+        # Joined: small ones as separate objects take much more memory, and large ones another copy.
         frames = cast(Any, self.frames)
         if type(frames[0]) is bytes:
             frames[0] = bytearray(frames[0])
@@ -204,7 +200,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._begun == math.inf or self.close_sent or self.transport.is_closing():
             self._give_time(limits)
             return
-        if self.read_paused or self.unparsed:  # it is we who let it wait
+        if self.read_paused or self.unparsed:  # the delay is ours
             self._begun = self._latest = now
         rate_kept = self._begun + self._size / limits.min_rate
         if now < min(self._latest, rate_kept) + limits.read_time:
@@ -217,19 +213,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._give_time(limits)
 
     def _give_time(self, limits: Settings) -> None:
-        """Close even if the client does not take the last of what was sent."""
+        """Close even if the client does not read the rest."""
         if self._timer is None and self.transport.get_write_buffer_size():
             self._timer = self.loop.call_later(limits.stall, self.transport.abort)
 
-    async def run_asgi(self) -> None:
-        await super().run_asgi()
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
         self._give_time(cast(Any, self.config).limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
-        self.unparsed, self.frames = b"", []  # what knows this connection may know it for long
+        self.unparsed, self.frames = b"", []  # references to this connection may live long
         self.conn.reader.discard()
         if self.hold is not None:  # the application may have ended before this
             self.hold.close()
