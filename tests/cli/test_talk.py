@@ -109,6 +109,7 @@ def test_errors_are_shown(voices, capfd) -> None:
         (("--input", "text.wav"), "text.wav: file: is no sound that is known"),
         (("--output", "a.wav"), "--output needs --input"),
         (("--input", "said.wav", "--output", "no/a.wav"), "cannot be written"),
+        (("--input", "said.wav", "--output", "a.txt"), "WAV is written, to a FILE.wav"),
         (("--input", "said.wav", "--speech", "none"), "This server cannot speak"),
         (("--input", "said.wav", "--transcription", "none", "--speech", "http://a"), "understand"),
     ],

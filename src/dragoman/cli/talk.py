@@ -40,6 +40,8 @@ async def _talk(options: Namespace) -> int:
     settings = replace(Settings(), **{k: v for k, v in given.items() if v is not None})
     if options.output and not options.input:
         raise ConfigurationError("--output needs --input: it is for the answers to a recording.")
+    if options.output and options.output.suffix.lower() != ".wav":
+        raise ConfigurationError(f"--output {options.output}: WAV is written, to a FILE.wav.")
     recording = _read(options.input) if options.input else None
     tools = [each for path in options.tools for each in _in_file(Path(path), PythonTool)]
     client = await _client(options)

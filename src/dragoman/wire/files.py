@@ -37,6 +37,7 @@ MOST_STORES, MOST_QUERIES = 16, 16
 LONGEST_QUERY = 4_096
 MOST_RESULTS = 50
 MOST_CONDITIONS = 1_000
+"""Conditions of a search, where each value that one lists counts as one."""
 MOST_DAYS = 3_650
 LONGEST_NAME = 512
 
@@ -263,10 +264,15 @@ _LISTED = ("in", "nin")
 
 
 def _condition(fields: Fields, left: list[int]) -> Condition:
-    left[0] -= 1
-    if left[0] < 0:
-        raise FaultError(unsupported(f"has more than {MOST_CONDITIONS} conditions", "filters"))
     kind = fields.one_of("type", ("and", "or", *_COMPARED, *_LISTED))
+    if kind is None:
+        raise fields.wrong("type", "is missing")
+    given = fields.any("value")
+    values = given if kind in _LISTED else [given]
+    left[0] -= max(len(values), 1) if isinstance(values, list) else 1
+    if left[0] < 0:
+        problem = f"has more than {MOST_CONDITIONS} conditions, or values in their lists"
+        raise FaultError(unsupported(problem, "filters"))
     if kind is None:
         raise fields.wrong("type", "is missing")
     if kind in ("and", "or"):
@@ -274,8 +280,7 @@ def _condition(fields: Fields, left: list[int]) -> Condition:
         if not each:
             raise fields.wrong("filters", "is missing or empty")
         return Combination(kind == "and", tuple(each))
-    key, value = fields.need("key"), fields.any("value")
-    values = value if kind in _LISTED else [value]
+    key = fields.need("key")
     if not isinstance(values, list):
         raise fields.wrong("value", f"is {json.kind(values)}, and must be an array")
     for entry in values:

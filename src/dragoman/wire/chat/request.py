@@ -147,7 +147,7 @@ def _decode(data: bytes, limits: Limits) -> Request:
         if body.tool_choice is None:
             choice = _decode_function_call(body.function_call, offered + functions)
         else:
-            choice = TOOLS.decode_choice(body.tool_choice)
+            choice = TOOLS.decode_choice(body.tool_choice, limits)
             _check_choice(choice, offered)
             unknown |= json.dense({"function_call": body.function_call})
         if body.reasoning is not None:
