@@ -344,9 +344,10 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                         match part:
                             case Text():
                                 offset = sum(map(len, content)) if part.annotations else 0
-                                for note in part.annotations:
-                                    encoded = encode_annotation(note, offset)
-                                    annotations += [] if encoded is None else [encoded]
+                                notes = [
+                                    encode_annotation(each, offset) for each in part.annotations
+                                ]
+                                annotations += [note for note in notes if note is not None]
                                 content.append(part.text)
                                 tokens += part.tokens
                             case Refusal():
