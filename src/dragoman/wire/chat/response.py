@@ -344,10 +344,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                         match part:
                             case Text():
                                 offset = sum(map(len, content)) if part.annotations else 0
-                                notes = [
-                                    encode_annotation(each, offset) for each in part.annotations
-                                ]
-                                annotations += [note for note in notes if note is not None]
+                                encoded = [encode_annotation(n, offset) for n in part.annotations]
+                                annotations += [note for note in encoded if note is not None]
                                 content.append(part.text)
                                 tokens += part.tokens
                             case Refusal():
