@@ -1,8 +1,8 @@
 """An engine from any Python callable that answers in Chat chunks, or in plain text.
 
-The callable is asked as a client of Chat Completions would ask: with the fields of the request as
-keyword arguments. So a client object's own method will do, and so will a generator of a few
-lines. What runs in this engine is the caller's code; it is never let near the event loop unless
+The callable is called like a client of Chat Completions: with the fields of the request as
+keyword arguments. So a method of an SDK client works, and so does a generator of a few
+lines. It is the user's code: it runs in a thread, unless
 it is asynchronous itself.
 """
 
@@ -41,7 +41,7 @@ UNFINISHED = replace(
     'the last chunk needs one, such as "stop" or "tool_calls".',
     blame="server",
 )
-"""Why an answer failed whose chunks just stopped."""
+"""The fault for chunks without a finish reason."""
 
 
 class Function:
@@ -54,8 +54,8 @@ class Function:
     - pieces of text, or one text.
 
     A synchronous one runs in a thread of its own. When the answer is cancelled, its iterator is
-    closed: at once, or where it is synchronous as soon as it gives its next piece; so is what a
-    call returns after that. Exceptions become faults; one with a `status_code` becomes a refusal
+    closed: at once, or where it is synchronous after its next piece; so is an iterator that is
+    returned after that. Exceptions become faults; one with a `status_code` becomes a refusal
     with that status.
 
     >>> def parrot(messages, **rest):
@@ -75,15 +75,15 @@ class Function:
         self._think = think
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """Call the callable and give what it gives."""
+        """Call the callable and decode its result."""
         return enforce_contract(self._events(request, caller), request.model)
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
-        """The names it was given."""
+        """The configured names."""
         return tuple(map(Model, self._models))
 
     async def capabilities(self, model: str) -> Capabilities:
-        """Nothing is known of a callable."""
+        """No capabilities are known."""
         return Capabilities()
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class Function:
         losses = spell_losses(losses, request, caller.wire)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
         decoder, restore = CHAT.decoder(turn), with_summary(request)
-        ended = False  # text that stops has ended; chunks without a finish reason were cut
+        ended = False  # text may just end; chunks without a finish reason were cut
         try:
             async with aclosing(_pieces(self._answer, json.load(body))) as pieces:
                 async for piece, whole in pieces:
@@ -123,8 +123,8 @@ class Function:
 async def _pieces(
     answer: Callable[..., Any], arguments: Any
 ) -> AsyncGenerator[tuple[Any, bool], None]:
-    """What a callable gives, piece by piece, whatever kind of callable it is, and whether a piece
-    is all there is."""
+    """The pieces of any kind of callable's result, each with whether it
+    is complete by itself."""
     pool = ThreadPoolExecutor(1, "dragoman-function")  # its thread is started when it is needed
     call = partial(_in_thread, pool, copy_context())
     try:
@@ -160,7 +160,7 @@ async def _pieces(
 
 
 async def _in_thread(pool: ThreadPoolExecutor, context: Context, work: Callable[[], Any]) -> Any:
-    """Run code that blocks. What it returns after a cancellation is closed there."""
+    """Run blocking code. A result after a cancellation is closed there."""
     future = pool.submit(context.run, work)
     try:
         return await asyncio.wrap_future(future)
@@ -182,14 +182,14 @@ async def _finished(closing: Awaitable[Any]) -> None:
 
 
 def _closers(*things: Any) -> list[Callable[[], Any]]:
-    """What closes an iterator and the thing it came from, where they can be closed."""
+    """The `close` functions of an iterator and its source, where they have any."""
     things = tuple({id(thing): thing for thing in things}.values())
     found = (getattr(thing, "aclose", None) or getattr(thing, "close", None) for thing in things)
     return [close for close in found if close is not None]
 
 
 def _refusal(error: Exception) -> Fault | None:
-    """The fault in an exception of a client library, known by the HTTP status it carries."""
+    """The fault for an exception of a client library with an HTTP status."""
     status = getattr(error, "status_code", None)
     if not isinstance(status, int) or not 400 <= status <= 599:
         return None

@@ -1,8 +1,8 @@
-"""A turn engine as a session: drives the rules of `core.session` over any engine, and a voice.
+"""Runs a session over a turn engine and a voice: the driver of `core.session`.
 
-All of it happens on one event loop. Commands are taken at once; what must be awaited (an answer, a
-transcript) is a task or a handle of its own, so that nothing of a client's or a model's ever holds
-up the commands behind it.
+Everything runs on one event loop. Commands are processed at once; what must be awaited (an answer,
+a transcript) is a task or a handle of its own, so that neither clients nor models block
+later commands.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ CLOSED = Fault("cancelled", "The session was closed.", "client")
 
 
 class Detector(Protocol):
-    """Finds where the user begins and stops to speak. It counts samples and has no clock: the same
+    """Detects where speech begins and ends. It counts samples and has no clock: the same
     sound in any pieces gives the same reports."""
 
     def feed(self, audio: bytes) -> Iterable[SpeechStarted | SpeechStopped]:
-        """What became clear with this sound, by positions since the detector began."""
+        """Process sound. Returns the detected events, with positions since the detector began."""
         ...
 
     def reset(self) -> None:
-        """Forget an utterance that has begun, and go on counting."""
+        """Drop an utterance that has begun; the position is not reset."""
         ...
 
 
@@ -109,37 +109,37 @@ class SessionSink(Protocol):
     """Receives the events of a session."""
 
     def receive(self, events: list[SessionEvent]) -> None:
-        """Take the next events, at least one. It is called on the event loop, and must not block or
-        raise."""
+        """Process the next events, at least one. It is called on the event loop, and must not block
+        or raise."""
         ...
 
     def ended(self, fault: Fault) -> None:
-        """The session is over, for this reason, and nothing more comes. It is not called where the
-        session was closed by `close`."""
+        """The session has ended, for this reason; nothing more is received. It is not called after
+        `close`."""
         ...
 
 
 class LiveSession(Protocol):
-    """A session that is open: of an engine of turns, or of another server."""
+    """An open session: over a turn engine, or of another server."""
 
     def send(self, command: Command) -> None:
-        """Ask for something. What comes of it, errors too, are events."""
+        """Send a command. Its results, errors too, are events."""
         ...
 
     async def open(self) -> None:
-        """Begin. Raises FaultError where that cannot be."""
+        """Open the session. Raises FaultError."""
         ...
 
     async def drain(self) -> None:
-        """Wait until most of what was sent is taken."""
+        """Wait until most commands are processed."""
         ...
 
     def pause(self) -> None:
-        """Produce as little as may be until `resume`: the client does not read."""
+        """Pause the answers until `resume`: the client does not read."""
         ...
 
     def resume(self) -> None:
-        """Produce again."""
+        """Resume the answers."""
         ...
 
     async def close(self) -> None:
@@ -148,7 +148,7 @@ class LiveSession(Protocol):
 
 
 class _Turn:
-    """The sink of one answer. It has no handle: that has the sink, and a cycle of both would keep
+    """The sink of one answer. It does not refer to its handle: a reference cycle would keep
     the session, with all its sound, until the garbage collector runs."""
 
     def __init__(self, session: TurnSession, response_id: str) -> None:
@@ -230,12 +230,12 @@ class TurnSession:
         return self.session.size + waiting
 
     async def drain(self) -> None:
-        """Wait until all that was sent is taken; others have their turn."""
+        """Wait until all commands are processed, and yield to the loop."""
         await asyncio.sleep(0)
         await self._taken.wait()
 
     async def open(self) -> None:
-        """Begin: the sink receives the first events."""
+        """Open: the sink receives the first events."""
         loop, lifetime = asyncio.get_running_loop(), self._limits.lifetime_ms
         self._timer = loop.call_later(lifetime / 1000, self.report, Tick(lifetime))
         self._hand_on(self.session.open())
@@ -255,7 +255,7 @@ class TurnSession:
             self._take_queued()
 
     def report(self, what: Command | Report) -> None:
-        """Hand something to the session, its events to the client, and do its work."""
+        """Pass an input to the session, its events to the client, and do its work."""
         events = self.session.receive(what)
         if events:
             self._hand_on(events)
@@ -293,7 +293,7 @@ class TurnSession:
             handle.pause()
 
     def resume(self) -> None:
-        """Let the answers go on."""
+        """Resume the answers."""
         self._paused = False
         for handle in self._turns.values():
             handle.resume()
@@ -315,9 +315,9 @@ class TurnSession:
     # ---- inside ----------------------------------------------------------------------------
 
     def _over(self, fault: Fault) -> None:
-        """The session has ended by itself."""
+        """End the session on its own account."""
         sink, self.sink = self.sink, None
-        # Its time is over: answers that are open have it in a cycle.
+        # It has expired: open answers have it in a reference cycle.
         self.session.receive(Tick(self._limits.lifetime_ms))
         self._queue.clear()
         self._taken.set()
@@ -336,7 +336,7 @@ class TurnSession:
             sound = isinstance(command, Append)
             try:
                 self._take(command)
-            except Exception as error:  # a voice that fails: the session would be deaf
+            except Exception as error:  # a voice that fails: the session would get no input
                 fault = fault_from(error, self._caller.key)
                 self._hand_on([Refused(fault)])
                 self._over(fault)
@@ -373,7 +373,7 @@ class TurnSession:
             self.sink.receive(events)
 
     def _encoded(self, event: SessionEvent, format: AudioFormat, voice: Voice) -> SessionEvent:
-        """An event whose sound is in the client's format."""
+        """An event with its sound in the client's format."""
         if not isinstance(event, Answer) or not isinstance(delta := event.event, Delta):
             return event
         if delta.kind != "audio":
@@ -382,7 +382,7 @@ class TurnSession:
         return replace(event, event=replace(delta, data=b64encode(audio).decode()))
 
     def _detector_now(self) -> Detector | None:
-        """The detector for the configuration as it is."""
+        """The detector for the current configuration."""
         detection = self.session.config.turn_detection
         if detection != self._detection:
             self._detection, self._detector = detection, None
@@ -404,7 +404,7 @@ class TurnSession:
         task.add_done_callback(self._tasks.discard)
 
     async def _transcribe(self, id: str, audio: Sound, options: Transcription) -> None:
-        """Report what an item says, or why that is not known."""
+        """Report the transcript of an item, or why there is none."""
         try:
             if self._voice is None:  # pragma: no cover - only a voice is asked
                 return

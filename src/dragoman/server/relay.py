@@ -43,7 +43,7 @@ from dragoman.core.session_values import (
     TranscriptionFailed,
 )
 from dragoman.core.sound import Spoken
-from dragoman.engines.base import new_id
+from dragoman.engines.base import fault_from, new_id
 from dragoman.wire import json
 from dragoman.wire.realtime.beta import to_beta, to_ga
 from dragoman.wire.realtime.commands import command_of
@@ -64,7 +64,7 @@ WITHIN = 15.0
 SOON = 30.0
 """Seconds after a loss in which another one ends the session."""
 MOST = 1_024
-"""Commands that the other server may leave unanswered: beyond that it is not opened again."""
+"""Unanswered commands beyond which a lost session is not opened again."""
 _APPEND = "input_audio_buffer.append"
 _ANSWERS = {
     "session.updated": "session.update",
@@ -84,8 +84,8 @@ _EACH = 64
 
 SOUND_LOST = Fault(
     "upstream_cut",
-    "The session's server was lost, and with it the sound that was not committed: it is to be said "
-    "again.",
+    "The connection to the session's server was lost, and with it the sound that was not committed: "
+    "send it again.",
     "upstream",
 )
 NO_WORDS = Fault(
@@ -122,9 +122,9 @@ def read_head(data: bytes) -> Head:
 
 
 class SessionCopy:
-    """What is in a session of another server, as far as its events show, and what it was asked and
-    has not answered: all that another one needs to go on as this one. Raises FaultError, or another
-    exception for what makes no sense, where it cannot be followed."""
+    """The state of another server's session, from its events, and the commands that it has not
+    answered: all that a new session needs to replace it. Its methods raise FaultError for more than
+    is kept, and other exceptions for events that make no sense."""
 
     def __init__(self, changes: Changes, *, beta: bool) -> None:
         self.changes = changes
@@ -172,10 +172,14 @@ class SessionCopy:
     def _read(self, data: bytes) -> list[dict[str, JSON]]:
         """An event in the GA dialect."""
         value = json.load(data)
+        if not isinstance(value, dict):
+            return []
         return to_ga(value) if self._beta else [value]
 
     def _answered(self, head: Head) -> bytes | None:
         """The command that an event answers. Those before it are done: they are taken in turn."""
+        if head.type not in _ANSWERS and head.error is None:
+            return None
         for number, (command, data) in enumerate(self.unanswered):
             if head.error is not None and head.error.event_id == command.event_id:
                 found = True
@@ -313,6 +317,10 @@ class SessionCopy:
         return commands, gone
 
 
+def _not_again(lost: Fault, why: str) -> Fault:
+    return replace(lost, message=f"{lost.message} It was not opened again: {why}")
+
+
 class Relay(Channel):
     """One session of another server. Events pass as they stand where both sides speak the same
     dialect.
@@ -389,7 +397,7 @@ class Relay(Channel):
                 step(self._copy, data)
                 size = self._copy.size
                 self._copied.resize(size if size > SMALL else 0)
-            except (FaultError, ValueError, LookupError, TypeError):
+            except Exception:  # the event itself passes: whatever it is, its reader can tell
                 self._copy = None
                 self._copied.close()
 
@@ -444,9 +452,11 @@ class Relay(Channel):
                 for command in commands:
                     self.live.send(command)
                 await done
-        except (FaultError, TimeoutError) as error:
-            why = error.fault.message if isinstance(error, FaultError) else "It took too long."
-            self._end(replace(lost, message=f"{lost.message} It was not opened again: {why}"))
+        except TimeoutError:
+            self._end(_not_again(lost, f"it took more than {WITHIN:g} s."))
+            return
+        except Exception as error:  # the client would wait for ever
+            self._end(_not_again(lost, fault_from(error, self.caller.key).message))
             return
         if self._closing:
             return

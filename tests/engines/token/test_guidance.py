@@ -233,6 +233,19 @@ def test_a_grammar_that_reached_its_limit_is_compiled_again(monkeypatch) -> None
     guide.close()
 
 
+def test_a_grammar_weighs_what_it_has_grown_to_as_answers_were_written(monkeypatch) -> None:
+    """Its size when it was compiled is but a part of that, and it stays in the cache."""
+    guide = GrammarCompiler(ByteTokenizer())
+    monkeypatch.setattr(constraints, "thread_time", iter(np.arange(0.0, 1000.0, 0.5)).__next__)
+    for number in range(8):
+        motion = guide.compiled(Grammar(f'start: "{number}" /[a-z]+/'), tenant="a").state()
+        motion.accept(b"%d" % number)
+        for _ in range(2):
+            motion.mask(np.zeros(256))
+    assert len(guide._kept["a"]) == 2
+    guide.close()
+
+
 def test_a_tenant_is_not_given_what_another_compiled() -> None:
     guide = GrammarCompiler(ByteTokenizer())
     grammar = Grammar('start: "a"')
