@@ -84,8 +84,7 @@ _EACH = 64
 
 SOUND_LOST = Fault(
     "upstream_cut",
-    "The connection to the session's server was lost, and with it the sound that was not committed: "
-    "send it again.",
+    "The session's server was lost, and with it the sound that was not committed: send it again.",
     "upstream",
 )
 NO_WORDS = Fault(
