@@ -33,13 +33,13 @@ ONSET = 3
 
 Eagerness = Literal["low", "medium", "high", "auto"]
 MAX_PAUSE_MS = {"low": 8_000, "medium": 4_000, "high": 2_000, "auto": 4_000}
-"""How long somebody who has not finished is waited for, by eagerness (OpenAI's guide to VAD)."""
+"""The longest silence within an unfinished sentence, by eagerness (OpenAI's guide to VAD)."""
 _PAUSE_MS = {"low": 1_600, "medium": 800, "high": 400, "auto": 800}
-"""How long it is waited where what was said is not known."""
+"""The silence that ends a turn without a transcript."""
 _FINISHED_MS = {"low": 600, "medium": 300, "high": 200, "auto": 300}
-"""How long it is waited after what sounds finished."""
+"""The silence that ends a finished sentence."""
 LOOK_MS = 200
-"""The silence after which it is asked whether what was said is finished."""
+"""The silence after which the detector asks whether the sentence is finished."""
 
 
 class Started(Struct, frozen=True):
@@ -49,13 +49,13 @@ class Started(Struct, frozen=True):
 
 
 class Stopped(Struct, frozen=True):
-    """The utterance has ended; it includes the silence that was waited for."""
+    """The utterance has ended, the silence included."""
 
     at_ms: int
 
 
 class Scorer(Protocol):
-    """Says how much a frame sounds like speech."""
+    """Scores how much a frame sounds like speech."""
 
     def score(self, frame: bytes) -> float:
         """Between 0 and 1, for the next frame of 20 ms."""
@@ -65,10 +65,10 @@ class Scorer(Protocol):
 class Detector:
     """Finds utterances in a stream of PCM16.
 
-    `prefix_ms` is added before the frame in which one begins, and `silence_ms` ends it. When half
-    of that has passed, at the most `LOOK_MS`, `ask` is called with where the utterance begins; and
-    with None, should it go on after all. With an `eagerness` the silence depends on what was said:
-    whoever knows the words may answer with `judge`.
+    `prefix_ms` is added before the frame in which one begins, and `silence_ms` ends it. After half
+    of that, at the most `LOOK_MS`, `ask` is called with the start of the utterance; and
+    with None if it continues after all. With an `eagerness` the silence depends on the transcript,
+    which `judge` gets.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Detector:
                 yield Started(self._started)
             return
         if spoken:
-            if self._asked:  # it goes on: what was judged is not what was said
+            if self._asked:  # speech continues: the judged transcript is outdated
                 self._needed, self._asked = self._usual, False
                 self._ask(None)
             self._quiet = 0
@@ -139,8 +139,8 @@ class Detector:
             yield Stopped(self._now)
 
     def judge(self, transcript: str) -> None:
-        """Wait as long as what was said so far needs; for the answer to `ask`, also a late one,
-        unless somebody has spoken since."""
+        """Set the silence by the transcript so far: the answer to `ask`, also a late one,
+        unless speech has continued since."""
         if self._eagerness is None or not self._asked:
             return
         match finished(transcript):
@@ -152,13 +152,13 @@ class Detector:
                 self._needed = self._usual
 
     def reset(self) -> None:
-        """Forget an utterance that has begun: what comes is another's. Counting goes on."""
+        """Drop an utterance that has begun. The position is not reset."""
         self._free = self._now
         self._started, self._quiet, self._asked = None, 0, False
         self._recent.clear()
 
 
-# ---- whether somebody has finished -----------------------------------------------------------
+# ---- whether a sentence is finished ----------------------------------------------------------
 
 _ENDLESS = (
     "a about am an and are as at because but by can could did do does for from had has have "
@@ -173,20 +173,20 @@ _LAST = re.compile(r"([^\W\d_]+(?:'[^\W\d_]+)?)\W*$")
 
 
 def finished(transcript: str) -> bool | None:
-    """Whether somebody has finished, by what they have said; None where that cannot be told.
+    """Whether a sentence is finished, by its transcript; None where that is not clear.
 
     >>> finished("What is the weather in Paris?"), finished("I would like to"), finished("")
     (True, False, None)
     """
-    said = transcript.strip()
-    if not said or not (last := _LAST.search(said)):
+    text = transcript.strip()
+    if not text or not (last := _LAST.search(text)):
         return None
-    if said.endswith((",", "…", "...", "-", "–", ":", ";")):
+    if text.endswith((",", "…", "...", "-", "–", ":", ";")):
         return False
-    if last[1].lower() in _OPEN and not said.endswith(("?", "!")):
+    if last[1].lower() in _OPEN and not text.endswith(("?", "!")):
         return False
     # One word may be an answer, or the first of a sentence.
-    return True if said.endswith((".", "?", "!")) or len(said.split()) > 2 else None
+    return True if text.endswith((".", "?", "!")) or len(text.split()) > 2 else None
 
 
 # ---- scorers ---------------------------------------------------------------------------------

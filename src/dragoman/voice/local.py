@@ -101,14 +101,14 @@ class Library:
         self._places = Places(name, self.at_once)
 
     async def prepare(self) -> None:
-        """Load the library now: the first order would wait for it. Raises FaultError."""
+        """Load the library now, so that the first order need not wait. Raises FaultError."""
         async with self._places:
             if not self._all:
                 self._idle.append(await self._started())
 
     async def ask(self, head: dict[str, Any], data: Sound) -> AsyncGenerator[worker.Answer, None]:
-        """The answers to an order. Where nobody reads them to the end, the process ends: a library
-        cannot be told to stop."""
+        """The answers to an order. If they are not read to the end, the process is killed: a
+        library cannot be interrupted."""
         async with self._places:
             process = self._idle.pop() if self._idle else None
             if process is None:

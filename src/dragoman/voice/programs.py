@@ -104,8 +104,8 @@ class Program:
                 async with asyncio.timeout(_SECONDS):
                     status = await process.wait()
                 if status:
-                    said = (await errors).decode("utf-8", "replace").strip().splitlines()
-                    problem = quoted(said[-1]) if said else f"exit status {status}"
+                    lines = (await errors).decode("utf-8", "replace").strip().splitlines()
+                    problem = quoted(lines[-1]) if lines else f"exit status {status}"
                     raise FaultError(failed(self.name, problem))
             except TimeoutError:
                 raise FaultError(failed(self.name, f"no sound for {_SECONDS:g} s")) from None

@@ -158,7 +158,7 @@ class RemoteTranscriber(_Endpoint):
             stream=True,
         )
         media_type, body = wire.encode_transcription(request, f"dragoman-{new_id()}")
-        decoder, whole, told = SSEDecoder(), b"", ""
+        decoder, whole, seen = SSEDecoder(), b"", ""
         asking = self.ask(media_type, body, "application/json, text/event-stream")
         async with aclosing(asking) as answer:
             async for kind, data in answer:
@@ -168,8 +168,8 @@ class RemoteTranscriber(_Endpoint):
                         raise FaultError(failed(self.name, "its transcript has no end"))
                     continue
                 for _, event in _events(decoder, data, self.name):
-                    if piece := wire.read_transcript_event(event, told):
-                        told += piece
+                    if piece := wire.read_transcript_event(event, seen):
+                        seen += piece
                         yield Piece(piece)
         if whole:
             try:

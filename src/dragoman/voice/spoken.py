@@ -30,9 +30,9 @@ _AUDIO_DELTA = 9_600
 class Spoken(Wrapper):
     """Speaks the text of an engine's messages where a request asks for audio.
 
-    The text of a transcript delta is what the audio deltas behind it say, up to the next one: so
-    whoever plays them knows which words were heard. The engine is read ahead while a sentence is
-    spoken. What is for the eye only (Markdown) is in the transcript and not spoken.
+    A transcript delta is the text of the audio deltas that follow, up to the next one, so that
+    players know which words were played. The engine is read ahead while a sentence is
+    synthesized. Markup (Markdown) is in the transcript and not spoken.
     """
 
     acts_on: ClassVar[frozenset[object] | None] = None
@@ -97,7 +97,7 @@ class _Speaker(Wrapper):
             async with aclosing(self.engine.stream(request, caller)) as events:
                 async for event in events:
                     await ahead.put(event)
-            await ahead.put(Failed(CUT))  # which nobody reads, where it has ended before
+            await ahead.put(Failed(CUT))  # not read, where it has ended before
         except Exception as error:
             await ahead.put(Failed(fault_from(error, caller.key)))
 

@@ -51,10 +51,10 @@ class Studio(Struct, frozen=True):
     transcriber: Transcriber | None
     detector: str = AUTO
     files: Library | None = None
-    """What reads recordings."""
+    """Decodes recordings."""
 
     def open(self) -> Voice:
-        """The voice of one session. It is begun to load what takes long: nobody has spoken yet."""
+        """The voice of one session. Starts to load slow libraries, before the first speech."""
         if self._local:
             loading = asyncio.ensure_future(self._load())
             _loading.add(loading)
@@ -63,26 +63,26 @@ class Studio(Struct, frozen=True):
 
     @property
     def _local(self) -> list[Library | Program]:
-        """What speaks and listens on this machine."""
+        """The local backends."""
         used: tuple[object, ...] = (self.synthesizer, self.transcriber)
         return [each for each in used if isinstance(each, Library | Program)]
 
     async def _load(self) -> None:
-        with suppress(FaultError):  # the first turn says what is wrong
+        with suppress(FaultError):  # the first turn reports the error
             await self.prepare()
 
     async def prepare(self) -> None:
-        """Load what takes long to load. Raises FaultError."""
+        """Load slow libraries. Raises FaultError."""
         if self._local:
-            with suppress(ImportError):  # whoever needs it says so
+            with suppress(ImportError):  # reported when it is used
                 await asyncio.to_thread(import_module, "soxr")
         for each in self._local:
             if isinstance(each, Library):
                 await each.prepare()
 
     async def read(self, data: bytes, claim: Callable[[int], None] = lambda size: None) -> bytes:
-        """PCM16 of a recording, a file of a kind in `FILES`. `claim` is told what it takes, before
-        it does: a small file may be hours of sound. Raises FaultError."""
+        """PCM16 of a recording, a file of a kind in `FILES`. `claim` accounts for its size before
+        it is decoded: a small file may be hours of sound. Raises FaultError."""
         kind = sniff(data)
         if kind not in FILES:
             what = f"is {kind}" if kind else "is no sound that is known here"

@@ -98,8 +98,8 @@ class Playback:
         return taken + bytes(size - len(taken))
 
     def stop(self) -> tuple[str, int] | None:
-        """Play no more. The item that was being played, and how many milliseconds of it were heard;
-        None where nothing is unheard."""
+        """Stop playback. Returns the item that was being played, and its milliseconds played;
+        None where the queue is empty."""
         with self._lock:
             if not self._queue:
                 return None
@@ -111,17 +111,17 @@ class Playback:
 
 
 class Talk(Conversation):
-    """A conversation that is shown and played, as it is. `screen` and `changes` are as `Screen` and
-    `Conversation` say. Whoever speaks interrupts the answer, and what was heard of it stays."""
+    """A conversation that is shown and played. For `screen` and `changes` see `Screen` and
+    `Conversation`. Speech interrupts the answer, which is truncated to what was played."""
 
     def __init__(self, *given: Any, screen: Screen, **changes: Any) -> None:
         super().__init__(*given, **changes)
         self.playback = Playback()
         self.faults: list[Fault] = []
-        """What went wrong."""
+        """The errors so far."""
         self._screen = screen
         self._changed = asyncio.Event()
-        self._calling = False  # functions run, and the model goes on with their results
+        self._calling = False  # functions run, and the model continues with their results
 
     def receive(self, events: list[SessionEvent]) -> None:
         """Take events of the session."""
@@ -136,7 +136,7 @@ class Talk(Conversation):
         self._changed.set()
 
     async def run(self, calls: Iterable[FunctionCall]) -> list[Result]:
-        """Run calls, and show what came of them."""
+        """Run calls, and show their results."""
         results = await super().run(calls)
         for result in results:
             self._screen.event(ItemDone(0, result.output))
@@ -147,8 +147,8 @@ class Talk(Conversation):
     def _show(self, event: SessionEvent) -> None:
         match event:
             case BufferSpeechStarted():
-                if (unheard := self.playback.stop()) is not None:
-                    item, ms = unheard
+                if (stopped := self.playback.stop()) is not None:
+                    item, ms = stopped
                     cut = Truncate(item_id=item, content_index=0, audio_end_ms=ms)
                     # The session is in the middle of this event.
                     asyncio.get_running_loop().call_soon(self.live.send, cut)
@@ -178,27 +178,27 @@ class Talk(Conversation):
         self.faults.append(fault)
         self._screen.event(Failed(fault))
 
-    def _levels(self, heard: bytes, played: bytes) -> None:
-        self._screen.status(f"you {bars(heard)}  model {bars(played)}")
+    def _levels(self, recorded: bytes, played: bytes) -> None:
+        self._screen.status(f"you {bars(recorded)}  model {bars(played)}")
 
     async def _say(self, source: AsyncIterator[bytes]) -> None:
         try:
             async for _ in self.full_duplex(source):
-                pass  # what is said is shown as it comes
+                pass  # events are shown as they arrive
         except FaultError as error:
             self.fail(error.fault)
 
     # ---- files ---------------------------------------------------------------------------------
 
     async def with_file(self, spoken: bytes) -> bytes:
-        """Say this. Returns what the user hears: time stands still while the model thinks, so that
-        it does not depend on its speed."""
-        heard: list[bytes] = []
+        """Send a recording. Returns what is played: the clock stops while the model generates, so
+        that it does not depend on its speed."""
+        output: list[bytes] = []
 
         def step(frame: bytes) -> None:
-            heard.append(self.playback.take(FRAME))
-            if len(heard) % SHOWN == 0:
-                self._levels(frame, heard[-1])
+            output.append(self.playback.take(FRAME))
+            if len(output) % SHOWN == 0:
+                self._levels(frame, output[-1])
 
         async def source() -> AsyncIterator[bytes]:
             for place in range(0, len(spoken), FRAME):
@@ -213,7 +213,7 @@ class Talk(Conversation):
         while self.playback.playing:
             step(b"")
         self._screen.status("")
-        return b"".join(heard)
+        return b"".join(output)
 
     # ---- devices -------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Talk(Conversation):
         loop, frames = asyncio.get_running_loop(), asyncio.Queue[bytes]()
         played = b""
 
-        def heard(data: Any, *_: object) -> None:
+        def record(data: Any, *_: object) -> None:
             loop.call_soon_threadsafe(frames.put_nowait, bytes(data))
 
         def play(data: Any, *_: object) -> None:
@@ -236,12 +236,12 @@ class Talk(Conversation):
                     yield (frame := await frames.get())
                 self._levels(frame, played)
 
-        with _devices(heard, play):
+        with _devices(record, play):
             await self._say(source())
 
 
 @contextmanager
-def _devices(heard: Any, play: Any) -> Any:
+def _devices(record: Any, play: Any) -> Any:
     """The microphone and the speaker, open."""
     try:
         devices: Any = import_module("sounddevice")
@@ -250,7 +250,7 @@ def _devices(heard: Any, play: Any) -> Any:
     form = {"samplerate": RATE, "channels": 1, "dtype": "int16", "blocksize": FRAME // 2}
     try:
         streams = (
-            devices.RawInputStream(callback=heard, **form),
+            devices.RawInputStream(callback=record, **form),
             devices.RawOutputStream(callback=play, **form),
         )
     except devices.PortAudioError as error:

@@ -78,23 +78,23 @@ def pocketsphinx(grammar: str) -> Engine:
         decoder.activate_search("grammar")
 
     def in_a_room(sound: NDArray[np.float32], noise: np.random.Generator) -> bytes:
-        """The model was trained in rooms: where there is no noise at all, it understands less."""
+        """Add noise: the model was trained with some, and recognises less without any."""
         noisy = sound + noise.normal(0, _ROOM, len(sound))
         return bytes(noisy.round().clip(-32_768, 32_767).astype("<i2").tobytes())
 
     def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
         noise, space, sound = np.random.default_rng(1), "", at_16k(order, pcm)
         turn = order["recording"] is False
-        for start, said in [(0.0, in_a_room(sound, noise))] if turn else utterances(sound, noise):
+        for start, audio in [(0.0, in_a_room(sound, noise))] if turn else utterances(sound, noise):
             decoder.start_utt()
-            decoder.process_raw(said, full_utt=True)
+            decoder.process_raw(audio, full_utt=True)
             decoder.end_utt()
             if (found := decoder.hyp()) is None:
                 continue
             text = " ".join([written.get(word, word) for word in found.hypstr.split()])
             head: dict[str, Any] = {"text": space + text[:1].upper() + text[1:]}
             if not turn:
-                end = start + len(said) / _SECOND
+                end = start + len(audio) / _SECOND
                 head |= {"start": max(start + _EDGE, 0.0), "end": end - _EDGE}
             yield head | {"words": [*times(start)] if order["words"] else []}, b""
             space = " "
@@ -110,19 +110,19 @@ def pocketsphinx(grammar: str) -> Engine:
     def utterances(
         sound: NDArray[np.float32], noise: np.random.Generator
     ) -> Iterator[tuple[float, bytes]]:
-        """What is said in a recording, with the seconds at which it begins. A grammar takes all
-        that it hears for one sentence, and needs some silence around it."""
-        ears = library.Endpointer(sample_rate=_RATE)
-        size = ears.frame_bytes // 2
-        sound = np.pad(sound, _RATE // 2)  # what is said at once is not found
+        """The utterances of a recording, with their starts in seconds. A grammar matches one
+        sentence, with some silence around it."""
+        endpointer = library.Endpointer(sample_rate=_RATE)
+        size = endpointer.frame_bytes // 2
+        sound = np.pad(sound, _RATE // 2)  # speech at the very start is not found
         edge = in_a_room(np.zeros(int(_EDGE * _RATE), np.float32), noise)
         held, begin, end = b"", 0.0, -0.5
         for frame in np.split(sound, range(size, len(sound), size))[:-1]:
-            heard = ears.process(in_a_room(frame, noise))
-            if heard is not None:
-                begin = begin if held else max(ears.speech_start - 0.5, end)
-                held += heard
-            if held and (not ears.in_speech or len(held) > _LONGEST):
+            speech = endpointer.process(in_a_room(frame, noise))
+            if speech is not None:
+                begin = begin if held else max(endpointer.speech_start - 0.5, end)
+                held += speech
+            if held and (not endpointer.in_speech or len(held) > _LONGEST):
                 yield begin - _EDGE, edge + held + edge
                 held, end = b"", begin + len(held) / _SECOND
 
