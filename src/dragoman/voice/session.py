@@ -24,7 +24,7 @@ from .spoken import Spoken
 
 
 class Voice:
-    """The ears and the mouth of one session; see `engines.session`."""
+    """The speech backends of one session; see `engines.session`."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class Voice:
         self.synthesizer = synthesizer
         self.transcriber = transcriber
         self.scorer = detector
-        """What finds speech, by name."""
+        """The name of the detector."""
         self.early: Early | None = None
         self.listening = Listening()
-        """What the last turn was recognised with."""
+        """The options of the last recognition."""
         self._spoken: Spoken | None = None
         self._lines: dict[str, Telephone] = {}
         self._turn = asyncio.Lock()
@@ -46,16 +46,16 @@ class Voice:
 
     @property
     def transcribes(self) -> bool:
-        """Whether `transcribe` can be asked."""
+        """Whether `transcribe` can be called."""
         return self.transcriber is not None
 
     @property
     def speaks(self) -> bool:
-        """Whether `speaking` makes answers of sound."""
+        """Whether `speaking` adds sound to answers."""
         return self.synthesizer is not None
 
     def detector(self, asked: TurnDetection) -> SessionDetector:
-        """What finds the turns in what the client sends. Raises FaultError."""
+        """A detector of turns. Raises FaultError."""
         return SessionDetector(asked, self)
 
     async def transcribe(self, audio: Sound, asked: Transcription) -> AsyncGenerator[str, None]:
@@ -85,23 +85,23 @@ class Voice:
             self._waiting -= len(audio)
 
     def speaking(self, engine: Engine) -> Engine:
-        """The engine, whose answers are spoken where that is asked for."""
+        """The engine, with spoken answers where a request has audio."""
         if self.synthesizer is None:
             raise FaultError(NO_SYNTHESIZER)
         self._spoken = Spoken(engine, self.synthesizer)
         return self._spoken
 
     def expect_answer(self) -> None:
-        """The user has paused: if that was all, an answer is spoken next."""
+        """Prepare speech at a pause: an answer may follow."""
         if self._spoken is not None:
             self._spoken.expect()
 
     def decode(self, audio: bytes, format: str) -> bytes:
-        """PCM16 of what a telephone sends, `pcmu` or `pcma`."""
+        """Decode G.711, `pcmu` or `pcma`, to PCM16."""
         return self._line(format).decode(audio)
 
     def encode(self, audio: bytes, format: str) -> bytes:
-        """What a telephone is sent."""
+        """Encode PCM16 as G.711."""
         return self._line(format).encode(audio)
 
     def _line(self, format: str) -> Telephone:
@@ -141,15 +141,15 @@ class Early:
 
     @property
     def done(self) -> bool:
-        """Whether the words are known."""
+        """Whether the recognition has ended."""
         return self._task.done()
 
     async def words(self) -> str | None:
-        """The words; None where they could not be recognised."""
+        """The transcript; None if the recognition failed."""
         return await asyncio.shield(self._task)
 
     def then(self, call: Callable[[str], None]) -> None:
-        """Call this with the words, if there are any."""
+        """Call this with the transcript, if there is one."""
 
         def known(task: asyncio.Task[str | None]) -> None:
             if not task.cancelled() and (words := task.result()) is not None:
@@ -196,7 +196,7 @@ class SessionDetector:
         return found
 
     def reset(self) -> None:
-        """Forget an utterance that has begun."""
+        """Drop an utterance that has begun."""
         self._detector.reset()
 
     def _ask(self, start: int | None) -> None:

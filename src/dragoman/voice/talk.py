@@ -43,10 +43,10 @@ _QUIET, _BARS = -60.0, 12
 
 
 class Screen(Protocol):
-    """Where a conversation is shown."""
+    """The display of a conversation."""
 
     def write(self, text: str) -> None:
-        """Go on with a line."""
+        """Append to the line."""
         ...
 
     def line(self, text: str) -> None:
@@ -54,23 +54,23 @@ class Screen(Protocol):
         ...
 
     def event(self, event: Event) -> None:
-        """Show a call, or what came of it."""
+        """Show a call, or its result."""
         ...
 
     def status(self, text: str) -> None:
-        """Show this until something else is."""
+        """Show a status until the next output."""
         ...
 
 
 class Playback:
-    """The sound that is to be played, and how much of the item it is of was played. The device's
+    """The queue of sound to play, and the position in its item. The device's
     thread takes from it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queue: deque[tuple[str, bytes]] = deque()
         self._item = ""
-        self._played = 0  # bytes, of that
+        self._played = 0  # bytes of it
 
     @property
     def playing(self) -> bool:
@@ -78,12 +78,12 @@ class Playback:
         return bool(self._queue)
 
     def add(self, item: str, pcm: bytes) -> None:
-        """Play this too, which is of this item."""
+        """Queue sound of this item."""
         with self._lock:
             self._queue.append((item, pcm))
 
     def take(self, size: int) -> bytes:
-        """The next bytes, and silence where there are none."""
+        """The next bytes, filled up with silence."""
         taken = b""
         with self._lock:
             while self._queue and len(taken) < size:
@@ -131,7 +131,7 @@ class Talk(Conversation):
         self._changed.set()
 
     def ended(self, fault: Fault) -> None:
-        """The session is over."""
+        """End: the session is over."""
         super().ended(fault)
         self._changed.set()
 
@@ -150,7 +150,7 @@ class Talk(Conversation):
                 if (stopped := self.playback.stop()) is not None:
                     item, ms = stopped
                     cut = Truncate(item_id=item, content_index=0, audio_end_ms=ms)
-                    # The session is in the middle of this event.
+                    # The session is still processing this event.
                     asyncio.get_running_loop().call_soon(self.live.send, cut)
                     self._screen.line("(interrupted)\n")
             case TranscriptionCompleted(transcript=text):
@@ -174,7 +174,7 @@ class Talk(Conversation):
                 self._calling = calls and response.status == "completed"
 
     def fail(self, fault: Fault) -> None:
-        """Show what went wrong."""
+        """Show an error."""
         self.faults.append(fault)
         self._screen.event(Failed(fault))
 
@@ -242,7 +242,7 @@ class Talk(Conversation):
 
 @contextmanager
 def _devices(record: Any, play: Any) -> Any:
-    """The microphone and the speaker, open."""
+    """Open the microphone and the speaker."""
     try:
         devices: Any = import_module("sounddevice")
     except (ImportError, OSError):  # OSError: there is no PortAudio
@@ -261,7 +261,7 @@ def _devices(record: Any, play: Any) -> Any:
 
 
 def bars(pcm: bytes) -> str:
-    """How loud some sound is, as a bar.
+    """The level of some sound, as a bar.
 
     >>> bars(b"\\0" * 960), bars(b"\\xff\\x7f\\1\\x80" * 240)
     ('············', '▮▮▮▮▮▮▮▮▮▮▮▮')

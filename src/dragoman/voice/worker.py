@@ -1,9 +1,9 @@
-"""A process that recognises, makes or reads sound with a Python library: it takes orders on its
-standard input and answers on its standard output.
+"""A process that runs a Python library for speech or sound files: it reads orders from its
+standard input and writes answers to its standard output.
 
-Such libraries compute for seconds without letting go of the interpreter, and some crash: neither
-may happen to a server. An order is a line of JSON with its bytes behind it, and so is each answer;
-the last answer to an order says `done`.
+Such libraries hold the GIL for seconds, and some crash: neither
+may happen to a server. An order is a line of JSON followed by its bytes, and so is each answer;
+the last answer to an order has `done`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def read(stream: BinaryIO) -> Answer | None:
 
 
 def line(head: dict[str, Any], data: bytes | bytearray) -> bytes:
-    """The line of a message; its data follows, which may be long."""
+    """The JSON line of a message; its data, which may be long, follows."""
     return json.dumps({**head, "size": len(data)}).encode() + b"\n"
 
 
 def at_16k(order: dict[str, Any], pcm: bytes) -> NDArray[np.float32]:
-    """The samples of an order's sound at 16 kHz, which recognisers want."""
+    """The samples of an order's sound at 16 kHz, for recognisers."""
     import numpy as np
 
     soxr = import_module("soxr")
@@ -53,7 +53,7 @@ def at_16k(order: dict[str, Any], pcm: bytes) -> NDArray[np.float32]:
 _RATE = 16_000
 _SECOND = 2 * _RATE
 _LONGEST = 30 * _SECOND
-"""Bytes of a recording that are recognised at once, at the most."""
+"""The most bytes of a recording that are recognised at once."""
 _EDGE = 0.2
 """Seconds of silence around each: the recogniser expects some, and the endpointer leaves none."""
 _ROOM = 80.0
@@ -61,9 +61,9 @@ _ROOM = 80.0
 
 
 def pocketsphinx(grammar: str) -> Engine:
-    """CMU PocketSphinx with the English model that it ships. With a grammar (a file of JSGF, or
-    `pocket`: what the pocket model knows) only what that allows is recognised, and far better;
-    words are written as they are there."""
+    """CMU PocketSphinx with its English model. With a grammar (a JSGF file, or
+    `pocket`: that of the pocket model) only its sentences are recognised, with fewer errors;
+    words are spelled as in the grammar."""
     import numpy as np
 
     library = import_module("pocketsphinx")
@@ -100,10 +100,10 @@ def pocketsphinx(grammar: str) -> Engine:
             space = " "
 
     def times(start: float) -> Iterator[tuple[str, float, float]]:
-        """Each word with when it begins and ends: there are 100 frames in a second."""
+        """Each word with its start and end: there are 100 frames in a second."""
         for each in decoder.seg():
-            word = each.word.partition("(")[0]  # the(2) is another way to say it
-            if word[:1].isalpha():  # <sil> is none
+            word = each.word.partition("(")[0]  # the(2) is another pronunciation
+            if word[:1].isalpha():  # <sil> is silence
                 begin, end = start + each.start_frame / 100, start + (each.end_frame + 1) / 100
                 yield written.get(word, word), max(begin, 0.0), end
 
@@ -135,12 +135,12 @@ _JSGF = re.compile(
     r"|(?P<word>[^\W\d_][\w'.-]*)(?P<tag>\s*\{\s*(?P<number>\d+)\s*\})?",
     re.S,
 )
-"""What is in a grammar: comments, rules, tags, weights, the head and, last, words."""
+"""The tokens of a grammar: comments, rules, tags, weights, the head and, last, words."""
 
 
 def spoken_grammar(text: str) -> tuple[str, dict[str, str]]:
-    """A grammar with its words in lower case, as dictionaries have them, and for each how it was
-    written: as a number, where one is its tag (`two {2}`)."""
+    """A grammar with its words in lower case, as in dictionaries, and the spelling of
+    each: a number, where one is its tag (`two {2}`)."""
     written: dict[str, str] = {}
 
     def lower(match: re.Match[str]) -> str:
@@ -191,7 +191,7 @@ def kokoro(model: str) -> Engine:
 
 
 def miniaudio(_: str) -> Engine:
-    """Sound files, a second at a time: one channel, at the rate that is asked for."""
+    """Decodes sound files, a second at a time: one channel, at the requested rate."""
     library = import_module("miniaudio")
 
     def read_file(order: dict[str, Any], data: bytes) -> Iterator[Answer]:
@@ -218,10 +218,10 @@ NEEDED = {
 
 
 def main(name: str, option: str) -> None:
-    """Answer orders until there are no more."""
+    """Execute orders until the input ends."""
     orders = sys.stdin.buffer
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries must not print to the answers
 
     def answer(head: dict[str, Any], data: bytes = b"") -> None:
         answers.write(line(head, data))
