@@ -85,7 +85,7 @@ def test_no_request_near_a_published_document_breaks_the_server(name, tmp_path) 
         run = subprocess.run(
             [schemathesis, *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        assert run.returncode == 0, (seed, run.stdout[-4_000:])
+        assert run.returncode == 0, f"{seed}: {run.stdout[-4_000:]}"
     (report,) = tmp_path.glob("har-*.json")
     accepted, alarms, wrong = 0, [], []
     for entry in json.loads(report.read_text())["log"]["entries"]:
