@@ -156,7 +156,7 @@ async def test_expired_events_are_reported(tmp_path, capsys) -> None:
     await store.sweep(time.time() + 5)
     await store.close()
     assert await asyncio.to_thread(main, ["tail", id, *where(tmp_path)]) == 1
-    assert "no longer kept" in capsys.readouterr().err
+    assert "no longer stored" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["none", "memory"])

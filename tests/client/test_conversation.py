@@ -170,6 +170,10 @@ async def test_a_key_is_for_the_server_at_an_address_and_for_nothing_else() -> N
     assert server.asked[-1].headers["authorization"] == "Bearer k1"
     with pytest.raises(TypeError, match="key"):
         Conversation("pocket", key="k1")
+    wrong: Any = 3
+    async with Conversation(Stub(), model="stub") as talk:
+        with pytest.raises(TypeError, match=r"texts and items \(Message, …\), and not int"):
+            await talk.say(wrong)
 
 
 async def test_r3_9_r3_10_a_turn_has_its_text_calls_and_usage() -> None:
@@ -435,7 +439,7 @@ async def test_r3_13_a_stream_for_each_message_of_both_sides() -> None:
     assert len(session.of(Respond)) == 1
 
 
-async def test_silence_that_a_detector_has_heard_is_no_turn() -> None:
+async def test_silence_without_speech_is_no_turn_with_a_detector() -> None:
     talk, session = scripted(commits(), SPEAKS)
     session.config = SessionConfig()
     async with talk:
@@ -575,7 +579,7 @@ async def test_r3_14_results_wait_for_an_answer_that_is_under_way() -> None:
     assert len(session.of(Respond)) == 3
 
 
-async def test_r3_w11_an_interruption_stops_playing_and_tells_what_was_heard() -> None:
+async def test_r3_w11_an_interruption_stops_playing_and_reports_what_was_played() -> None:
     first, stuck = asyncio.Event(), asyncio.Event()
     sound = b64encode(SOUND).decode()
     talk, session = scripted(commits())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.conversation import NO_RESULT, Items, weight
+from dragoman.core.conversation import NO_RESULT, Items, weight, with_sounds
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import (
     Delta,
@@ -140,7 +140,7 @@ def test_r3_1_a_session_has_defaults_and_says_what_it_cannot_do() -> None:
     assert [loss.field for loss in updated.losses] == ["modalities"]
 
 
-def test_the_model_and_the_kind_stay_and_so_does_a_voice_that_was_heard() -> None:
+def test_the_model_and_the_kind_stay_and_so_does_a_voice_that_was_used() -> None:
     session = opened(**VOICE)
     session.receive(Configure(changes={"model": "other", "voice": "ash"}))
     assert (session.config.model, session.config.voice) == ("m", "ash")
@@ -228,7 +228,7 @@ def asked(*items: Item) -> tuple[Item, ...]:
         session.receive(CreateItem(item=item))
     session.receive(Respond())
     (work,) = of(session, Generate)
-    return work.request.items
+    return with_sounds(work.request.items, work.sounds)
 
 
 def test_a_model_gets_each_call_with_its_result() -> None:
@@ -244,7 +244,7 @@ def test_a_model_gets_each_call_with_its_result() -> None:
     assert asked(first) == (first,)  # whose call was deleted: the model's server says so
 
 
-def test_a_model_gets_what_was_said_as_text_or_as_sound() -> None:
+def test_a_model_gets_speech_as_text_or_as_sound() -> None:
     said = Message("user", (Audio(b64encode(MS * 10).decode(), "pcm16"), Image("data:x")))
     (heard,) = asked(said)
     assert isinstance(heard, Message)
@@ -416,7 +416,7 @@ def heard_after(ms: int, *, open: bool = False) -> tuple[Message, int]:
         (2_000, "One two. Three four."),
     ],
 )
-def test_p48_a_truncated_answer_holds_what_was_heard_and_nothing_else(ms, text, open) -> None:
+def test_p48_a_truncated_answer_holds_what_was_played_and_nothing_else(ms, text, open) -> None:
     item, length = heard_after(ms, open=open)
     (part,) = item.parts
     assert isinstance(part, Audio)
@@ -439,7 +439,7 @@ def test_what_cannot_be_truncated_is_refused() -> None:
     assert refusal(session.receive(cut)).param == "audio_end_ms"
 
 
-def test_the_model_is_reminded_of_what_was_heard_only() -> None:
+def test_the_model_gets_only_what_was_played() -> None:
     session = opened(**VOICE)
     session.receive(Respond())
     (work,) = of(session, Generate)
@@ -556,11 +556,47 @@ def test_hosted_tools_are_shown_as_far_as_the_protocol_has_them() -> None:
         "ItemAdded",
         "Delta",
         "Progress",
+        "Progress",
         "ItemDone",
         "ItemAdded",
+        "Progress",
         "ItemDone",
     ]
-    assert told[3].event == ItemDone(0, replace(whole, id="item_s0002"))
+    assert told[2].event == Progress(0, "raw", {"realtime": {"arguments": "{}"}})
+    assert told[4].event == ItemDone(0, replace(whole, id="item_s0002"))
+
+
+def test_arguments_of_a_call_by_the_server_come_before_it_is_in_progress() -> None:
+    session = opened()
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    call = Unknown("responses", "mcp_call", {"name": "n", "arguments": ""})
+    responses = {"type": "response.mcp_call_arguments.delta", "delta": "{}"}
+    events = [
+        ItemAdded(0, call),
+        Progress(0, "in_progress"),
+        Progress(0, "raw", {"responses": responses}),
+        Progress(0, "raw", {"responses": {"arguments": "{}"}}),
+        Progress(0, "completed"),
+        ItemDone(0, Unknown("responses", "mcp_call", {"arguments": "{}"})),
+        ItemAdded(1, call),
+        Delta(1, 0, "arguments", "[]"),
+        Progress(1, "in_progress"),
+        Progress(1, "failed"),
+        Progress(None, "raw"),
+        Progress(1, "raw"),
+        Finished("completed"),
+    ]
+    found = session.receive(Answered(work.response_id, events))
+    shown = [each.event for each in found if isinstance(each, Answer)]
+    assert [(e.index, e.state, e.data) for e in shown if isinstance(e, Progress)] == [
+        (0, "raw", {"realtime": {"arguments": "{}"}}),
+        (0, "in_progress", None),
+        (0, "completed", None),
+        (1, "raw", {"realtime": {"arguments": "[]"}}),
+        (1, "in_progress", None),
+        (1, "failed", None),
+    ]
 
 
 def test_sound_that_is_none_fails_the_answer() -> None:
@@ -639,7 +675,7 @@ def test_an_arena_cuts_and_forgets() -> None:
     assert arena.size == 0
 
 
-def test_a_transcript_without_sound_is_not_heard() -> None:
+def test_a_transcript_without_sound_is_not_played() -> None:
     spoken = Spoken()
     spoken.add_text("a")
     spoken.add_text("b")

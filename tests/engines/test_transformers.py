@@ -377,3 +377,12 @@ def test_sliding_cache_is_only_extended() -> None:
     model.close(slot)
     assert model.open([1, 2, 9]).length == 0
     assert model.open([1, 2, 3, 4]).length == 3
+
+
+def test_a_tenant_does_not_continue_the_sequence_of_another() -> None:
+    model, _ = causal()
+    slot = model.open([1, 2, 3], "a")
+    model.step([(slot, [1, 2, 3])])
+    model.close(slot)
+    assert model.open([1, 2, 3, 4], "b").length == 0
+    assert model.open([1, 2, 3, 4], "a").length == 3

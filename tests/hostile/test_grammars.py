@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.error import FaultError
+from dragoman.core.item import Message
+from dragoman.formats.grammar.demand import Demand, JSONBody, problem
+from dragoman.formats.grammar.schema import enforceable
 from tests.hostile.stage import memory, watched
 from tests.product import Answer, Product, dragoman
 from tests.samples import samples
@@ -235,3 +239,52 @@ def test_7_02_grammars_leave_bounded_memory(pocket) -> None:
         texts = [f"{number} {each} {'x' * 40}" for each in range(4_000)]
         assert pocket.post("chat", body(guided_choice=texts)).status == 200
     assert memory(pocket.process.pid) - before < 300
+
+
+RING = {
+    "a": {"anyOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/a"}]},
+    "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "integer"}]},
+}
+DOUBLED = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+FORKS: dict[str, dict[str, Any]] = {
+    "a ring": {"$ref": "#/$defs/a", "$defs": RING},
+    "a chain": {"$ref": "#/$defs/d0", "$defs": {**DOUBLED, "d60": {"type": "integer"}}},
+}
+
+
+@pytest.mark.parametrize("named", FORKS)
+def test_references_that_fork_are_not_followed_without_end(named) -> None:
+    """Neither where an answer is verified, nor where alternatives are told apart."""
+    schema = FORKS[named]
+    asked = Demand(JSONBody("schema", schema), (), several=False)
+    found = problem(asked, [Message("assistant", "5")], lambda body, text: True)
+    assert (found is None) == (named == "a ring")
+    with pytest.raises(FaultError, match="may both fit"):
+        enforceable({"$defs": schema["$defs"], "oneOf": [{"const": 1}, schema]}, "schema")
+
+
+def test_answers_too_deep_or_large_to_be_verified_do_not_fit() -> None:
+    asked = Demand(JSONBody("schema", {"items": {"$ref": "#"}, "multipleOf": 0.5}), (), False)
+    for text in ("[" * 900 + "]" * 900, "1e999", "1" * 400):
+        assert problem(asked, [Message("assistant", text)], lambda body, text: True) is not None
+    assert problem(asked, [Message("assistant", "1.5")], lambda body, text: True) is None
+
+
+HUGE = 10**400
+NUMBERS: dict[str, dict[str, Any]] = {
+    "const": {"const": HUGE},
+    "maximum": {"type": "integer", "maximum": HUGE},
+    "multipleOf": {"type": "integer", "multipleOf": HUGE},
+    "minLength": {"type": "string", "minLength": HUGE},
+    "default": {"properties": {"a": {"default": HUGE}}},
+    "enum": {"enum": [HUGE, 1]},
+}
+
+
+@pytest.mark.parametrize("named", NUMBERS)
+def test_numbers_that_no_float_holds_are_refused(pocket, named) -> None:
+    answer = pocket.post("chat", body(response_format=with_schema(NUMBERS[named])))
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+    tool = {"name": "f", "parameters": {"properties": {"a": NUMBERS[named]}}}
+    answer = pocket.post("chat", body(tools=[{"type": "function", "function": tool}]))
+    assert answer.status == 200, answer.body

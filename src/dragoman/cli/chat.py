@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
 _ERASE = "\r\x1b[K"
-"""What clears a line on a terminal."""
+"""The control sequence that clears a line on a terminal."""
 
 
 SHOWN = {
@@ -64,12 +64,12 @@ SHOWN = {
     "mcp_call": ("name",),
     "web_search_call": ("action",),
 }
-"""Items of tools that a server runs, each with the field that tells most."""
+"""Items of hosted tools, each with the field that is shown."""
 
 
 class Renderer:
-    """Renders events: exactly in a file or a pipe, on a terminal in colour and without what would
-    command it."""
+    """Renders events: verbatim to a file or a pipe, on a terminal in colour and without control
+    characters."""
 
     def __init__(self, terminal: bool) -> None:
         self._colours = terminal
@@ -86,7 +86,7 @@ class Renderer:
                 self.write(text)
             case ItemAdded(item=Message() | Reasoning()):
                 self.line("")
-            # Calls may come interleaved, so each is shown when it is whole.
+            # Calls may come interleaved, so each is shown when it is complete.
             case ItemDone(item=FunctionCall(name=name, arguments=text)):
                 self.line(f"[{name}] {text}", _CALL)
             case ItemDone(item=CustomToolCall(name=name, input=text)):
@@ -131,7 +131,7 @@ class Renderer:
             self._colour = _PLAIN
 
     def status(self, text: str) -> None:
-        """Show this on a terminal, where no line was begun, until something is written."""
+        """Show a status on a terminal, at the start of a line, until something is written."""
         if self._colours and self._at_start:
             sys.stdout.write(f"{_ERASE}{text}")
             sys.stdout.flush()
@@ -210,7 +210,7 @@ def _piped(optional: bool) -> str:
 def _chat(options: Namespace) -> int:
     with suppress(ImportError):  # `input` edits lines with it, where there is one
         importlib.import_module("readline")
-    # What is typed is read outside the loop, since Ctrl-C cannot reach a thread that waits for it.
+    # Input is read outside the loop, since Ctrl-C cannot reach a thread that waits for it.
     with asyncio.Runner() as runner:
         if options.command == "agent":
             agent, about = _loaded(options.file), f"{options.file}: {HINT}"
@@ -241,7 +241,7 @@ def _chat(options: Namespace) -> int:
 
 
 async def _agent(options: Namespace) -> tuple[Agent, str]:
-    """A model to talk to, with the tools that were named, and what it is, in a line."""
+    """An agent with the named tools, and its description in a line."""
     client = await _client(options)
     tools = [each for each in options.tools if each.endswith(".py")]
     mine = [tool for each in tools for tool in _in_file(Path(each), PythonTool)]
@@ -262,7 +262,7 @@ async def _agent(options: Namespace) -> tuple[Agent, str]:
 
 
 def _named(use: str) -> UnknownTool:
-    """A hosted tool as a request has it."""
+    """A hosted tool as the tool of a request."""
     name, _, label = use.partition("=")[0].partition(":")
     match name:
         case "python":
@@ -296,7 +296,7 @@ def _allowed(name: str, given: str) -> bool:
 
 
 def _loaded(path: Path) -> Agent:
-    """The agent that a file makes: `agent`, or the only one. Raises ConfigurationError."""
+    """The agent of a file: `agent`, or the only one. Raises ConfigurationError."""
     found = _in_file(path, Agent)
     if len(found) != 1:
         problem = f"makes {len(found)} agents, and must make one, or name one of them `agent`"
@@ -305,8 +305,8 @@ def _loaded(path: Path) -> Agent:
 
 
 def _in_file(path: Path, kind: type[T]) -> list[T]:
-    """The objects of a kind that a file of Python has under names of its own; of several agents
-    that which is called `agent`. Raises ConfigurationError for a file that cannot be run."""
+    """The objects of a type in the global names of a Python file; of several agents
+    the one called `agent`. Raises ConfigurationError for a file that cannot be run."""
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         names = runpy.run_path(str(path), run_name=path.stem)
@@ -317,7 +317,7 @@ def _in_file(path: Path, kind: type[T]) -> list[T]:
 
 
 async def _header(client: Client, model: str | None) -> str:
-    """What is talked to, in a line; a server that lists nothing is talked to all the same."""
+    """The model and its server, in a line; a server that lists no models is used all the same."""
     rows: list[Row] = []
     if model is None:
         with suppress(FaultError):
@@ -327,7 +327,7 @@ async def _header(client: Client, model: str | None) -> str:
 
 
 async def _print_answer(stream: Stream) -> Any:
-    """Stream one answer to the terminal; the whole, or None where it failed."""
+    """Stream one answer to the terminal; returns the run, or None where it failed."""
     renderer = Renderer(sys.stdout.isatty())
     with _stopped_by_ctrl_c(stream):
         async with stream:
@@ -339,7 +339,7 @@ async def _print_answer(stream: Stream) -> Any:
 
 @contextmanager
 def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
-    """While this holds, Ctrl-C closes the stream."""
+    """Inside this context, Ctrl-C closes the stream."""
     loop = asyncio.get_running_loop()
     closing: list[asyncio.Task[None]] = []
 
@@ -348,7 +348,7 @@ def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
 
     try:
         loop.add_signal_handler(signal.SIGINT, stop)
-    except (NotImplementedError, RuntimeError, ValueError):  # no signals in this loop
+    except (NotImplementedError, RuntimeError, ValueError):  # this loop supports no signals
         yield
         return
     try:
@@ -358,7 +358,7 @@ def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
 
 
 async def _client(options: Namespace) -> Client:
-    """A client of the server that was named, or of the first one found."""
+    """A client of the named server, or of the first one found."""
     key = _key(options, "the key to the server")
     if options.at:
         return _connected(options.at, key)
@@ -377,14 +377,14 @@ async def _client(options: Namespace) -> Client:
 
 
 def _key(options: Namespace, what: str) -> Secret | None:
-    """The key in the variable that was named, if one was."""
+    """The key in the named variable, if there is one."""
     return read_key(os.environ, options.key_env, what) if options.key_env else None
 
 
 def _connected(target: str, key: Secret | str | None) -> Client:
-    """A client of a model of this machine, or of the server at an address."""
+    """A client of a local model, or of the server at an address."""
     if is_local(target):
-        # Through a router, which knows which names are a model's.
+        # Through a router, which resolves the names of models.
         return connect(assemble((), (target,), Settings(), os.environ))
     with explained(f"{place_of(target)}: ", "."):
         return connect(target, key=key, name=f"at {place_of(target)}")
@@ -422,8 +422,8 @@ async def _tail(options: Namespace) -> int:
 
 
 def lines(record: Record, width: int = 0) -> tuple[str, str]:
-    """A record: when, how and by what it was answered, and its texts. Cut to a width; 0 means that
-    they are to stand on one line, not cut."""
+    """A line for a record: time, status, model and texts, cut to a width; 0 means one line
+    without a limit."""
     moment = datetime.fromtimestamp(record.created_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     head = f"{moment}  {name(record)}  {record.status}  {_short(record.request.model)}"
     texts = f"{_short(asked(record))} → {_short(answered(record))}"

@@ -44,9 +44,9 @@ def main(words: Sequence[str] | None = None) -> int:
         try:
             options = parse(words)
         except SystemExit:
-            sys.stdout.flush()  # what --help says, where that can be
+            sys.stdout.flush()  # print --help, where possible
             raise
-        # What a command needs is imported when it runs, so that --help is quick.
+        # Commands import their modules when they run, so that --help is quick.
         if options.command == "serve":
             from .serve import serve as command
         elif options.command == "tokens":
@@ -87,19 +87,19 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _open_streams() -> None:
-    """Open the standard streams that are closed, on nothing: the first socket would have the number
-    of stderr, and what a library or a child writes there would go to a client."""
+    """Open closed standard streams on /dev/null: else the first socket would have the number
+    of stderr, and output of a library or a child would go to a client."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # lowest free number
             stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
 
 
 def _drop_output() -> None:
-    """Have what is still buffered for stdout go nowhere."""
+    """Discard what is still buffered for stdout."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -163,7 +163,7 @@ _STORE = "where responses are stored: none, memory, sqlite[:PATH], postgresql://
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options in a command line. Exits with status 2 for one that is none."""
+    """Parse a command line. Exits with status 2 for an invalid one."""
     arguments: Sequence[str] = ()
     if words and words[0] == "run" and "--" in words:  # argparse would take them for targets
         end = words.index("--")
@@ -183,7 +183,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         unknown = []
     if unknown:
         command: argparse.ArgumentParser = options.parser
-        # Without what all have in common, or each would be near any other.
+        # Without the common prefix, or all would be similar.
         names = [name[2:] for action in command._actions for name in action.option_strings]
         word, mark, name = unknown[0].partition("=")[0].rpartition("--")
         near = hint(name, names).replace("mean ", "mean --") if mark and not word else ""
@@ -294,25 +294,25 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_server(add: Callable[..., object]) -> None:
-    """Add the options that say who is asked."""
+    """Add the options for the server."""
     add("--at", metavar="URL", help=_AT)
     add("--key-env", metavar="NAME", help="the variable that holds the key to it")
 
 
 def _add_model(add: Callable[..., object]) -> None:
-    """Add the options that say which model is asked, and how."""
+    """Add the options for the model and its settings."""
     add("--model", "-m", help="the model's name; the first listed by default")
     add("--system", "-s", help="instructions for the model")
 
 
 def _add_voice(add: Callable[..., object]) -> None:
-    """Add the options that say what speaks and what listens."""
+    """Add the options for speech backends."""
     add("--speech", metavar="NAME", help=_SPEECH)
     add("--transcription", metavar="NAME", help=_TRANSCRIPTION)
 
 
 def _add_upstream(add: Callable[..., object]) -> None:
-    """Add the options that say what is served, and how."""
+    """Add the options for serving."""
     about = "serve the server at this URL; may be given several times"
     add("--upstream", action="append", default=[], metavar="URL", help=about)
     add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
@@ -330,7 +330,7 @@ def _add_upstream(add: Callable[..., object]) -> None:
 
 
 def _number(name: str, low: int, high: float, problem: str) -> Callable[[str], int]:
-    """The type of a number within bounds; argparse shows its name in error messages."""
+    """The argparse type of a number within bounds, whose name is shown in errors."""
 
     def number(text: str) -> int:
         if not low <= (value := int(text)) <= high:
@@ -348,7 +348,7 @@ positive = _number("number", 1, math.inf, "the number must be at least 1")
 layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 for all")
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Those that some model has; another is sent as it is, with a note, unless it looks like one."""
+"""Known efforts; another is sent unchanged, with a note, unless it looks like a typo of one."""
 
 
 def _program(text: str) -> str:
@@ -359,7 +359,7 @@ def _program(text: str) -> str:
 
 
 def effort(text: str) -> str:
-    """A reasoning effort, which may be one that only the model knows."""
+    """A reasoning effort, which may be one that only the model has."""
     if text not in EFFORTS:
         if near := hint(text, EFFORTS):
             raise argparse.ArgumentTypeError(f"there is no effort {text!r}{near}")

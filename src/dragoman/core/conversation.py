@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -26,7 +25,7 @@ from .item import (
     Unknown,
 )
 from .session_values import ROOT, SessionConfig
-from .sound import BYTES_PER_MS, Arena, Spoken, from_base64, wav
+from .sound import BYTES_PER_MS, Arena, Sound, Spoken, from_base64, to_base64, wav_head
 
 NO_RESULT = "There is no result yet."
 """Stands for the result of a call that has none: most servers refuse a call alone."""
@@ -177,14 +176,14 @@ class Items:
         where that has more than `most`."""
         if not isinstance(item, Message):
             return item, 0
-        sounds = [self.sound.get((item_id(item), number)) for number in range(len(item.parts))]
-        size = sum(map(len, sounds))
+        places = [(item_id(item), number) for number in range(len(item.parts))]
+        size = sum(map(self.sound.length, places))
         if size > most:
             return item, size
         parts = [*item.parts]
-        for number, sound in enumerate(sounds):
+        for number, sound in enumerate(map(self.sound.get, places)):
             if isinstance(part := parts[number], Audio) and sound:
-                parts[number] = replace(part, data=b64encode(sound).decode())
+                parts[number] = replace(part, data=to_base64(sound))
         return replace(item, content=tuple(parts)), size
 
     def size_for_model(self, entries: Sequence[Entry]) -> int:
@@ -199,11 +198,12 @@ class Items:
                 sizes[id(entry)] = weight(item) + sum(sounds)
         return sum(sizes[id(entry)] for entry in entries)
 
-    def for_model(self, entries: Iterable[Entry]) -> tuple[Item, ...]:
-        """Items as models get them: transcripts as text, and sound without a transcript as WAV;
-        without ids and states, which are the session's. Each call is followed by its result,
-        wherever that was created."""
-        items = [self._for_model(entry.item) for entry in entries]
+    def for_model(self, entries: Iterable[Entry]) -> tuple[tuple[Item, ...], tuple[Sound, ...]]:
+        """Items as models get them: transcripts as text, and sound without a transcript as parts
+        without data, which `with_sounds` adds; without ids and states, which are the session's.
+        Each call is followed by its result, wherever that was created."""
+        sounds: list[Sound] = []
+        items = [self._for_model(entry.item, sounds) for entry in entries]
         results: dict[str, CallOutput] = {}
         for item in items:
             if isinstance(item, CallOutput):
@@ -218,9 +218,9 @@ class Items:
             elif not (item == _NOTHING or (isinstance(item, CallOutput) and item.call_id in calls)):
                 arranged += [*owed, item]
                 owed = []
-        return (*arranged, *owed)
+        return (*arranged, *owed), tuple(sounds)
 
-    def _for_model(self, item: Item) -> Item:
+    def _for_model(self, item: Item, sounds: list[Sound]) -> Item:
         if not isinstance(item, Message):
             return replace(item, id=None, status=None) if isinstance(item, _OURS) else item
         parts: list[Part] = []
@@ -230,12 +230,30 @@ class Items:
                 if part.transcript is not None or not sound:
                     part = Text(part.transcript or "")
                 else:
-                    part = Audio(data=b64encode(wav(sound)).decode(), format="wav")
+                    sounds.append(sound)
+                    part = _WAV
             if part != _SILENCE:
                 parts.append(part)
         if not parts and item.role == "assistant":  # cancelled before its first word
             return _NOTHING
         return replace(item, id=None, status=None, content=tuple(parts) or (_SILENCE,))
+
+
+def with_sounds(items: tuple[Item, ...], sounds: tuple[Sound, ...]) -> tuple[Item, ...]:
+    """Items for a model with their sounds as WAV. That takes long: it is for a thread."""
+    if not sounds:
+        return items
+    rest = iter(sounds)
+
+    def whole(part: Part) -> Part:
+        if part is not _WAV:
+            return part
+        return replace(part, data=to_base64(sound := next(rest), wav_head(len(sound))))
+
+    return tuple(
+        replace(item, content=tuple(map(whole, item.parts))) if isinstance(item, Message) else item
+        for item in items
+    )
 
 
 def taken(id: str, what: str) -> FaultError:
@@ -269,6 +287,7 @@ def _no_result(call: Call) -> CallOutput:
 
 
 _SILENCE = Text("")
+_WAV = Audio(format="wav")
 _NOTHING = Message("assistant")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections import OrderedDict
 
 RATE = 24_000
@@ -12,6 +12,8 @@ BYTES_PER_MS = RATE * 2 // 1000
 ENDLESS = 0xFFFFFFFF
 """The length, in a WAV file, of what has no length yet: OpenAI streams WAV with it."""
 
+Sound = bytes | bytearray
+"""PCM16 of a user or a model."""
 Place = tuple[str, int]
 """A part of an item: the item's id, and the part's index."""
 
@@ -39,6 +41,20 @@ def from_base64(text: str) -> bytes:
 
 _STEP = 1 << 20
 """Characters of base64, which take 4 ms."""
+_BYTES = 3 << 18
+"""The bytes that those stand for."""
+
+
+def to_base64(sound: Sound, head: bytes = b"") -> str:
+    """Sound behind a head as base64. Piece by piece, too; meanwhile there may come more of it.
+
+    >>> to_base64(b"\2", b"\0\1")
+    'AAEC'
+    """
+    size, first = len(sound), _BYTES - len(head)
+    starts = range(first, size, _BYTES)
+    pieces = [head + sound[:first], *(sound[at : min(at + _BYTES, size)] for at in starts)]
+    return "".join([b64encode(piece).decode() for piece in pieces])
 
 
 def wav_head(size: int | None = None, rate: int = RATE) -> bytes:
@@ -51,7 +67,7 @@ def wav_head(size: int | None = None, rate: int = RATE) -> bytes:
     )
 
 
-def wav(audio: bytes, rate: int = RATE) -> bytes:
+def wav(audio: Sound, rate: int = RATE) -> bytes:
     """The sound as a WAV file.
 
     >>> len(wav(b"\\0" * 480)), wav(b"")[:4]
@@ -75,10 +91,13 @@ class Arena:
         self._parts: OrderedDict[Place, bytearray] = OrderedDict()
         self.size = 0
 
-    def add(self, place: Place, audio: bytes) -> list[Place]:
-        """Add sound to a part. The parts whose sound was dropped for it: where it alone is more
-        than there is room for, itself."""
-        self._parts.setdefault(place, bytearray()).extend(audio)
+    def add(self, place: Place, audio: Sound) -> list[Place]:
+        """Add sound to a part. A bytearray that is its first is kept itself. The parts whose sound
+        was dropped for it: where it alone is more than there is room for, itself."""
+        if place in self._parts:
+            self._parts[place] += audio
+        else:
+            self._parts[place] = audio if isinstance(audio, bytearray) else bytearray(audio)
         self.size += len(audio)
         dropped = []
         while self.size > self._most:
@@ -87,9 +106,10 @@ class Arena:
             dropped.append(oldest)
         return dropped
 
-    def get(self, place: Place) -> bytes:
-        """The sound of a part; empty where there is none, or no longer."""
-        return bytes(self._parts.get(place, b""))
+    def get(self, place: Place) -> Sound:
+        """The sound of a part, to which more may be added; empty where there is none, or no
+        longer."""
+        return self._parts.get(place, b"")
 
     def length(self, place: Place) -> int:
         """Bytes of the sound of a part."""

@@ -79,8 +79,8 @@ T = TypeVar("T")
 
 
 class LRU(Generic[K, V]):
-    """Keys and values of which the latest are kept, as many as weigh no more than `most`, and those
-    of one owner no more than `share`.
+    """A weighted LRU table: all entries weigh at most `most`, and those
+    of one owner at most `share`.
 
     >>> table = LRU[str, int](3, share=2)
     >>> table.put("x", 0, 1, owner="another")
@@ -102,7 +102,7 @@ class LRU(Generic[K, V]):
         return len(self._held)
 
     def put(self, key: K, value: V, weight: int, owner: Hashable = None) -> None:
-        """Keep a value. One that is too heavy by itself is not kept, and what had its key goes."""
+        """Store a value. One that is too heavy by itself is not stored, and removes the old one."""
         if key in self._held:
             self._drop(key)
         self._held[key] = value, weight, owner
@@ -115,7 +115,7 @@ class LRU(Generic[K, V]):
             self._drop(next(iter(self._held)))
 
     def get(self, key: K) -> V | None:
-        """The value, which is now the latest used; None where there is none, or no longer."""
+        """The value, which becomes the most recently used; None where there is none."""
         held = self._held.get(key)
         if held is None:
             return None
@@ -147,21 +147,21 @@ _NO_PLACE = {
     "verbosity": "verbosity",
     "web_search": "web_search_options",
 }
-"""The fields, and what clients call them."""
+"""The fields, with their names on the wires."""
 
 _INCLUDED = frozenset(
     ("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url")
 )
-"""What an answer, or the reading of it later, has besides where it is asked for."""
+"""Values of `include` that add fields to an answer, now or when it is retrieved."""
 _RENDERED = frozenset(("chat_template_kwargs", "continue_final_message", "documents"))
-"""What prompts are rendered with, though no OpenAI protocol has a field for it."""
+"""Extra fields for rendering prompts, which no OpenAI protocol has."""
 
 
 def unsupported_fields(request: Request, carried: Collection[str] = ()) -> Iterator[Loss]:
-    """A loss for each field that is set and goes nowhere. `carried` are fields of one wire
-    alone that go somewhere here.
+    """A loss for each field that is set and ignored. `carried` are fields of a single wire
+    that are used here.
 
-    Raises FaultError for a stored prompt: without it the answer would be to another question.
+    Raises FaultError for a stored prompt, which the answer depends on.
 
     >>> request = Request(model="m", modalities=("text", "audio"))
     >>> [loss.field for loss in unsupported_fields(request)]
@@ -186,21 +186,21 @@ def unsupported_fields(request: Request, carried: Collection[str] = ()) -> Itera
 
 
 ENDS = (Finished, Failed)
-"""The events after which nothing comes."""
+"""The terminal events."""
 
 
-# ---- start: how servers ask an engine ------------------------------------------------------
+# ---- start: how servers call an engine -----------------------------------------------------
 
 
 def start(
     engine: Engine, request: Request, caller: Caller, sink: Sink, own: _Start | None = None
 ) -> Handle:
-    """Begin to answer a request: the one way servers ask an engine.
+    """Start the answer to a request: the entry point of an engine for servers.
 
     An engine's `own` start is used where its class has one (a subclass that overrides `stream` but
     not `start` is never bypassed); else one task drives its `stream`. This never raises for a
-    request: what was refused, or failed, is a `Failed` event. An engine that stops without a
-    terminal event was cut. A sink that raises is given a `Failed` event instead, once.
+    request: a refusal or an error is a `Failed` event. An engine that stops without a
+    terminal event was cut. A sink that raises gets a `Failed` event instead, once.
     """
     traits: set[object] | None = None
     try:
@@ -209,7 +209,7 @@ def start(
             outer: Wrapper = engine  # type: ignore[assignment]  # by its start
             for wrapper in (outer, *outer._behind):
                 if wrapper.acts_on is not None:
-                    if traits is None:  # what middleware may act on, found once
+                    if traits is None:  # what middleware may act on, computed once
                         traits = set(map(type, request.items))
                         if request.tools:
                             traits.add("tools")
@@ -265,7 +265,7 @@ def _own_start(kind: type) -> _Start | None:
 
 
 class Immediate:
-    """The handle of an answer that is known at once: received in the next turn of the loop."""
+    """The handle of an immediate answer: received in the next turn of the loop."""
 
     def __init__(self, events: list[Event], sink: Sink) -> None:
         self._call = asyncio.get_running_loop().call_soon(sink.receive, events)
@@ -275,14 +275,14 @@ class Immediate:
         self._call.cancel()
 
     def pause(self) -> None:
-        """Nothing is produced any more."""
+        """No-op: everything is produced already."""
 
     def resume(self) -> None:
-        """Nothing was paused."""
+        """No-op: nothing was paused."""
 
 
 _BATCH = 256
-"""Events of an engine that never waits, after which the others on the event loop get a turn."""
+"""Events of an engine that never waits, after which the driver yields to the event loop."""
 
 
 class Driver:
@@ -295,7 +295,7 @@ class Driver:
     __slots__ = ("_events", "_key", "_loop", "_resumed", "_sink", "_task")
 
     def __init__(self, events: AsyncGenerator[Event, None], caller: Caller, sink: Sink) -> None:
-        self._sink: Sink | None = sink  # None once nothing more is wanted
+        self._sink: Sink | None = sink  # None after the end or a cancellation
         self._key = caller.key
         self._events: list[Event] = []  # not delivered yet
         self._resumed: asyncio.Event | None = None  # while it is paused
@@ -308,12 +308,12 @@ class Driver:
         self._task.cancel()
 
     def pause(self) -> None:
-        """Hold the task back after its next event."""
+        """Pause the task after its next event."""
         if self._resumed is None:
             self._resumed = asyncio.Event()
 
     def resume(self) -> None:
-        """Let the task iterate again."""
+        """Resume the task."""
         if self._resumed is not None:
             self._resumed.set()
             self._resumed = None
@@ -323,7 +323,7 @@ class Driver:
         await asyncio.wait((self._task,))
 
     async def wait_delivered(self) -> None:
-        """Wait until the sink has what there is, and takes more: for what makes large events."""
+        """Wait until the sink has all events and is not paused: for sources of large events."""
         await asyncio.sleep(0)
         if self._resumed is not None:
             await self._resumed.wait()
@@ -343,7 +343,7 @@ class Driver:
                         await asyncio.sleep(0)
             self._push(Failed(CUT))
         except Exception as error:
-            if _cancelled():  # the engine objects to being cancelled, which changes nothing
+            if _cancelled():  # an error of the engine's clean-up, which changes nothing
                 raise asyncio.CancelledError from error
             fault = fault_from(error, self._key)
             if not ended:
@@ -378,7 +378,7 @@ def receive_last(events: list[Event], sink: Sink) -> None:
 
 
 class Relay:
-    """A handle that controls another one, which may come late or be replaced."""
+    """A handle that delegates to another one, which may be set later or be replaced."""
 
     _handle: Handle | None = None
     _paused = False
@@ -401,18 +401,18 @@ class Relay:
             self._handle.resume()
 
     async def wait_closed(self) -> None:
-        """Wait until what was cancelled has cleaned up."""
+        """Wait until the cancelled work has cleaned up."""
         await wait_closed(self._handle)
 
     def control(self, handle: Handle) -> None:
-        """Control this one from now on."""
+        """Delegate to this handle from now on."""
         self._handle = handle
         if self._paused:
             handle.pause()
 
 
 class Deferred(Relay, Generic[T]):
-    """The handle of an answer that something must be awaited for before `begin` can start it."""
+    """The handle of an answer that `begin` can start only after something was awaited."""
 
     def __init__(
         self, awaited: Awaitable[T], begin: Callable[[T], Handle], caller: Caller, sink: Sink
@@ -424,13 +424,13 @@ class Deferred(Relay, Generic[T]):
         self._future.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
-        """Cancel what is awaited, or the answer."""
+        """Cancel the awaited work, or the answer."""
         self._future.remove_done_callback(self._on_done)
         self._future.cancel()
         super().cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until what was cancelled has cleaned up."""
+        """Wait until the cancelled work has cleaned up."""
         await asyncio.wait((self._future,))
         await super().wait_closed()
 
@@ -489,7 +489,7 @@ class _Inbox:
             self.handle.pause()
 
     async def take(self) -> list[Event]:
-        """What has come, at least one event."""
+        """The stored events, at least one."""
         if not self.events:
             if self._paused:
                 self._paused = False
@@ -522,7 +522,7 @@ class Prepared(Struct, frozen=True):
 
 
 def with_losses(events: list[Event], losses: Sequence[Loss], without: str = "") -> list[Event]:
-    """A batch whose beginning, where it is in it, reports these losses too, and none of the field
+    """A batch whose `Started`, if it is in it, reports these losses too, and none of the field
     `without`."""
     if isinstance(started := events[0], Started) and (losses or started.losses):
         found = [loss for loss in started.losses if loss.field != without]
@@ -531,21 +531,21 @@ def with_losses(events: list[Event], losses: Sequence[Loss], without: str = "") 
 
 
 class Wrapper:
-    """Middleware: an engine around another one, which it is until a subclass changes something.
+    """Middleware: an engine around another one, transparent unless a subclass overrides something.
 
-    A subclass overrides `prepare`, and says there what it does to a request and its answer; for a
-    request it does nothing to, it costs nothing more. It may also override `stream`. Abilities
-    this class does not name (counting tokens, giving vectors) are those of the engine inside, by
+    A subclass overrides `prepare`, which returns the changes to a request and its answer; a
+    request without changes costs nothing more. It may also override `stream`. Other methods
+    (counting tokens, embeddings) are those of the engine inside, by
     the same name.
 
-    `acts_on` spares a request without any of these the call: types of items, names of fields that
+    Requests without any of `acts_on` skip the call: types of items, names of fields that
     are set ("tools", "web_search", "include", "truncation", "context_management"), and "stored"
-    where the answer is. None stands for every request.
+    for a stored answer. None stands for every request.
     """
 
     acts_on: ClassVar[frozenset[object] | None] = None
     _behind: tuple[Wrapper, ...] = ()
-    """The middleware right behind this one."""
+    """The next middleware inwards."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -556,11 +556,11 @@ class Wrapper:
     def prepare(
         self, request: Request, caller: Caller
     ) -> Prepared | Awaitable[Prepared | None] | None:
-        """What to do for this request; None for nothing. May be awaitable."""
+        """The changes for this request; None for none. May be awaitable."""
         return None
 
     def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        """Let all middleware from here inwards prepare the request, and start the engine inside."""
+        """Call `prepare` of all middleware from here inwards, and start the engine inside."""
         return start(self, request, caller, sink, Wrapper.start)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
@@ -572,7 +572,7 @@ class Wrapper:
         return self.engine.models(caller)
 
     def capabilities(self, model: str) -> Awaitable[Capabilities]:
-        """What the engine inside knows of a model."""
+        """The capabilities of a model, by the engine inside."""
         return self.engine.capabilities(model)
 
     def close(self) -> Awaitable[None]:
@@ -580,7 +580,7 @@ class Wrapper:
         return self.engine.close()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "engine":  # not there yet while a copy is being made
+        if name.startswith("_") or name == "engine":  # not set yet while the object is copied
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.engine, name)
 
@@ -588,7 +588,7 @@ class Wrapper:
 def _start_prepared(
     wrapper: Wrapper, request: Request, caller: Caller, sink: Sink, prepared: Prepared | None
 ) -> Handle:
-    """Start what middleware prepared that had to be awaited."""
+    """Continue where `prepare` of a middleware has to be awaited."""
     if prepared is None:
         return start(wrapper.engine, request, caller, sink)
     if prepared.start is not None:
@@ -599,8 +599,8 @@ def _start_prepared(
 
 
 class _Mapped(Struct, eq=False):
-    """A sink that maps events for another. Once the map has raised, it is used no more: what
-    follows is the engine's `Failed`."""
+    """A sink that maps events for another. After an error of the map, it is not called again: the
+    rest is the engine's `Failed`."""
 
     _map: Map | None
     _sink: Sink
@@ -620,11 +620,11 @@ class _Mapped(Struct, eq=False):
 async def enforce_contract(
     events: AsyncGenerator[Event, None], model: str
 ) -> AsyncGenerator[Event, None]:
-    """The same events, with the contract of an engine kept whatever their source does.
+    """The same events, with the contract of an engine enforced on any source.
 
-    `Started` comes first (made here, for `model`, where the source left it out), one terminal
+    `Started` comes first (added here, for `model`, if it is missing), one terminal
     event comes last on every path, and nothing after it. A source that raises fails the answer;
-    its error is named by type only, since its words may hold a key. A source that just stops is
+    its error is named by type only, since its text may contain a key. A source that just stops is
     a cut.
     """
     state = _Contract(model)
@@ -641,7 +641,7 @@ async def enforce_contract(
                 raise
         yield Failed(CUT)
     except Exception as error:
-        if _cancelled():  # the source objects to being given up, which changes nothing
+        if _cancelled():  # an error of the source's clean-up, which changes nothing
             raise asyncio.CancelledError from error
         if not state.over:  # after the end, nothing is left to report
             yield Failed(fault_from(error))
@@ -653,13 +653,13 @@ def _cancelled() -> bool:
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The request whose answer the current task works on. Callbacks of connections, which many requests
-share, have it from their caller."""
+"""The request that the current task works on. Callbacks of shared connections get it from
+their caller."""
 
 
 def fault_from(error: Exception, key: Secret | None = None, request: str | None = None) -> Fault:
-    """The fault an exception stands for, in words that are safe to show: its own text may hold a
-    key. What is no FaultError is a bug, and is logged with its traceback and the id of the
+    """The fault for an exception, with a text that is safe to send: its own may contain a
+    key. Anything but a FaultError is a bug, and is logged with its traceback and the id of the
     `request`, without the caller's `key`."""
     if isinstance(error, FaultError):
         return error.fault
@@ -677,7 +677,7 @@ def fault_from(error: Exception, key: Secret | None = None, request: str | None 
 
 
 class _Contract:
-    """Knows whether an answer has begun and whether it is over."""
+    """Tracks whether an answer has begun and whether it is over."""
 
     __slots__ = ("begun", "model", "over")
 
@@ -687,7 +687,7 @@ class _Contract:
         self.over = False
 
     def admit(self, event: Event) -> list[Event]:
-        """The events to give on for this one."""
+        """The events to pass on for this one."""
         self.over = isinstance(event, Finished | Failed)
         begun, self.begun = self.begun, True
         if isinstance(event, Started):

@@ -1,7 +1,7 @@
 """Injects faults into the answers of an engine, reproducible by seed.
 
-Answers come late, refused, cut, out of order, without usage or with an exception, as from real
-upstreams. It works on events; broken bytes are for tests of the wires.
+Answers are late, refused, cut, out of order, without usage, or raise, as from real
+upstreams. It works on events; malformed bytes are for tests of the wires.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BROKEN = Fault("upstream_error", "The model's server broke (chaos).", "upstream"
 
 
 class Faults(Struct, frozen=True, kw_only=True):
-    """How likely each fault is, between 0 and 1.
+    """The probability of each fault, between 0 and 1.
 
     `slow`: the answer begins `seconds` late. `limited` and `broken`: it is refused with 429 (and
     a Retry-After) or 500. `cut`: it stops without an end, after some event. `crash`: it raises
@@ -49,7 +49,7 @@ class Faults(Struct, frozen=True, kw_only=True):
 class Chaos(Wrapper):
     """The engine inside, with some faults. The n-th answer depends on the seed and n alone.
 
-    Cut and crash break the contract of engines on purpose: what follows must cope with both.
+    Cut and crash break the contract of engines on purpose: consumers must handle both.
     """
 
     def __init__(self, engine: Engine, faults: Faults, *, seed: int = 0) -> None:
@@ -61,11 +61,11 @@ class Chaos(Wrapper):
     async def stream(
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        """Answer, more or less."""
+        """The answer, with faults."""
         faults = self.faults
         dice = Random(f"{self._seed}:{self._count}")  # noqa: S311 - seeded on purpose, no secret
         self._count += 1
-        # Every die is cast, so that no fault shifts another.
+        # Draw for every fault, so that the settings of one do not shift the others.
         rates = (faults.slow, faults.limited, faults.broken, faults.cut, faults.crash)
         slow, limited, broken, cut, crash = [dice.random() < rate for rate in rates]
         last = dice.randint(1, 8)
@@ -84,7 +84,7 @@ class Chaos(Wrapper):
                 match event:
                     case ItemAdded(index=added, item=FunctionCall() | CustomToolCall()) if mixed:
                         calls[added] = []
-                index = getattr(event, "index", None)  # None for what is about the whole answer
+                index = getattr(event, "index", None)  # None for events of the whole answer
                 if index in calls:
                     calls[index].append(event)
                     continue

@@ -1,7 +1,7 @@
-"""Runs our functions in processes that may be given up: too slow, too large, or a crash.
+"""Runs our functions in processes with limits, isolated from slowness, memory use and crashes.
 
 A `Child` is a process that has done some preparation (read a vocabulary, compiled a template) and
-forks for each message, so that the message has limits of its own and what it breaks is its own.
+forks for each message, so that each message has limits of its own and is isolated.
 Systems without fork run the function in this process, without limits.
 """
 
@@ -33,18 +33,18 @@ FORKS = hasattr(os, "fork") and hasattr(os, "posix_spawn") and bool(sys.executab
 STACK = 4 * 1024 * 1024
 """Bytes of stack of a forked process; less than our threads have, so that it overflows first."""
 START_SECONDS = 60.0
-"""How long a child may take for its preparation, on a machine that does much else."""
+"""Seconds for a child's preparation, on a busy machine."""
 PATIENCE = 10
-"""Wall-clock seconds for each second of processor time, before a process is given up."""
+"""Wall-clock seconds for each second of processor time, before a process is killed."""
 
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
-"""The errors of a system, or a process, that has no more files to open."""
+"""The errors of a system, or a process, without free file descriptors."""
 
 
 class Limits(Struct, frozen=True):
-    """What the answer to a message may take: seconds of the processor, bytes of memory beyond what
-    the child has, and bytes of the answer."""
+    """The limits of one message: seconds of processor time, bytes of memory beyond the
+    child's own, and bytes of the answer."""
 
     seconds: int
     memory: int
@@ -89,9 +89,9 @@ here = threading.local()
 class Child:
     """A process that answers messages by a function of ours.
 
-    `function` is named `module:name`. It is called once with `setup`, and what it returns answers
-    messages, each in a fork. The process starts with the first message, starts anew if it dies,
-    and ends with `close`, or when the child is garbage-collected. Used from any thread.
+    `function` is named `module:name`. It is called once with `setup`, and returns a function that
+    answers messages, each in a fork. The process starts with the first message, restarts if it
+    dies, and ends with `close`, or when the child is garbage-collected. Used from any thread.
     """
 
     def __init__(self, function: str, setup: bytes) -> None:
@@ -104,7 +104,7 @@ class Child:
         self._inline: Answering | None = None
 
     def start(self, limits: Limits) -> None:
-        """Make its preparation now. Raises ChildError and GivenUpError."""
+        """Start the process now. Raises ChildError and GivenUpError."""
         if not FORKS:
             self._here(None)
             return
@@ -197,13 +197,13 @@ class Child:
 
 
 def _no_room(error: OSError) -> FaultError:
-    """What a request gets that needs a child where the system has no file or process for it."""
+    """The fault where the system has no file descriptor or process for a child."""
     problem = f"The server is busy: it can start nothing more ({error.strerror})."
     return FaultError(Fault("overloaded", problem, "server", retry_after="1"))
 
 
 def _put_away(control: Connection, pid: int, owner: int) -> None:
-    """End a child. One that was started before a fork is another process's."""
+    """End a child. One that was started before a fork belongs to the parent process."""
     control.close()
     if owner == os.getpid():
         end(pid)
@@ -212,8 +212,8 @@ def _put_away(control: Connection, pid: int, owner: int) -> None:
 
 
 def spawn(module: str, environ: Mapping[str, str]) -> tuple[int, Connection]:
-    """A process of Python that runs `serve` of a module, and the connection to it, which is its
-    descriptor 3. It has this environment alone."""
+    """Start a Python process that runs `serve` of a module, with a connection as its
+    descriptor 3, and only this environment."""
     ours, theirs = Pipe()
     with theirs:
         pid = os.posix_spawn(
@@ -221,13 +221,13 @@ def spawn(module: str, environ: Mapping[str, str]) -> tuple[int, Connection]:
             [sys.executable, "-c", f"from {module} import serve; serve()"],
             {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
-            setpgroup=0,  # Ctrl-C is ours to handle
+            setpgroup=0,  # the parent handles Ctrl-C
         )
     return pid, ours
 
 
 def inherited() -> Connection:
-    """In a spawned process: the connection to who spawned it. What a library prints is not for our
+    """In a spawned process: the connection to its parent. Libraries must not print to our
     standard output."""
     os.dup2(2, 1)
     control = Connection(os.dup(3))
@@ -236,7 +236,7 @@ def inherited() -> Connection:
 
 
 def end(pid: int) -> None:
-    """End a process at once, if it is there."""
+    """Kill a process, if it exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
@@ -256,9 +256,9 @@ def _unwrapped(answer: bytes) -> bytes:
 
 
 def serve() -> None:
-    """The child's life: prepare, then fork for each message until the connection is closed."""
+    """The main loop of a child: prepare, then fork for each message until the connection ends."""
     control = inherited()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap forks automatically
     function, setup, seconds, memory = control.recv()
     answering: Answering | None = None
 
@@ -280,7 +280,7 @@ def serve() -> None:
         except (EOFError, OSError):
             return
         if os.fork() == 0:
-            os.nice(5)  # the model goes first
+            os.nice(5)  # lower priority than the model
             control.close()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # errors are reported in the answer
             with Connection(handle) as connection:

@@ -1,7 +1,7 @@
-"""Fits long conversations into a context: estimates tokens, drops the oldest turns, or has them
-summarised.
+"""Fits long conversations into a context: estimates tokens, and drops or summarises the oldest
+turns.
 
-Turns are dropped whole: no output without its call, no reasoning without the message it led to.
+Turns are dropped whole: no output without its call, no reasoning without its message.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from .fan_out import add_usage
 # ---- estimates -------------------------------------------------------------------------------
 
 BYTES_PER_TOKEN = 4
-"""Of English text and JSON in common vocabularies; other scripts take more bytes per character,
-which evens out."""
+"""For English text and JSON in common vocabularies; other scripts have more bytes per character,
+which compensates."""
 PER_ITEM = 4
 """Tokens that frame an item."""
 PER_IMAGE = 800
-"""A picture of ordinary size; its bytes do not matter."""
+"""Tokens of an image of ordinary size, whatever its bytes."""
 PER_AUDIO_BYTE = 1 / 4000
 """Audio as base64 of PCM: about ten tokens per second."""
 
@@ -118,7 +118,7 @@ def _value(value: Any) -> int:
 
 async def count(engine: Engine, request: Request, caller: Caller = ANYONE) -> tuple[int, bool]:
     """The tokens of a request's prompt, and whether that is exact. Raises FaultError for a request
-    that the engine cannot make a prompt of."""
+    that the engine cannot render."""
     able: Callable[..., Awaitable[int | None]] | None = getattr(engine, "count", None)
     if able is not None:
         counted = await able(request, caller)
@@ -128,7 +128,7 @@ async def count(engine: Engine, request: Request, caller: Caller = ANYONE) -> tu
 
 
 async def _apart(work: Callable[..., T], request: Request, *given: int) -> T:
-    """What is made of a request; in a thread where it has many items."""
+    """Call a function with a request; in a thread where it has many items."""
     if len(request.items) <= MANY:
         return work(request, *given)
     return await asyncio.to_thread(work, request, *given)
@@ -137,7 +137,7 @@ async def _apart(work: Callable[..., T], request: Request, *given: int) -> T:
 # ---- truncation ------------------------------------------------------------------------------
 
 ANSWER = 4
-"""The part of a context that is left for the answer, where no limit is given: one in so many."""
+"""The fraction of a context that is reserved for the answer, without a limit: one in so many."""
 
 
 class Truncating(Wrapper):
@@ -147,7 +147,7 @@ class Truncating(Wrapper):
     acts_on = frozenset(("truncation",))
 
     def prepare(self, request: Request, caller: Caller) -> Awaitable[Prepared | None] | None:
-        """Look up the size of the context, where turns may be dropped."""
+        """Look up the context size, where truncation is allowed."""
         return self._prepare(request) if request.truncation == "auto" else None
 
     async def _prepare(self, request: Request) -> Prepared | None:
@@ -186,7 +186,7 @@ def fit(items: Sequence[Item], budget: int) -> tuple[Item, ...]:
     place = start = len(items)
     total = 0
     complete = _complete(items)
-    while total <= free or start == len(items):  # all of them are too much, so this has an end
+    while total <= free or start == len(items):  # together they exceed the budget, so this ends
         place -= 1
         total += 0 if rules[place] else weights[place]
         if complete[place] and (total <= free or start == len(items)):
@@ -214,7 +214,7 @@ def _complete(items: Sequence[Item]) -> list[bool]:
 
 
 def _is_rule(item: Item) -> bool:
-    """Whether an item holds for the whole conversation."""
+    """Whether an item applies to the whole conversation."""
     return isinstance(item, Message) and item.role in ("system", "developer")
 
 
@@ -223,7 +223,7 @@ def _is_rule(item: Item) -> bool:
 LONGEST = 1_000_000
 """Bytes of a summary; its content has a third more."""
 MARK = "dragoman.summary.1."
-"""What the content of our compaction items begins with."""
+"""The prefix of the content of our compaction items."""
 
 ORDER = (
     "Write a summary of this conversation that lets somebody go on with it who has not read it: "
@@ -234,25 +234,25 @@ OPENING = "A summary of the conversation so far:\n\n"
 
 
 class Compacting(Wrapper):
-    """Middleware that understands summaries of ours, and writes one where a request asks for it."""
+    """Middleware that expands our compaction items, and writes one where a request asks for it."""
 
     acts_on = frozenset((Compaction, Unknown, "context_management"))
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Answer out of the last summary and what follows it."""
+        """Replace what a summary stands for."""
         known = expanded(request)
         if threshold(request) is not None or triggered(known):
             return Prepared(known, start=partial(Driver, self._compacted(known, caller)))
         return None if known is request else Prepared(known)
 
     async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
-        """The tokens of what the model will see, where the engine inside can count."""
+        """The tokens of the expanded request, where the engine inside can count."""
         counted, exact = await count(self.engine, expanded(request), caller)
         return counted if exact else None
 
     async def _compacted(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        """The answer; where the conversation is too long or a summary is to be all, a summary as
-        its first item, and the rest out of that."""
+        """The answer; where the conversation is too long, or only a summary was requested, with a
+        summary as its first item."""
         alone, limit = triggered(request), threshold(request)
         known = 0 if alone or limit is None else (await count(self.engine, request, caller))[0]
         long = alone or (limit is not None and known > limit)
@@ -275,7 +275,7 @@ class Compacting(Wrapper):
             async for event in events:
                 if not long:
                     yield event
-                elif isinstance(event, Started):  # the answer has begun before: with the summary
+                elif isinstance(event, Started):  # the answer began with the summary
                     begun = event
                 else:
                     yield _moved(event, used, begun)
@@ -284,7 +284,7 @@ class Compacting(Wrapper):
 async def summarise(
     engine: Engine, request: Request, caller: Caller = ANYONE
 ) -> tuple[str, Usage | None]:
-    """A summary of a conversation, and what it took. Raises FaultError when there is none."""
+    """A summary of a conversation, and its usage. Raises FaultError when there is none."""
     fold = Fold()
     asked = Request(
         model=request.model,
@@ -312,15 +312,15 @@ async def summarise(
 
 
 def compacted(items: Sequence[Item], summary: str) -> tuple[Item, ...]:
-    """A conversation with a summary in place of what came before its last turn, which is still to
-    be answered."""
+    """A conversation with a summary in place of everything before its last turn, which is not yet
+    answered."""
     users = [n for n, i in enumerate(items) if isinstance(i, Message) and i.role == "user"]
     turn = filterfalse(_is_rule, items[users[-1] :] if users else ())
     return (*filter(_is_rule, items), _as_message(summary), *turn)
 
 
 def expanded(request: Request) -> Request:
-    """The request with its last summary as a message, and without what that stands for; the same
+    """The request with its last summary as a message, and without the items it replaces; the same
     one, where it has no summary of ours."""
     items = request.items
     for place in range(len(items) - 1, -1, -1):
@@ -328,7 +328,7 @@ def expanded(request: Request) -> Request:
             case Compaction(encrypted=content) if content.startswith(MARK):
                 summary = decode_summary(content)
                 if summary is None:
-                    break  # it stood for all before it, an earlier summary among that
+                    break  # it replaces everything before it, earlier summaries included
                 before, after = filter(_is_rule, items[:place]), items[place + 1 :]
                 return replace(request, items=(*before, _as_message(summary), *after))
     return request
@@ -347,14 +347,14 @@ def threshold(request: Request) -> int | None:
 
 def triggered(request: Request) -> bool:
     """Whether a request asks for a summary in place of an answer. The protocol has the trigger as
-    the last item of the input; Codex sends it when its context is full, and then goes on from the
-    one compaction item that it takes out of the answer."""
+    the last item of the input; Codex sends it when its context is full, and then continues from the
+    compaction item of the answer."""
     last = request.items[-1] if request.items else None
     return isinstance(last, Unknown) and last.kind == "compaction_trigger"
 
 
 def encode_summary(summary: str) -> str:
-    """A summary as the content of a compaction item. It hides nothing, as there is nothing in it
+    """A summary as the content of a compaction item. It is not encrypted, as it contains nothing
     that its client does not know.
 
     >>> decode_summary(encode_summary("They said hello."))
@@ -364,7 +364,7 @@ def encode_summary(summary: str) -> str:
 
 
 def decode_summary(content: str) -> str | None:
-    """The summary in content of ours; None for that of another server."""
+    """Decode our content; None for that of another server."""
     if not content.startswith(MARK) or len(content) > 2 * LONGEST:
         return None
     try:
@@ -379,8 +379,8 @@ def _as_message(summary: str) -> Message:
 
 
 def _moved(event: Event, used: Usage | None, begun: Started) -> Event:
-    """An event of the answer, one place further on, as the summary stands before it. What its own
-    beginning reported, which is not shown, is reported at its end."""
+    """An event of the answer, with its index shifted by the summary. The losses of its own
+    `Started`, which is not sent, are reported at its end."""
     if isinstance(event, Finished | Failed):
         usage = add_usage([each for each in (event.usage, used) if each is not None])
         if isinstance(event, Failed):

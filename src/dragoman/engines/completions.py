@@ -1,6 +1,6 @@
-"""A raw completion server as a chat server: a format renders its prompts and parses its text.
+"""Serves chat over a raw completion server: a format renders its prompts and parses its text.
 
-It is a remote engine in all else: how to reach the server, how it fails and what it is called.
+Otherwise it is a remote engine: connections, failures and names are those of `remote`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RAW = UpstreamLimits(
     audio=False,
     files=False,
 )
-"""What a prompt can hold."""
+"""Features that a prompt can carry."""
 
 _NOT_ENFORCED = "the prompt asks for it; a completion server does not enforce it"
 _BROKEN = Loss(
@@ -59,10 +59,10 @@ def remote(
     date: str | None = None,
     **options: Any,
 ) -> Remote:
-    """The engine for a server: in a token format over completions, with the `date` that its prompts
-    say (see `dated`), or in a protocol it speaks.
+    """The engine for a server: with a token format over completions, and the `date` in its
+    prompts (see `dated`), or over one of its protocols.
 
-    Raises ValueError for an address, a name or a date that is none, and a date without a format.
+    Raises ValueError for an invalid address, name or date, and a date without a format.
     """
     if format is not None:
         return CompletionServer(base_url, format=format, setting=dated(date), **options)
@@ -72,15 +72,15 @@ def remote(
 
 
 class _RawUpstream(Upstream):
-    """A server whose wire is known, and that takes text alone."""
+    """A server with a fixed wire, and text input alone."""
 
     def __init__(self, base_url: str, **options: Any) -> None:
         super().__init__(base_url, **options)
         self.wires = (COMPLETIONS.name,) if self.recognised else ()
 
     async def find_out(self, caller: Caller) -> None:
-        """The listing may say what kind of server this is, once."""
-        with suppress(FaultError):  # the request itself will say why
+        """Recognise the server by its listing, once."""
+        with suppress(FaultError):  # the request itself will report the error
             await self.models(caller)
         self.wires = (COMPLETIONS.name,)
 
@@ -91,8 +91,8 @@ class _RawUpstream(Upstream):
 class CompletionServer(Remote):
     """A server of raw completions, used through a token format.
 
-    `format` is one, the name of one, or the folder of a model that brings its chat template;
-    `setting` is what prompts hold beyond the request, or a function that gives it each time; by
+    `format` is one, the name of one, or the folder of a model with its chat template;
+    `setting` is what prompts contain beyond the request, or a function that returns it; by
     default today's date, where the format has a place for it. The other options are those of
     `Remote`. Raises ValueError for a name or a folder without a format.
     """
@@ -113,7 +113,7 @@ class CompletionServer(Remote):
         self._setting = dated() if setting is None else setting
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
-        """The server's own listing, with what this engine adds. Raises FaultError for none."""
+        """The server's own listing, with this engine's capabilities. Raises FaultError for none."""
         known: dict[str, JSON] = {"format": self.format.name, "guarantees": ["best-effort"]}
         return tuple(
             replace(model, extra={**extra, "models": {**extra.get("models", {}), **known}})
@@ -151,7 +151,7 @@ class CompletionServer(Remote):
 
 
 class Parsed:
-    """Decodes raw text by a parser: a decoder around the wire's own."""
+    """Decodes raw text with a parser around the wire's own decoder."""
 
     def __init__(self, raw: Decoder, parser: Parser, turn: Turn) -> None:
         self._raw = raw
@@ -160,15 +160,15 @@ class Parsed:
 
     @property
     def ended(self) -> bool:
-        """True once the server has ended the answer."""
+        """Whether the server has ended the answer."""
         return self._raw.ended
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that became clear with these bytes."""
+        """The events that these bytes complete."""
         return self._parsed(self._raw.feed(data))
 
     def close(self) -> list[Event]:
-        """No more bytes will come."""
+        """The events at the end of the bytes."""
         return self._parsed(self._raw.close())
 
     def _parsed(self, events: list[Event]) -> list[Event]:
@@ -190,7 +190,7 @@ class Parsed:
 
 
 def _raw(request: Request, prompt: Prompt, text: str, stops: Stops, dialect: Dialect) -> Completion:
-    """The prompt as a request of its own, with the sampling and without what was rendered."""
+    """The prompt as a raw request, with the sampling and without the rendered fields."""
     sampling = request.sampling
     stop = dict.fromkeys((*(sampling.stop or ()), *stops.texts, *stops.controls))
     options: dict[str, JSON] = dict(dialect.prompt_options)
@@ -209,7 +209,7 @@ def _raw(request: Request, prompt: Prompt, text: str, stops: Stops, dialect: Dia
 
 
 def _lost(request: Request) -> Iterator[Loss]:
-    """What a prompt cannot carry, or a completion server cannot enforce."""
+    """The losses: fields that a prompt cannot carry, or a completion server cannot enforce."""
     sampling, choice = request.sampling, request.tool_choice
     match choice:
         case "required" | NamedTool() | AllowedTools(mode="required"):

@@ -1,7 +1,7 @@
 """Finds model servers on this machine and in the environment, without configuration.
 
-An open port proves nothing: only an answer that is a model listing counts. A Dragoman is never
-taken as an upstream, so that two of them do not send requests in a ring.
+An open port proves nothing: only a model listing counts. A Dragoman is never
+used as an upstream, so that two of them do not send requests in a loop.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from .profiles import Profile, by_url
 from .upstream import entries, question, recognise
 
 PORTS = (11434, 1234, 8000, 30000, 8080, 1337, 8321)
-"""Where local model servers usually listen: Ollama, LM Studio, vLLM, SGLang, llama.cpp and
+"""The default ports of local model servers: Ollama, LM Studio, vLLM, SGLang, llama.cpp and
 LocalAI, Jan, Open GenAI Stack."""
 PATIENCE = 0.5
-"""Seconds a local server has to answer."""
+"""Seconds for a local server to answer."""
 
 KEYS = (
     ("OPENAI_API_KEY", "OPENAI_BASE_URL", "https://api.openai.com/v1"),
     ("OPENROUTER_API_KEY", "OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1"),
     ("DEEPSEEK_API_KEY", "DEEPSEEK_BASE_URL", "https://api.deepseek.com/v1"),
-    # What ANTHROPIC_BASE_URL names is often a Dragoman, and never has the `/v1`.
+    # ANTHROPIC_BASE_URL is often that of a Dragoman, and never has the `/v1`.
     ("ANTHROPIC_API_KEY", "", "https://api.anthropic.com/v1"),
 )
 """A key's variable, its address's variable (empty: none), and the address where there is none."""
 
 
 class Discovered(Struct, frozen=True):
-    """A server that was found. `key_env` names the variable that holds its key; `access` is `named`
-    where the environment names it, or else says what it did with the key, or without one; `ours` is
+    """A discovered server. `key_env` names the variable with its key; `access` is `named`
+    where the environment names it, or else how it answered with a key, or without one; `ours` is
     a Dragoman."""
 
     base_url: str
@@ -56,10 +56,10 @@ async def discover(
     client: Client | None = None,
     key: Secret | None = None,
 ) -> tuple[Discovered, ...]:
-    """What the environment names, then what answers on the usual local ports.
+    """The servers of the environment, then those on the default local ports.
 
-    `ours` takes Dragomans too, and servers that ask for a key: right for a client, wrong for a
-    server. `key` is sent to those alone that ask for one; a server that takes it is the first.
+    With `ours` also Dragomans, and servers that ask for a key: for clients, not for
+    servers. `key` is sent only to those that ask for one; a server that accepts it is the first.
     """
     own = client or Client(connect_retries=0, timeouts=Timeouts(connect=PATIENCE))
     try:
@@ -68,7 +68,7 @@ async def discover(
         configured = named(environ)
         if not ours:
             # A Dragoman's address is often in the environment, for its clients. Well-known ones are
-            # not asked, and a server that does not answer may be started later.
+            # not probed, and a server that does not answer may be started later.
             unknown = [server for server in configured if server.profile is None]
             urls = ("/models".join(split_base(server.base_url)) for server in unknown)
             questions = (question(own, "GET", url, (), patience=PATIENCE) for url in urls)
@@ -78,7 +78,7 @@ async def discover(
     finally:
         if client is None:
             await own.aclose()
-    # One that refuses us is not passed over in silence where a key was meant for it.
+    # A server that refuses our key is not skipped silently.
     last = ["refused", "open"] if key else ["open", "refused"]
     servers = (*configured, *(server for server in found if server is not None))
     return tuple(
@@ -87,7 +87,7 @@ async def discover(
 
 
 def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
-    """The servers the environment names; a key alone is enough, so is an address alone.
+    """The servers of the environment; a key alone is enough, so is an address alone.
 
     >>> [server.base_url for server in named({"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"})]
     ['http://127.0.0.1:9/v1']
@@ -104,8 +104,8 @@ def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
 async def look(
     client: Client, base_url: str, *, ours: bool = False, key: Secret | None = None
 ) -> Discovered | None:
-    """The model server at an address, if there is one; a Dragoman, or one that wants another key
-    than this, only if `ours`."""
+    """The model server at an address, if there is one; a Dragoman, or one that refuses this
+    key, only with `ours`."""
     url = f"{base_url}/models"
     access: Literal["open", "granted"] = "open"
     answer = await question(client, "GET", url, (), patience=PATIENCE)

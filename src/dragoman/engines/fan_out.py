@@ -27,15 +27,15 @@ from dragoman.core.response import Usage
 Ask = Callable[[Request], AsyncGenerator[Event, None]]
 
 AT_ONCE = 8
-"""How many of the answers are asked for at the same time; the others wait for one to end."""
+"""Concurrent requests; the others wait for one to end."""
 
 _SEVERAL = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
 
 
 MOST_SENT = 64 * 1024 * 1024
-"""Bytes that all the requests may have together."""
+"""The most bytes of all the requests together."""
 MOST_MERGED = 64 * 1024 * 1024
-"""Characters that all the answers may have together."""
+"""The most characters of all the answers together."""
 _TOO_MUCH = Fault(
     "upstream_error",
     f"All choices together are more than {MOST_MERGED} characters. Ask for fewer.",
@@ -45,7 +45,7 @@ _TOO_MUCH = Fault(
 
 def fan_out(ask: Ask, request: Request, size: int = 0) -> AsyncGenerator[Event, None]:
     """Ask `request.sampling.n` times, and answer with that many choices; `size` is that of the
-    request in bytes, where it is large. Raises FaultError where that would send too much."""
+    request in bytes, where it is large. Raises FaultError where the requests are too large."""
     count = request.sampling.n or 1
     if count * size > MOST_SENT:
         problem = (
@@ -57,7 +57,7 @@ def fan_out(ask: Ask, request: Request, size: int = 0) -> AsyncGenerator[Event, 
 
 
 def alternative(request: Request, number: int) -> Request:
-    """The request for one of several choices that are asked for one by one."""
+    """The request for one of several choices."""
     seed = request.sampling.seed
     seed = None if seed is None else seed + number
     return replace(request, sampling=replace(request.sampling, n=None, seed=seed))
@@ -79,7 +79,7 @@ async def gather(
             async with places, aclosing(ask(choice)) as events:
                 async for event in events:
                     await queue.put((choice, event))
-        except Exception as error:  # the reader of the queue would wait for ever
+        except Exception as error:  # the reader of the queue would wait forever
             fault = Fault("internal", f"{type(error).__name__} while asking for choice {choice}")
             await queue.put((choice, Failed(fault)))
 
@@ -143,7 +143,7 @@ class Merge:
         return [replace(event, index=self._indices[choice, event.index or 0])]
 
     def _distinct(self, choice: int, item: Item) -> Item:
-        """The item under ids that no other choice has: some servers count from zero each time."""
+        """The item with ids that are unique among the choices: some servers count from zero."""
         ids = {}
         for name in ("id", "call_id"):
             if id := getattr(item, name, None):
@@ -162,7 +162,7 @@ class Merge:
 
 
 def add_usage(usages: list[Usage]) -> Usage | None:
-    """The sum of several reports; what none reported stays None.
+    """The sum of several usages; fields without any value are None.
 
     >>> usage = add_usage([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=5)])
     >>> usage.input_tokens, usage.output_tokens, usage.cached_tokens

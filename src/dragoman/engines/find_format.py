@@ -1,5 +1,5 @@
-"""Finds a token format by its name, or by the folder of a model that brings one; and the date that
-prompts say."""
+"""Finds a token format by its name, or by a model folder; and the date for
+prompts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def format_of(
 ) -> Format:
     """The format of the model in a folder: harmony where its vocabulary (`controls`, if known) or
     its template has harmony's control tokens, else its chat template, whose family may be `named`.
-    Another name, or another folder, takes the place of all that. Raises as `find_format` does."""
+    Another name, or another folder, overrides that. Raises as `find_format` does."""
     if named is not None and named not in BY_NAME:
         return find_format(named)
     known = None if controls is None else frozenset(controls)
@@ -99,8 +99,8 @@ def format_of(
 
 
 def _text(path: Path) -> str:
-    """A file of a folder. Not of a pipe or a device, which have no end: a folder of strangers may
-    hold links to them. Raises ValueError."""
+    """Read a file of a folder. Not a pipe or a device, which may be endless: an untrusted folder
+    may have links to them. Raises ValueError."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError(f"{path} is no file")
@@ -117,7 +117,7 @@ def _warn_once(folder: str, warning: str) -> None:
 
 
 MAX_SECONDS, MAX_MEMORY = 2, 512 * 1024 * 1024
-"""Seconds of the processor, and bytes of memory, that a folder's template may take to be read, and
+"""Processor seconds and bytes of memory for loading a folder's template, and
 for each prompt."""
 _ANSWER = 64 * 1024 * 1024
 _LIMITS = Limits(MAX_SECONDS, MAX_MEMORY, _ANSWER)
@@ -125,8 +125,8 @@ _TOO_MUCH = f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB"
 
 
 class StrangersProgram:
-    """The template of a folder, which anyone may have written: a program in a process of its own.
-    Raises ValueError for one that cannot be read."""
+    """The template of a folder, which is untrusted code: it runs in a process of its own.
+    Raises ValueError for one that cannot be parsed."""
 
     def __init__(self, text: str) -> None:
         self._child = Child(f"{__name__}:rendering", text.encode("utf-8", "replace"))
@@ -149,7 +149,7 @@ class StrangersProgram:
 
 
 def rendering(setup: bytes) -> Callable[[bytes], bytes]:
-    """What renders a template in a child; a fault is an object of JSON."""
+    """Renders a template in a child; a fault is returned as a JSON object."""
     from dragoman.formats.template import Program
 
     program = Program(setup.decode())
@@ -165,13 +165,13 @@ def rendering(setup: bytes) -> Callable[[bytes], bytes]:
 
 
 def warning_of(format: Format) -> str | None:
-    """What a user should know of a format: its template may be of a family that is not known."""
+    """A warning about a format whose template is of an unknown family, or None."""
     return None if getattr(format, "recognised", True) else UNKNOWN_FAMILY.format(format.name)
 
 
 def dated(date: str | None = None) -> Callable[[], Setting]:
-    """What prompts say of the date, where they say it: today's, a fixed one, or `none`. Raises
-    ValueError for what is no date.
+    """The date for prompts: today's, a fixed one, or `none`. Raises
+    ValueError for an invalid date.
 
     >>> dated("2026-11-23")().today, dated("none")().today
     ('2026-11-23', None)

@@ -1,8 +1,8 @@
 """An engine from any Python callable that answers in Chat chunks, or in plain text.
 
-The callable is asked as a client of Chat Completions would ask: with the fields of the request as
-keyword arguments. So a client object's own method will do, and so will a generator of a few
-lines. What runs in this engine is the caller's code; it is never let near the event loop unless
+The callable is called like a client of Chat Completions: with the fields of the request as
+keyword arguments. So a method of an SDK client works, and so does a generator of a few
+lines. It is the user's code: it runs in a thread, unless
 it is asynchronous itself.
 """
 
@@ -41,7 +41,9 @@ UNFINISHED = replace(
     'the last chunk needs one, such as "stop" or "tool_calls".',
     blame="server",
 )
-"""Why an answer failed whose chunks just stopped."""
+"""The fault for chunks without a finish reason."""
+_PARTS = ("choices", "error", "object", "usage")
+"""What a chunk or a completion has at least one of."""
 
 
 class Function:
@@ -54,8 +56,8 @@ class Function:
     - pieces of text, or one text.
 
     A synchronous one runs in a thread of its own. When the answer is cancelled, its iterator is
-    closed: at once, or where it is synchronous as soon as it gives its next piece; so is what a
-    call returns after that. Exceptions become faults; one with a `status_code` becomes a refusal
+    closed: at once, or where it is synchronous after its next piece; so is an iterator that is
+    returned after that. Exceptions become faults; one with a `status_code` becomes a refusal
     with that status.
 
     >>> def parrot(messages, **rest):
@@ -70,20 +72,22 @@ class Function:
         models: tuple[str, ...] = ("function",),
         think: Think = "inline",
     ) -> None:
+        if not callable(answer):
+            raise TypeError(f"Function takes a callable, and was given {type(answer).__name__}")
         self._answer = answer
         self._models = models
         self._think = think
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """Call the callable and give what it gives."""
+        """Call the callable and decode its result."""
         return enforce_contract(self._events(request, caller), request.model)
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
-        """The names it was given."""
+        """The configured names."""
         return tuple(map(Model, self._models))
 
     async def capabilities(self, model: str) -> Capabilities:
-        """Nothing is known of a callable."""
+        """No capabilities are known."""
         return Capabilities()
 
     async def close(self) -> None:
@@ -97,7 +101,8 @@ class Function:
         losses = spell_losses(losses, request, caller.wire)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
         decoder, restore = CHAT.decoder(turn), with_summary(request)
-        ended = False  # text that stops has ended; chunks without a finish reason were cut
+        whole: bool | None = None
+        ended = False  # text may just end; chunks without a finish reason were cut
         try:
             async with aclosing(_pieces(self._answer, json.load(body))) as pieces:
                 async for piece, whole in pieces:
@@ -106,8 +111,7 @@ class Function:
                         turn.text(piece)
                         events = turn.take()
                     else:
-                        value = piece if isinstance(piece, dict) else piece.model_dump(mode="json")
-                        events = decoder.feed(b"data: " + json.dump(value) + b"\n\n")
+                        events = decoder.feed(b"data: " + json.dump(_chunk(piece)) + b"\n\n")
                     for event in events if restore is None else restore(events):
                         yield event
         except Exception as error:
@@ -115,6 +119,8 @@ class Function:
             if fault is None:
                 raise
             raise FaultError(fault) from error
+        if whole is None:
+            raise FaultError(_no_answer("nothing"))
         events = (decoder.feed(_DONE) if ended else []) + decoder.close()
         for event in events if restore is None else restore(events):
             yield Failed(UNFINISHED) if event == Failed(CUT) else event
@@ -123,8 +129,8 @@ class Function:
 async def _pieces(
     answer: Callable[..., Any], arguments: Any
 ) -> AsyncGenerator[tuple[Any, bool], None]:
-    """What a callable gives, piece by piece, whatever kind of callable it is, and whether a piece
-    is all there is."""
+    """The pieces of any kind of callable's result, each with whether it
+    is complete by itself."""
     pool = ThreadPoolExecutor(1, "dragoman-function")  # its thread is started when it is needed
     call = partial(_in_thread, pool, copy_context())
     try:
@@ -140,11 +146,10 @@ async def _pieces(
         pieces: Any
         if asynchronous := hasattr(given, "__aiter__"):
             pieces = aiter(given)
-        elif hasattr(given, "__iter__"):
+        elif hasattr(given, "__iter__") and not isinstance(given, bytes | bytearray):
             pieces = iter(given)
         else:
-            message = f"The function returned {type(given).__name__}, which is no answer."
-            raise FaultError(Fault("internal", message))
+            raise FaultError(_no_answer(type(given).__name__))
         step: Callable[[], Any] = partial(anext if asynchronous else next, pieces, _END)
         try:
             while (piece := await (step() if asynchronous else call(step))) is not _END:
@@ -159,8 +164,23 @@ async def _pieces(
         pool.shutdown(wait=False)
 
 
+def _chunk(piece: Any) -> dict[str, Any]:
+    """A piece as a chunk or a completion of Chat. Raises FaultError for what is neither."""
+    value = piece.model_dump(mode="json") if hasattr(piece, "model_dump") else piece
+    if not isinstance(value, dict):
+        raise FaultError(_no_answer(type(piece).__name__))
+    if not any(part in value for part in _PARTS):
+        raise FaultError(_no_answer("a dict without `choices`"))
+    return value
+
+
+def _no_answer(given: str) -> Fault:
+    forms = 'text ("" for none), or chunks or a completion of Chat with `choices`'
+    return Fault("internal", f"The function gave {given}, which is no answer: give {forms}.")
+
+
 async def _in_thread(pool: ThreadPoolExecutor, context: Context, work: Callable[[], Any]) -> Any:
-    """Run code that blocks. What it returns after a cancellation is closed there."""
+    """Run blocking code. A result after a cancellation is closed there."""
     future = pool.submit(context.run, work)
     try:
         return await asyncio.wrap_future(future)
@@ -182,14 +202,14 @@ async def _finished(closing: Awaitable[Any]) -> None:
 
 
 def _closers(*things: Any) -> list[Callable[[], Any]]:
-    """What closes an iterator and the thing it came from, where they can be closed."""
+    """The `close` functions of an iterator and its source, where they have any."""
     things = tuple({id(thing): thing for thing in things}.values())
     found = (getattr(thing, "aclose", None) or getattr(thing, "close", None) for thing in things)
     return [close for close in found if close is not None]
 
 
 def _refusal(error: Exception) -> Fault | None:
-    """The fault in an exception of a client library, known by the HTTP status it carries."""
+    """The fault for an exception of a client library with an HTTP status."""
     status = getattr(error, "status_code", None)
     if not isinstance(status, int) or not 400 <= status <= 599:
         return None

@@ -1,4 +1,4 @@
-"""Models in GGUF files, run by llama.cpp's server in a process of its own, where it may abort."""
+"""Runs models in GGUF files with llama.cpp's server, in a process of its own, as it may abort."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROFILE = "llama.cpp"
 PARALLEL = 4
 """Sequences at a time; they share the context."""
 PAUSES = (1.0, 60.0)
-"""Seconds before a server that died is started again, the first time and at most."""
+"""Seconds before a server that exited is restarted, the first time and at most."""
 QUIET = -1
 """The verbosity at which llama.cpp writes nothing to our standard error."""
 
@@ -82,7 +82,7 @@ def prepare(
             path=str(path),
             name=name_of(file),
             key=key.reveal(),
-            context=(context or 0) * parallel,  # 0 is what the model was made for
+            context=(context or 0) * parallel,  # 0 is the model's own context
             parallel=parallel,
             threads=threads,
             gpu_layers=gpu_layers,
@@ -102,7 +102,7 @@ def name_of(file: str | Path) -> str:
 
 
 def check(file: Path) -> None:
-    """Raise ValueError for what is no GGUF file."""
+    """Raise ValueError for a file that is no GGUF file."""
     if not file.is_file():
         raise ValueError(f"{file} is no file.")
     with file.open("rb") as opened:
@@ -111,7 +111,7 @@ def check(file: Path) -> None:
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What a server is started with. Port 0 is any free one."""
+    """The options of a server. Port 0 is any free one."""
 
     path: str
     name: str
@@ -153,18 +153,18 @@ def serve() -> None:
     control.send_bytes(f".{server.listening_address}".encode())
     with suppress(EOFError):
         control.recv_bytes()
-    os._exit(0)  # in the midst of its work, if need be
+    os._exit(0)  # also while it works
 
 
 class ServerProcess:
-    """A server in a process of its own, which is started again, after ever longer pauses, when it
-    dies: some requests make llama.cpp abort. Raises ValueError where it does not start."""
+    """A server in a process of its own, which is restarted with backoff when it
+    exits: some requests make llama.cpp abort. Raises ValueError where it does not start."""
 
     def __init__(self, options: Options) -> None:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.pause: float | None = None
-        """Seconds before it is started again; None while it runs."""
+        """Seconds until it is restarted; None while it runs."""
         if not FORKS:  # on this system, in our own process
             self._server = start(options)
             self.address = str(self._server.listening_address)
@@ -183,11 +183,11 @@ class ServerProcess:
         else:
             end(self.pid)
             self._thread.join()
-            self._control.close()  # not before: the thread would close a descriptor of others
+            self._control.close()  # not before: the thread might close a reused descriptor
 
     def _start(self) -> str:
         """The address of a new server."""
-        # Where it aborts it would attach a debugger to itself, for seconds, and fill our log.
+        # On abort it would attach a debugger to itself, for seconds, and fill our log.
         self.pid, self._control = spawn(__name__, {**os.environ, "GGML_NO_BACKTRACE": "1"})
         try:
             self._control.send_bytes(msgspec.msgpack.encode(self._options))
@@ -238,11 +238,11 @@ ABORTED = Fault(
 
 
 class LlamaCpp(Wrapper):
-    """A remote engine and the server behind it. `close` stops the server. While that is started
-    again, requests are refused.
+    """A remote engine with its server process. `close` stops the server. While that is
+    restarted, requests are refused.
 
-    llama.cpp removes what stands before the JSON of a required format (white space, a fence) from
-    the text but not from its log-probabilities, so they are aligned here. It is not started for
+    llama.cpp removes text before the JSON of a required format (white space, a fence) from
+    the answer but not from its log-probabilities, so they are aligned here. It is not started for
     embeddings.
     """
 
@@ -254,8 +254,8 @@ class LlamaCpp(Wrapper):
         self.server = server
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Aligns log-probabilities of a required format; there is nothing else to do. Raises
-        FaultError while the server is started again."""
+        """Align log-probabilities of a required format. Raises
+        FaultError while the server is restarted."""
         if (pause := self.server.pause) is not None:
             raise FaultError(replace(ABORTED, retry_after=f"{math.ceil(pause)}"))
         formed = isinstance(request.format, JSONObject | JSONSchema)
@@ -280,7 +280,7 @@ def tokens_of_text(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
     ['{"']
     """
     encoded, joined = _bytes(text), b"".join(map(_octets, tokens))
-    # The text is at the end, unless the server holds some of it back.
+    # The text is at the end, unless the server has not sent all of it.
     extra = len(joined) - len(encoded) if joined.endswith(encoded) else joined.find(encoded)
     tokens_left: list[Token] = []
     for token in tokens:

@@ -18,7 +18,7 @@ POCKET, SCRIPT = "pocket", "script"
 SHIPPED: Mapping[str, Callable[..., Engine]] = {POCKET: pocket, SCRIPT: demo}
 """Engines in the package, by name. They raise ImportError where an extra is missing."""
 NOTES = {POCKET: "a demonstration model", SCRIPT: "a demo, not a model"}
-"""A few words about each."""
+"""A short description of each."""
 
 
 def stand_in() -> str:
@@ -27,7 +27,7 @@ def stand_in() -> str:
 
 
 class Target(Struct, frozen=True):
-    """A model that can be loaded: its name, a few words about it, and `load`."""
+    """A model that can be loaded: its name, a short description, and `load`."""
 
     name: str
     note: str
@@ -38,8 +38,8 @@ KINDS: Mapping[str, tuple[Callable[..., Callable[[], Engine]], Callable[[str], s
     "hf": (transformers.prepare, transformers.name_of, "a transformers model"),
     "gguf": (llamacpp.prepare, llamacpp.name_of, "a GGUF file, run by llama.cpp"),
 }
-"""The kinds of targets with a place, by what stands before the colon: what loads the model of a
-place, what names it, and a few words about it."""
+"""The kinds of targets with a place, by the prefix before the colon: functions that load and
+name the model of a place, and a short description."""
 
 
 def is_local(target: str) -> bool:
@@ -56,7 +56,7 @@ def find_target(target: str, **options: Any) -> Target:
 
     `options` are those of the kind (see `transformers.prepare` and `llamacpp.prepare`). This and
     loading raise ValueError for what cannot be served and ImportError where something is not
-    installed, both with a sentence for the user.
+    installed, both with a message for the user.
 
     >>> find_target("pocket").name
     'pocket'

@@ -35,7 +35,7 @@ _RAW_TOKENS = (("add_special_tokens", False), ("skip_special_tokens", False))
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """One kind of server. The defaults are the careful choice where nothing is known."""
+    """One kind of server. The defaults are the safe choice for unknown servers."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -45,29 +45,29 @@ class Profile(Struct, frozen=True, kw_only=True):
     owned_by: tuple[str, ...] = ()
     """Values of `owned_by` in the model listing."""
     wires: tuple[str, ...] = ()
-    """The protocols it speaks well, best first; empty means "find out"."""
+    """The protocols it supports well, best first; empty means detection."""
     dialect: Dialect = _MAX_TOKENS
     limits: UpstreamLimits = _CAREFUL
     think: Think = "reasoning"
-    """What to do with think tags in its text."""
+    """How to handle think tags in its text."""
     markup: str | None = None
     """The family of markup to look for in its text, where it leaves calls there."""
     choices: bool = True
-    """Whether it can give several alternatives."""
+    """Whether it supports several choices (`n`)."""
     silent_context: int | None = None
-    """The context size at which it cuts prompts without a word."""
+    """The context size at which it truncates prompts silently."""
     only_streams: bool = False
     """Whether whole answers are requested as streams too, since it stops no others at a
     disconnect."""
     key_header: str = "authorization"
     constraints: dict[str, str] | None = None
-    """How it can bind the text of an answer, by the field that does it (see `Capabilities`)."""
+    """Its fields that constrain the text of an answer (see `Capabilities`)."""
     continues: dict[str, JSON] | None = None
-    """Fields with which it goes on with an unfinished message of the assistant; None: not known."""
+    """Fields for continuing an unfinished message of the assistant; None: not known."""
 
 
 GENERIC = Profile(name="generic", think="inline")
-"""Nothing is known."""
+"""An unknown server."""
 
 _WHOLE = Profile(
     name="whole",
@@ -76,7 +76,7 @@ _WHOLE = Profile(
     limits=UNLIMITED,
     think="inline",
 )
-"""A server that takes everything as it is, in each of its protocols."""
+"""A server that supports everything, in each of its protocols."""
 
 _OPENAI = replace(_WHOLE, constraints={**_SCHEMA, "custom": "tools"})
 
@@ -193,11 +193,11 @@ PROFILES: tuple[Profile, ...] = (
 
 BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}
 ALONE = BY_NAME["anthropic"]
-"""What a server is taken for that speaks neither Chat nor Responses, but this one's protocol."""
+"""The profile of a server with neither Chat nor Responses, but with this one's protocol."""
 
 
 def by_url(base_url: str) -> Profile | None:
-    """The profile of a well-known address; None for any other, and for what is no address.
+    """The profile of a well-known address; None for any other, and for an invalid one.
 
     >>> by_url("https://api.openai.com/v1").name
     'openai'
@@ -213,7 +213,7 @@ def by_url(base_url: str) -> Profile | None:
 
 
 def by_answers(server: str | None, listing: Iterable[dict[str, Any]] = ()) -> Profile | None:
-    """The profile that a `Server` header or a model listing gives away.
+    """The profile by a `Server` header or a model listing.
 
     >>> by_answers("llama.cpp").name
     'llama.cpp'

@@ -44,19 +44,19 @@ from dragoman.wire.registry import WIRES
 from .base import ENDS, LRU, Prepared, Relay, Wrapper, start, with_losses
 
 ENCRYPTED = "reasoning.encrypted_content"
-"""What a request includes to get reasoning in a form it can bring back."""
+"""The `include` value that requests encrypted reasoning."""
 ASKING = f"include[{ENCRYPTED}]"
-"""The name of that in losses."""
+"""Its name in losses."""
 OURS = ("inline", "turn")
-"""Keys of `extra` that are notes of our own, and no fields of a wire."""
+"""Keys of `extra` for our own notes, which are no fields of a wire."""
 SIZE = 64 * 1024 * 1024
 """Bytes of reasoning held in memory, about."""
 RESPELLED = 16 * 1024
 """Characters of a call's arguments beyond which they are compared as text, not by their values."""
 READ = 1024 * 1024
-"""Characters of all arguments in a request, after which it is the same."""
+"""The same for all arguments of a request together."""
 PER_ENTRY = 200
-"""Bytes that an entry of the cache takes beside what it holds."""
+"""Overhead of a cache entry, in bytes."""
 
 
 def is_opaque(item: Item) -> bool:
@@ -79,7 +79,7 @@ def readable(item: Reasoning) -> Reasoning | None:
 
 
 def without_opaque(items: Iterable[Item]) -> list[Item]:
-    """The items that any model can read, and the text of reasoning that only its maker can."""
+    """The items that any model can read, with the text alone of encrypted reasoning."""
     found = [readable(i) if isinstance(i, Reasoning) and is_opaque(i) else i for i in items]
     return [item for item in found if item is not None]
 
@@ -87,9 +87,9 @@ def without_opaque(items: Iterable[Item]) -> list[Item]:
 # ---- encryption ------------------------------------------------------------------------------
 
 MARK = "dragoman.reasoning.1."
-"""What encrypted content of ours begins with."""
+"""The prefix of our encrypted content."""
 PIECE = 64 * 1024
-"""Characters of encrypted content that are decoded at once."""
+"""Characters of encrypted content that are decoded in one step."""
 _NAME = 8  # bytes of a key's name
 _NONCE = 12
 _ID = 16
@@ -122,8 +122,8 @@ class AESCipher:
 
 
 class MemoryCipher:
-    """Instead of encryption: the data stays in bounded memory, and a signed reference to it goes
-    out. References end with the process."""
+    """Replaces encryption: the data stays in bounded memory, and a signed reference to it is
+    sent. References end with the process."""
 
     kind = "r"
 
@@ -140,7 +140,7 @@ class MemoryCipher:
         return id + hmac.digest(self._key, id + bound, "sha256")
 
     def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
-        """What is referred to, if it is still here."""
+        """The data of a reference, if it is still stored."""
         id, signature = encrypted[:_ID], encrypted[_ID:]
         if not hmac.compare_digest(signature, hmac.digest(self._key, id + bound, "sha256")):
             return None
@@ -179,7 +179,7 @@ class ReasoningCipher:
         self._make = cipher
 
     def encrypt(self, item: Reasoning, tenant: str, model: str) -> str:
-        """The encrypted content of an item: its text, and what belongs to it."""
+        """The encrypted content of an item: its text, and its fields."""
         cipher, prefix = self._ready
         content = tuple(
             replace(part, tokens=()) if isinstance(part, Thought) else part for part in item.content
@@ -194,11 +194,11 @@ class ReasoningCipher:
         return encrypted.startswith(MARK) and encrypted.startswith(self._ready[1])
 
     def decrypt(self, encrypted: str, tenant: str, model: str) -> Reasoning | None:
-        """The item in content of ours; None where it is not for these, or lost."""
+        """Decrypt our content; None for another tenant or model, or where it is lost."""
         cipher, prefix = self._ready
         try:
             data = b"".join(
-                # In pieces: others run between them.
+                # In pieces, yielding to the loop between them.
                 base64.b64decode(encrypted[at : at + PIECE], b"-_", validate=True)
                 for at in range(len(prefix), len(encrypted), PIECE)
             )
@@ -211,7 +211,7 @@ class ReasoningCipher:
 
     @cached_property
     def _ready(self) -> tuple[Cipher, str]:
-        """The cipher, and what its encrypted content begins with."""
+        """The cipher, and the prefix of its encrypted content."""
         key = hashlib.sha256(self._key()).digest()
         cipher = self._make(hmac.digest(key, b"dragoman encryption 1", "sha256"))
         name = hmac.digest(key, b"dragoman name 1", "sha256")[:_NAME]
@@ -239,7 +239,7 @@ class EncryptingReasoning(Wrapper):
     def prepare(
         self, request: Request, caller: Caller
     ) -> Prepared | Awaitable[Prepared | None] | None:
-        """Nothing to do where no encrypted reasoning is requested or brought. A large request is
+        """None where no encrypted reasoning is requested or sent back. A large request is
         decrypted in a thread."""
         if caller.size and any(
             isinstance(item, Reasoning) and self._cipher.is_ours(item.encrypted or "")
@@ -261,7 +261,7 @@ class EncryptingReasoning(Wrapper):
             return None if plain is request else Prepared(plain)
 
         def encrypted(events: list[Event]) -> list[Event]:
-            # What was requested is done, whatever the upstream's wire carries.
+            # The request is fulfilled here, whatever the upstream's wire carries.
             events = with_losses(events, losses, without=ASKING if encrypts else "")
             if encrypts and ItemDone in map(type, events):
                 events = [self._encrypted(event, request, caller) for event in events]
@@ -270,7 +270,7 @@ class EncryptingReasoning(Wrapper):
         return Prepared(plain, encrypted)
 
     def _encrypted(self, event: Event, request: Request, caller: Caller) -> Event:
-        """An event, with encrypted content where it is the end of reasoning that has none."""
+        """An event, with encrypted content added to finished reasoning that has none."""
         if type(event) is not ItemDone or not isinstance(item := event.item, Reasoning):
             return event
         if item.encrypted is not None or not (item.content or item.summary or item.extra):
@@ -279,7 +279,7 @@ class EncryptingReasoning(Wrapper):
         return replace(event, item=replace(item, encrypted=content))
 
     def _decrypted(self, request: Request, caller: Caller) -> tuple[list[Item], tuple[Loss, ...]]:
-        """The items with our content decrypted, and what was lost."""
+        """The items with our content decrypted, and the losses."""
         items: list[Item | None] = []
         losses: tuple[Loss, ...] = ()
         for item in request.items:
@@ -296,7 +296,7 @@ class EncryptingReasoning(Wrapper):
 
 
 class _Led(Struct, frozen=True):
-    """Reasoning that led to calls: before the text that stands with them, and after it."""
+    """Reasoning before calls: before the text beside them, and after it."""
 
     model: str
     before: tuple[Reasoning, ...]
@@ -308,12 +308,12 @@ class _Led(Struct, frozen=True):
 
 
 _Key = tuple[str, str, str, str]
-"""A call, as it was made: tenant, id, name and arguments. Some servers count their ids from 0 in
+"""The key of a call: tenant, id, name and arguments. Some servers count their ids from 0 in
 every conversation."""
 
 
 class ReasoningCache:
-    """Remembers by tenant and call what led to a call, and which model made encrypted reasoning.
+    """Caches the reasoning of calls by tenant and call, and the model of encrypted reasoning.
 
     >>> cache, reasoning = ReasoningCache(), Reasoning(encrypted="gAAA")
     >>> call = FunctionCall("call_1", "now", "{}")
@@ -326,7 +326,7 @@ class ReasoningCache:
         """`share` is the part of the size, in bytes, that one tenant may have."""
         each, own = size // 16, int(size // 16 * share)
         self.led: LRU[_Key, _Led] = LRU(size, int(size * share))
-        # The latest of an id, for clients that write its arguments in their own way.
+        # The latest by id, for clients that reformat the arguments.
         self.latest: LRU[tuple[str, str], _Key] = LRU(each, own)
         self.makers: LRU[tuple[str, bytes], str] = LRU(each, own)
 
@@ -339,8 +339,8 @@ class ReasoningCache:
     def restore(
         self, tenant: str, model: str, items: tuple[Item, ...]
     ) -> tuple[tuple[Item, ...], tuple[Loss, ...]]:
-        """The items for this model: missing reasoning restored where it was, and what another model
-        encrypted dropped. The same tuple, where nothing is to be done."""
+        """The items for this model: missing reasoning is restored in place, and what another model
+        encrypted is dropped. The same tuple, where nothing changes."""
         restoring = _Restoring(self, tenant, model)
         for item in items:
             restoring.add(item)
@@ -352,7 +352,7 @@ class ReasoningCache:
         return (items if restored == items else restored), losses
 
     def find(self, tenant: str, call: Call, most: int = RESPELLED) -> _Led | None:
-        """What led to a call, however its client writes the arguments, where these are at most so
+        """The reasoning of a call, whatever the format of its arguments, where these are at most so
         many characters."""
         key = _key(tenant, call)
         found = self.led.get(key)
@@ -364,7 +364,7 @@ class ReasoningCache:
 
 
 class _Recording(Struct):
-    """What came before the next call of an answer."""
+    """The reasoning before the next call of an answer."""
 
     cache: ReasoningCache
     tenant: str
@@ -372,7 +372,7 @@ class _Recording(Struct):
     before: tuple[Reasoning, ...] = ()
     after: tuple[Reasoning, ...] = ()
     has_text: bool = False
-    led: _Led | None = None  # to the last call, and to those made together with it
+    led: _Led | None = None  # of the last call, and of those made together with it
     weight: int = 0  # of that
 
     def add(self, item: Item) -> None:
@@ -383,7 +383,7 @@ class _Recording(Struct):
                 if is_opaque(item):
                     cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY, tenant)
                 if "inline" in (item.extra or {}):
-                    pass  # it stands in the text, and comes back with it
+                    pass  # it is inline in the text, and comes back with it
                 elif self.has_text:
                     self.after += (item,)
                 else:
@@ -403,20 +403,20 @@ class _Recording(Struct):
 
 
 class _Restoring(Struct):
-    """The items so far, and where what leads to the next call begins."""
+    """The items so far, and where the reasoning of the next call begins."""
 
     cache: ReasoningCache
     tenant: str
     model: str
     items: list[Item] = []
-    dropped: dict[str, None] = {}  # the models that encrypted what was dropped
+    dropped: dict[str, None] = {}  # the models that encrypted the dropped reasoning
     start: int = 0
     left: int = READ  # characters of arguments
-    restored: set[int] = set()  # what led to calls, by its identity
+    restored: set[int] = set()  # reasoning of calls, by its identity
 
     def add(self, item: Item) -> None:
         """The next item of the request."""
-        if "turn" in (item.extra or {}):  # a mark that a turn begins here, right after another
+        if "turn" in (item.extra or {}):  # a mark for the beginning of a turn right after another
             self.start = len(self.items)
         match item:
             case FunctionCall() | CustomToolCall():
@@ -432,7 +432,7 @@ class _Restoring(Struct):
                 self.start = len(self.items)
 
     def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
-        """What stands before a call and the call, with what led to it: once, unless it is there."""
+        """A call and the items before it, with its reasoning: once, unless it is there."""
         self.left -= len(_key("", call)[3])
         led = self.cache.find(self.tenant, call, min(RESPELLED, self.left))
         given = [*stretch, call]
@@ -446,7 +446,7 @@ class _Restoring(Struct):
         rest = [item for item in stretch if not isinstance(item, Reasoning)]
         whole = [*before, *rest, *after, call]
         mark = (given[0].extra or {}).get("turn")
-        if mark is not None:  # it goes to what begins the turn now
+        if mark is not None:  # it moves to the item that now begins the turn
             whole = [_marked(whole[0], mark), *(_marked(item, None) for item in whole[1:])]
         return whole
 
@@ -458,7 +458,7 @@ class _Restoring(Struct):
 
 
 def _is_text_of(brought: Sequence[Reasoning], led: _Led) -> bool:
-    """Whether a client brought the text of what led to a call, and nothing else."""
+    """Whether a client sent back only the text of a call's reasoning."""
     if any(map(is_opaque, brought)):
         return False
     parts = (p.text for i in led.items for p in (*i.summary, *i.content) if hasattr(p, "text"))
@@ -490,18 +490,18 @@ def _value(arguments: str) -> object:
 
 
 KNOWN_BY, MANY = 2048, 500
-"""Characters of each end of a long text, and texts, by which encrypted content is known."""
+"""Characters of each end of a long text, and the most texts, that identify encrypted content."""
 
 
 def _digest(item: Reasoning) -> bytes:
-    """What encrypted content or a signature is known by; either may be long."""
+    """A short identifier of encrypted content or a signature, which may be long."""
     signed = {name: value for name, value in (item.extra or {}).items() if name not in OURS}
     opaque = "\0".join(islice(_texts(item.encrypted or signed), MANY))
     return hashlib.sha256(opaque.encode("utf-8", "surrogatepass")).digest()
 
 
 def _texts(value: JSON) -> Iterator[str]:
-    """The names and values in a value, one after the other; of a long text its length and ends."""
+    """The names and values in a value, flattened; of a long text its length and ends."""
     match value:
         case dict():
             for name in sorted(value):
@@ -517,11 +517,11 @@ def _texts(value: JSON) -> Iterator[str]:
 
 
 _RESTORING = frozenset((FunctionCall, CustomToolCall, Reasoning))
-"""Items by which something may have to be restored or dropped."""
+"""Items that may require restoring or dropping reasoning."""
 
 
 class CachingReasoning(Wrapper):
-    """Middleware that stores what led to calls, and restores it in requests that lack it."""
+    """Middleware that stores the reasoning of calls, and restores it in requests that lack it."""
 
     acts_on = frozenset(("tools", Reasoning))
 
@@ -530,8 +530,8 @@ class CachingReasoning(Wrapper):
         self.cache = ReasoningCache() if cache is None else cache
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Restore reasoning, and record the answer, where calls may be made or have been, or
-        reasoning was brought."""
+        """Restore reasoning, and record the answer, for requests with tools, calls or
+        reasoning."""
         if not request.tools and Reasoning not in map(type, request.items):
             return None
         asked, losses = request, tuple[Loss, ...]()
@@ -554,7 +554,7 @@ class CachingReasoning(Wrapper):
                 elif type(event) is ItemDone:
                     undone.discard(event.index)
                     done[event.index] = event.item
-            if done:  # at the end, what is open stays open
+            if done:  # at the end, open items stay open
                 first = min(undone, default=None) if type(events[-1]) not in ENDS else None
                 for index in sorted(done):
                     if first is None or index < first:
@@ -564,17 +564,17 @@ class CachingReasoning(Wrapper):
         return Prepared(asked, recorded)
 
 
-# ---- asking upstreams, and once more -----------------------------------------------------------
+# ---- requests to upstreams, with a retry -------------------------------------------------------
 
 MODELS = 1_000
-"""Models remembered that have no encrypted reasoning."""
+"""The most models without encrypted reasoning that are cached."""
 CODE = "invalid_encrypted_content"
 RETRIED = Loss(
     ENCRYPTED, "dropped", "the model's server could not decrypt it; it was asked again without"
 )
 _REFUSED = re.compile(r"encrypted.content|signature.{0,20}thinking", re.IGNORECASE)
 _UNKNOWN = re.compile(r"""["'`]include(\[\d+\])?["'`]""")
-"""How servers name the field that requests encrypted reasoning, where they have none."""
+"""Names of the field for encrypted reasoning in errors of servers without it."""
 _CARRYING = {
     name
     for name, wire in WIRES.items()
@@ -584,9 +584,9 @@ _CARRYING = {
 
 
 class RetryingReasoning(Wrapper):
-    """Middleware that asks once more without encrypted reasoning where a server cannot decrypt it,
-    and without requesting it where a server does not know how. With `again` false, a refusal to
-    decrypt stands."""
+    """Middleware that retries once without encrypted reasoning where a server cannot decrypt it,
+    and without requesting it where a server does not support it. With `again` false, a refusal to
+    decrypt is final."""
 
     acts_on = frozenset(("stored", "tools", Reasoning))
 
@@ -596,9 +596,9 @@ class RetryingReasoning(Wrapper):
         self._without: set[str] = set()  # models that have none
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Request what a client's wire can neither request nor carry, and what a client need not
-        request where the answer is stored here. Whether the engine inside is asked again is decided
-        at its first events."""
+        """Request encrypted reasoning for clients whose wire cannot, and where the answer is stored
+        here. Whether to retry is decided at the first events of the engine
+        inside."""
         asking = (
             bool(caller.stored or (request.tools and caller.wire not in _CARRYING))
             and ENCRYPTED not in request.include
@@ -615,14 +615,14 @@ class RetryingReasoning(Wrapper):
         return Prepared(request, start=partial(_Attempts, self, request, asking))
 
     def give_up(self, model: str) -> None:
-        """Request no encrypted reasoning of this model any more."""
+        """Stop requesting encrypted reasoning of this model."""
         if len(self._without) >= MODELS:
             self._without.clear()
         self._without.add(model)
 
 
 class _Attempts(Relay):
-    """The sink of up to two attempts, and the handle of the answer they give."""
+    """The sink of up to two attempts, and the handle of their answer."""
 
     def __init__(
         self,
@@ -649,7 +649,7 @@ class _Attempts(Relay):
             self.control(start(self._wrapper.engine, self._request, self._caller, self))
             return
         if end is not begin or not isinstance(begin, Started):
-            self.receive = self._sink.receive  # it is answered: nothing is left to be done
+            self.receive = self._sink.receive  # it is answered: no retry
         self._begun = True
         self._sink.receive(self._with_losses(events))
 
@@ -657,7 +657,7 @@ class _Attempts(Relay):
         begin, end, losses = events[0], events[-1], self._losses
         if not self._begun:
             events = self._with_losses(events)
-        else:  # there is no second beginning, so the end reports the losses
+        else:  # `Started` was sent already, so the end reports the losses
             if losses and isinstance(end, Finished):
                 events = [*events[:-1], replace(end, losses=(*end.losses, *losses))]
             if isinstance(begin, Started):
@@ -666,17 +666,17 @@ class _Attempts(Relay):
             self._sink.receive(events)
 
     def _with_losses(self, events: list[Event]) -> list[Event]:
-        """A batch whose beginning has the losses of the attempt, and none that was not asked for by
-        the client."""
+        """A batch whose `Started` has the losses of the attempt, without that of a field which the
+        client did not request."""
         begin = events[0]
         if not isinstance(begin, Started) or not (begin.losses or self._losses):
             return events
         if self._asking and ASKING in [loss.field for loss in begin.losses]:
-            self._wrapper.give_up(self._request.model)  # its wire cannot say it, and never will
+            self._wrapper.give_up(self._request.model)  # its wire does not support it
         return with_losses(events, self._losses, without=ASKING if self._asking else "")
 
     def _changed(self, fault: Fault) -> bool:
-        """Change what is asked where the first attempt was refused; false where that is not about
+        """Change the request after a refusal; false where that is not about
         encrypted reasoning."""
         request, undecrypted = self._request, fault.upstream_code == CODE
         if not undecrypted:

@@ -60,24 +60,24 @@ _log = logging.getLogger("dragoman")
 
 
 PIECE = 32 * 1024
-"""How many bytes of an answer are decoded in one turn of the event loop."""
+"""Bytes of an answer that are decoded in one turn of the event loop."""
 LARGE = 128 * 1024
-"""How many bytes without an event are decoded in a thread, and their values counted."""
+"""Bytes without an event from which they are decoded in a thread, and their values counted."""
 FRAMING = 300
-"""About how many bytes of an event are not kept: what names it, and the answer."""
+"""Bytes of an event, about, that are not buffered: its framing, and its ids."""
 MAX_VALUES = 3_000_000
-"""How many values one JSON value of an answer may have in it."""
+"""The most values within one JSON value of an answer."""
 EVENTS = 250
-"""How many events of an answer are handed on in one turn of the event loop."""
+"""Events of an answer that are passed on in one turn of the event loop."""
 LATE_USAGE = 0.25
-"""Seconds to read on after the end, for usage that comes late and to free the connection."""
+"""Seconds to continue reading after the end, for late usage and to free the connection."""
 
 _CALLS = (FunctionCall, CustomToolCall)
 JSON_BODY = ("content-type", "application/json")
 
 
 class State(IntEnum):
-    """How far an answer is."""
+    """The state of an answer."""
 
     WAITING = 0  # a task awaits a connection, the reason of a refusal, or the time of a retry
     HEADERS = 1  # the request is sent
@@ -87,7 +87,7 @@ class State(IntEnum):
 
 
 class UpstreamAnswer(Struct, eq=False):
-    """The handle of one answer of the server: what is read from its socket is decoded, and given to
+    """The handle of one answer of the server: data from its socket is decoded, and passed to
     the sink, in the same turn of the event loop."""
 
     _remote: Remote
@@ -95,17 +95,17 @@ class UpstreamAnswer(Struct, eq=False):
     _sink: Sink
     _exchange: Exchange
     _room: Room | None
-    _unseen: int  # bytes that may come before the next closer look; at each read where negative
+    _unseen: int  # bytes until the next careful decode; at each read where negative
     _state: State = State.HEADERS
     _attempt: int = 0
-    _content: ContentDecoder | None = None  # where the body has a content coding
-    _divided: bool = False  # there is more of what was read
-    _queued: bool = False  # and it waits for its turn
-    _silent: int = 0  # bytes since the last event, as far as was looked; a few may be before it
-    _values: int = 0  # in them, at the most
+    _content: ContentDecoder | None = None  # of a body with a content coding
+    _divided: bool = False  # a read is not yet decoded to its end
+    _queued: bool = False  # and its rest is scheduled
+    _silent: int = 0  # bytes since the last event, about
+    _values: int = 0  # the most JSON values in them
     _kept: int = 0  # bytes buffered of the answer, about, that were not passed to `count` yet
-    _ready: tuple[list[Event], bool] | None = None  # decoded before, and whether it is the end
-    _late: list[Event] = []  # what came in TAIL
+    _ready: tuple[list[Event], bool] | None = None  # decoded in a thread, and whether it is the end
+    _late: list[Event] = []  # events received in TAIL
     _paused: bool = False
     _task: asyncio.Task[None] | None = None  # in WAITING
     _timer: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class UpstreamAnswer(Struct, eq=False):
     # ---- for the sink --------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Close the connection, or keep it for the next request if it was read to its end."""
+        """Close the connection, or return it to the pool if it was read to its end."""
         if self._state == State.OVER:
             return
         self._state = State.OVER
@@ -126,7 +126,7 @@ class UpstreamAnswer(Struct, eq=False):
         self._exchange.close()
 
     def pause(self) -> None:
-        """Read no more from the server's socket."""
+        """Pause reading from the server's socket."""
         if self._paused or self._state == State.OVER:
             return
         self._paused = True
@@ -136,7 +136,7 @@ class UpstreamAnswer(Struct, eq=False):
             self._exchange.connection.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if not self._paused or self._state == State.OVER:
             return
         self._paused = False
@@ -147,10 +147,10 @@ class UpstreamAnswer(Struct, eq=False):
         elif self._state != State.WAITING:
             self._exchange.connection.resume()
 
-    # ---- what is read --------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        """Something has come, or nothing more will. Called by the connection."""
+        """Called by the connection for new data, and at its end."""
         connection, request = self._exchange.connection, self._request
         try:
             if self._state < State.BODY:
@@ -167,7 +167,7 @@ class UpstreamAnswer(Struct, eq=False):
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                         self._unseen = -1
-                    elif name == b"x-dragoman-loss":  # another of us: what it lost is lost
+                    elif name == b"x-dragoman-loss":  # another Dragoman: its losses are final
                         request.turn.losses += read_header(value.decode("latin-1"))
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
@@ -203,15 +203,15 @@ class UpstreamAnswer(Struct, eq=False):
             self._fail(error)
 
     def _look(self, data: bytes, over: bool) -> tuple[list[Event], bool] | None:
-        """Decode with a closer look: it is much that has come since the last one, or it is coded,
-        or there is still no event in it. None where it is decoded apart."""
+        """Decode carefully: for much data since the last time, for a coded body, or for data
+        without an event. None where it is decoded in a thread."""
         connection, decoder = self._exchange.connection, self._request.decoder
         if self._ready is not None:
             if data:
                 connection.parts.append(data)
             ready, self._ready = self._ready, None
             return self._share(*ready)
-        if len(data) > PIECE and not self._divided:  # others may have as much
+        if len(data) > PIECE and not self._divided:  # yield to other answers
             connection.parts.append(data)
             self._divided, self._unseen = True, self._unseen + len(data)
             self._wait_for_turn()
@@ -228,15 +228,15 @@ class UpstreamAnswer(Struct, eq=False):
         if room.left < 0:
             raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
         if self._silent > LARGE and self._state == State.TAIL:
-            return [], True  # it is no usage
+            return [], True  # it has no usage
         self._values = self._values + json.marks(data) if self._silent > LARGE else 0
         if self._values > MAX_VALUES:
             raise TooLargeError(f"more than {MAX_VALUES} values in one")
-        if self._silent > LARGE and (over or b"\n" in data):  # the end of what is large
+        if self._silent > LARGE and (over or b"\n" in data):  # the end of a large event
             self._wait_for(self._decode_apart, data, over)
             return None
         events = decoder.feed(data) if data else []
-        if (kept := len(data) - FRAMING * len(events)) > 0:  # and of what was not seen, alike
+        if (kept := len(data) - FRAMING * len(events)) > 0:  # undecoded bytes in proportion
             self._kept += kept + unseen * kept // len(data)
             if self._kept > LARGE and self._request.caller.count is not None:
                 self._request.caller.count(self._kept)
@@ -250,7 +250,7 @@ class UpstreamAnswer(Struct, eq=False):
         return self._share(events, over)
 
     def _share(self, events: list[Event], over: bool) -> tuple[list[Event], bool]:
-        """As many of the events as there are to be in one turn; the others have theirs. One event
+        """The events for one turn of the loop; the rest is scheduled. One event
         of the server may be many of ours, each of which is encoded and stored."""
         if len(events) <= EVENTS:
             return events, over
@@ -259,9 +259,9 @@ class UpstreamAnswer(Struct, eq=False):
         return events[:EVENTS], False
 
     def _piece(self, data: bytes) -> tuple[bytes, bool]:
-        """The next piece of the body, and whether it is the last. A read may bring much, or few
-        bytes that are coded for many: others get their turn between two pieces, and nothing more
-        is read before the last."""
+        """The next piece of the body, and whether it is the last. A read may be large, or inflate
+        to much: the pieces are decoded in separate turns of the loop, and reading is paused
+        until the last."""
         connection, content = self._exchange.connection, self._content
         if content is not None:
             data = content.decode(data)
@@ -281,7 +281,7 @@ class UpstreamAnswer(Struct, eq=False):
         return data, connection.over
 
     def _wait_for_turn(self) -> None:
-        """Go on with what was read when it is its turn, and read no more before."""
+        """Schedule the rest of a read, and pause reading until then."""
         self._exchange.connection.pause()
         if not (self._paused or self._queued):
             self._queued = True
@@ -296,7 +296,7 @@ class UpstreamAnswer(Struct, eq=False):
                 self._go_on()
 
     def _go_on(self) -> None:
-        """Hand on what was decoded, and read on after the last of it."""
+        """Pass on decoded events, and resume reading after the last of them."""
         self._on_readable()
         if self._state != State.OVER and not self._paused and self._ready is None:
             if not self._divided:
@@ -304,7 +304,7 @@ class UpstreamAnswer(Struct, eq=False):
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _find_out_why(self, connection: Connection) -> None:
-        """There is no answer: begin to do what can be done instead."""
+        """There is no answer: retry, read the refusal, or fail."""
         error = connection.error
         if connection.status or error is None:
             self._wait_for(self._refused)
@@ -328,11 +328,11 @@ class UpstreamAnswer(Struct, eq=False):
         except Exception as error:
             self._fail(error)
 
-    # ---- how it ends ---------------------------------------------------------------------
+    # ---- the end -------------------------------------------------------------------------
 
     def _end(self, events: list[Event], error: NetError | None) -> None:
-        """No more of the body comes, or is waited for: let go of the connection, and deliver the
-        last events. An error after the end does no harm."""
+        """The body has ended, or is not waited for: release the connection, and deliver the
+        last events. An error after the end is ignored."""
         request = self._request
         try:
             if error is None or request.decoder.ended:
@@ -346,7 +346,7 @@ class UpstreamAnswer(Struct, eq=False):
             self._fail(problem)
 
     def _fail(self, error: Exception) -> None:
-        """The server, a decoder or the sink has failed."""
+        """Fail the answer, for an error of the server, a decoder or the sink."""
         request = self._request
         match error:
             case NetError():
@@ -366,7 +366,7 @@ class UpstreamAnswer(Struct, eq=False):
             self._timer.cancel()
             self._timer = None
 
-    # ---- what must be awaited ------------------------------------------------------------
+    # ---- asynchronous steps --------------------------------------------------------------
 
     def _wait_for(
         self, work: Callable[..., Awaitable[None]], *given: object, **options: bool
@@ -385,7 +385,7 @@ class UpstreamAnswer(Struct, eq=False):
             self._fail(error)
 
     async def _decode_apart(self, data: bytes, over: bool) -> None:
-        """Decode in a thread what others would have to wait for. Nothing is read meanwhile."""
+        """Decode large data in a thread, not to block the loop. Reading is paused meanwhile."""
         connection, decoder = self._exchange.connection, self._request.decoder
         connection.pause()
         self._stop_timer()
@@ -400,14 +400,14 @@ class UpstreamAnswer(Struct, eq=False):
         self._go_on()
 
     async def _connect(self, *, fresh: bool) -> None:
-        """Send the request once there is a connection, or a fresh one."""
+        """Wait for a connection, or a fresh one, and send the request."""
         await self._exchange.connect(self._on_readable, fresh=fresh)
         self._state = State.HEADERS
         if self._paused:
             self._exchange.connection.pause()
 
     async def _refused(self) -> None:
-        """Ask again where that is configured; else the refusal is the answer."""
+        """Retry where that is configured; else the refusal is the answer."""
         remote = self._remote
         response = self._exchange.adopt()
         with closing(self._exchange):
@@ -433,7 +433,7 @@ class Remote:
     """
 
     _kind: type[Upstream] = Upstream
-    _slow = False  # whether preparing a request takes a thread, however small it is
+    _slow = False  # whether small requests are prepared in a thread, too
 
     def __init__(
         self,
@@ -469,17 +469,17 @@ class Remote:
 
     @property
     def base_url(self) -> str:
-        """Where the server is."""
+        """The address of the server."""
         return self.upstream.url
 
     @property
     def passes_client_key(self) -> bool:
-        """Whether callers' own keys travel to the server: then they tell callers apart."""
+        """Whether callers' own keys are sent to the server, which then identify callers."""
         return self.upstream.passes_client_key
 
     @property
     def profile(self) -> Profile:
-        """What kind of server it is, as far as is known."""
+        """The server's profile, as far as it is recognised."""
         return self.upstream.profile
 
     # ---- the engine ----------------------------------------------------------------------
@@ -493,7 +493,7 @@ class Remote:
         asked: UpstreamRequest | None = None,
     ) -> Handle:
         """Ask the server once, or once for each choice where it gives one at a time; all of them
-        have one `room`. What is large is made ready in a thread, and then `asked`."""
+        share one `room`. A large request is prepared in a thread first, then it is `asked`."""
         if not self.upstream.wires:
             return Deferred(
                 self.upstream.find_out(caller),
@@ -520,7 +520,7 @@ class Remote:
         else:
             answer._wait_for(answer._connect, fresh=False)
         if asked.stream:
-            # It begins then, whatever the server does: many clients give up on a silent one.
+            # The stream begins before the first event: many clients time out on a silent server.
             loop = asyncio.get_running_loop()
             answer._timer = loop.call_later(self.header_hold, answer._begin_stream)
         return answer
@@ -537,11 +537,11 @@ class Remote:
         *,
         echo: bool = False,
     ) -> AsyncGenerator[Event, None]:
-        """Go on from a prompt, as the server itself does over `/completions`."""
+        """Continue a prompt, over the server's `/completions`."""
         return self.stream(completion_request(request, (prompt,), echo=echo), caller)
 
     async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
-        """The prompt's tokens, as the server counts them; None where it does not."""
+        """The prompt's tokens, as counted by the server; None where it cannot."""
         upstream = self.upstream
         if not upstream.wires:
             await upstream.find_out(caller)
@@ -559,7 +559,7 @@ class Remote:
         return None
 
     def _counted(self, wire: Wire, request: Request) -> bytes | None:
-        """The body that asks for a count; None where the wire cannot say it."""
+        """The body of a request for a count; None where the wire has none."""
         profile, lowered = self.profile, lower(request, self.upstream.limits(request.model))
         try:
             body, _ = wire.encode_request(lowered.request, profile.dialect)
@@ -569,7 +569,7 @@ class Remote:
         return msgspec.json.encode({k: v for k, v in fields.items() if k in wire.count_fields})
 
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
-        """The server's own vectors, undecoded. Raises FaultError."""
+        """The server's embeddings, undecoded. Raises FaultError."""
         upstream = self.upstream
         url, fields = upstream.at(embeddings.PATH), (JSON_BODY, *upstream.headers(caller))
         exchange = upstream.client.stream(
@@ -588,11 +588,11 @@ class Remote:
         raise FaultError(upstream.without_secrets(fault, caller))
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
-        """The server's own listing. Raises FaultError when it has none to give."""
+        """The server's listing of models. Raises FaultError where it has none."""
         return await self.upstream.models(caller)
 
     async def capabilities(self, model: str) -> Capabilities:
-        """What the profile says, and what the server's listing has on the model."""
+        """The capabilities by the profile, and by the model's entry in the server's listing."""
         limits = self.upstream.limits(model)
         return Capabilities(
             images=limits.images,
@@ -610,8 +610,8 @@ class Remote:
         await self.upstream.close()
 
     def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
-        """Encode for the wire the caller speaks, or else for the first that can say it all. Raises
-        FaultError where none can."""
+        """Encode for the caller's wire if the server has it, or else for the first that carries
+        everything. Raises FaultError where none does."""
         upstream = self.upstream
         profile = upstream.profile
         # Most requests have the same headers, and most servers the same limits for every model.
@@ -620,7 +620,7 @@ class Remote:
         names: Sequence[str] = upstream.wires
         if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
             names = sorted(names, key=lambda name: name != caller.wire)
-        raw = isinstance(request, Completion)  # its text is wanted as it comes, markup and all
+        raw = isinstance(request, Completion)  # its text must be unparsed, with its markup
         if raw:
             names = [wire.name for wire in WIRES.values() if not wire.conversation]
         lowered = lower(request, limits)
@@ -632,7 +632,7 @@ class Remote:
             wire = WIRES[name]
             dialect = profile.dialect
             if caller.wire is not None and caller.wire != name and dialect.content_parts:
-                # Another protocol's way to say a text is a list; many servers take strings only.
+                # In other protocols a text is a list of parts; many servers accept only strings.
                 dialect = replace(dialect, content_parts=False)
             try:
                 body, losses = wire.encode_request(asked, dialect)

@@ -1,4 +1,4 @@
-"""A session of another server that speaks Realtime, GA or beta, as a session of ours."""
+"""Connects to a session of another Realtime server, GA or beta."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .session import SessionSink
 MAX_MESSAGE = 32 * 1024 * 1024
 """Bytes of one event."""
 MAX_UNSENT = 64 * 1024 * 1024
-"""Bytes of commands that the other server has not taken: beyond that it is taken to be stuck."""
+"""Unsent bytes of commands beyond which the other server counts as stuck."""
 SECONDS = 30.0
-"""How long it may take to connect."""
+"""The connect timeout."""
 
 
 def session_url(base: str, model: str) -> str:
@@ -49,11 +49,11 @@ def session_url(base: str, model: str) -> str:
 
 
 class RemoteSession:
-    """A session of the server at a base URL. `open` connects; the sink receives what it says.
+    """A session of the server at a base URL. `open` connects; the sink receives its events.
 
-    With `beta` it is spoken to in the beta dialect. `take` gets its events in place of the sink, as
-    they stand; `hops` counts the gateways up to there. A connection that is lost ends the session:
-    a server does not let one be gone on with.
+    With `beta` the beta dialect is used. `take` gets the raw events in place of the
+    sink; `hops` counts the gateways up to there. A lost connection ends the session:
+    servers cannot resume one.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class RemoteSession:
         ]
 
     def send(self, command: Command) -> None:
-        """Send what asks for it."""
+        """Send a command."""
         event = encode_command(command)
         for each in to_beta(event) if self.beta else [event]:
             self.send_raw(json.dump(each))
 
     def send_raw(self, data: bytes) -> None:
-        """Send an event that is encoded already."""
+        """Send an encoded event."""
         self._queue.append(data)
         self._size += len(data)
         self._wakeup.set()
@@ -124,15 +124,15 @@ class RemoteSession:
             self._over(Fault("upstream_timeout", "The session's server takes nothing.", "upstream"))
 
     async def drain(self) -> None:
-        """Wait until most of what was sent is taken."""
+        """Wait until the send buffer is nearly empty."""
         await self._taken.wait()
 
     def pause(self) -> None:
-        """Read nothing."""
+        """Pause reading."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """Read again."""
+        """Resume reading."""
         self._flowing.set()
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class RemoteSession:
                 await self._socket.close()
 
     def _decode(self, message: str | bytes) -> None:
-        """Hand on what an event says; one that is no JSON object says nothing."""
+        """Pass on an event; one that is no JSON object is ignored."""
         with suppress(ValueError):
             event = json.load(message)
             events = (to_ga(event) if self.beta else [event]) if isinstance(event, dict) else []
@@ -172,7 +172,7 @@ class RemoteSession:
             self._over(Fault("upstream_cut", message, "upstream"))
 
     async def _write(self, socket: WebSocket) -> None:
-        with suppress(CLOSED):  # the reader says so
+        with suppress(CLOSED):  # the reader reports it
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()

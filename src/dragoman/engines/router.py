@@ -29,7 +29,7 @@ class Prompted(Wrapper):
     """An engine for requests that are a `Completion`: it asks the engine inside for each prompt."""
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """Go on from the prompts. Each has `n` choices; all of one prompt stand together."""
+        """Continue the prompts. Each has `n` choices; those of one prompt are adjacent."""
         prompts = request.prompts if isinstance(request, Completion) else ()
         echo = isinstance(request, Completion) and request.echo
         if len(prompts) == 1:
@@ -51,7 +51,7 @@ def complete(
     *,
     echo: bool = False,
 ) -> AsyncGenerator[Event, None]:
-    """Go on from a prompt, if this engine can."""
+    """Continue a prompt, if this engine can."""
     able: Callable[..., AsyncGenerator[Event, None]] | None = getattr(engine, "complete", None)
     if able is None:
         return _refused(unsupported("takes conversations only, no bare prompts", "model"))
@@ -61,7 +61,7 @@ def complete(
 async def embed(
     engine: Engine, request: dict[str, JSON], caller: Caller = ANYONE
 ) -> dict[str, JSON]:
-    """Vectors, if this engine has any. Raises FaultError if it has none."""
+    """Embeddings, if this engine has any. Raises FaultError if it has none."""
     able: Callable[..., Awaitable[dict[str, JSON]]] | None = getattr(engine, "embed", None)
     if able is None:
         problem = f"{quoted(str(request.get('model')))} has no embeddings"
@@ -74,9 +74,9 @@ async def _refused(fault: Fault) -> AsyncGenerator[Event, None]:
 
 
 PATIENCE = 1.0
-"""Seconds an engine has to list its models when a name is looked for."""
+"""Seconds for an engine to list its models when a name is looked up."""
 MEMORY = 30.0
-"""Seconds after which the listings are asked again for a name that was not in them."""
+"""Seconds after which the listings are refreshed for a name that was not in them."""
 MOST_NAMES = 20
 """Names shown in a fault."""
 
@@ -85,10 +85,10 @@ Dialect = Literal["", "ga", "beta"]
 
 
 class Route(Struct, frozen=True):
-    """An engine and the models asked of it; none named means that every name may go there.
+    """An engine and its models; without any, every name may be routed to it.
 
-    `aliases` are further names, each with the model it stands for; `name` is what a log calls it.
-    `realtime` is the dialect of Realtime that its server speaks, where sessions are relayed to it.
+    `aliases` are further names, each with the model it stands for; `name` is its name in the log.
+    `realtime` is its server's dialect of Realtime, where sessions are relayed to it.
     """
 
     engine: Engine
@@ -119,11 +119,11 @@ class Router(Wrapper):
 
     @property
     def passes_client_key(self) -> bool:
-        """Whether the key of a caller may travel to a server behind some route."""
+        """Whether some route sends callers' own keys to its server."""
         return any(getattr(route.engine, "passes_client_key", False) for route in self._routes)
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | Awaitable[Prepared]:
-        """Choose the engine that has the model, and the name it has there."""
+        """Choose the engine of the model, and the model's name there."""
         name = request.model or self._default
         found = self._named.get(name)
         if found is None and name and len(self._open) == 1:
@@ -146,7 +146,7 @@ class Router(Wrapper):
         *,
         echo: bool = False,
     ) -> AsyncGenerator[Event, None]:
-        """Go on from a prompt with the engine that has the model, if it can."""
+        """Continue a prompt with the engine of the model, if it can."""
         try:
             engine, model = await self.route(request.model, caller)
         except FaultError as error:
@@ -158,12 +158,12 @@ class Router(Wrapper):
                 yield event
 
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
-        """The vectors of the engine that has the model. Raises FaultError if it has none."""
+        """Embeddings by the engine of the model. Raises FaultError if it has none."""
         engine, model = await self.route(request["model"], caller)
         return await embed(engine, request | {"model": model}, caller)
 
     async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
-        """The prompt's tokens as the engine that has the model counts them; None if it cannot.
+        """The prompt's tokens as counted by the engine of the model; None if it cannot.
         Raises FaultError where no engine has the model."""
         engine, model = await self.route(request.model, caller)
         able: Callable[..., Awaitable[int | None]] | None = getattr(engine, "count", None)
@@ -200,29 +200,29 @@ class Router(Wrapper):
     async def realtime_session(
         self, name: str, caller: Caller, take: Callable[[str | bytes], None]
     ) -> RemoteSession | None:
-        """A session of the server that has a model, where its sessions are relayed; None where they
-        are made here. `take` gets what it says. Raises FaultError where no engine has the model."""
+        """A session of the model's server, where sessions are relayed; None where they
+        are made here. `take` gets raw events. Raises FaultError where no engine has the model."""
         engine, model = await self.route(name, caller)
         dialect = next((r.realtime for r in self._routes if r.engine is engine), "")
         upstream: Upstream | None = getattr(engine, "upstream", None)
         if not dialect or upstream is None:
             return None
-        from .remote_session import RemoteSession  # a client of WebSockets, which few need
+        from .remote_session import RemoteSession  # imported only where needed
 
         key, base = upstream.key_for(caller), upstream.url + upstream.query
         beta, hops = dialect == "beta", caller.hops + 1
         return RemoteSession(base, model, key=key, beta=beta, hops=hops, take=take)
 
     def upstream_name(self, model: str) -> str:
-        """The name of the route that has a model, as far as is known without asking."""
+        """The name of a model's route, as far as is known without a request."""
         found = self._named.get(model or self._default)
         engine = found[0] if found else self._listed.get(model, next(iter(self._open), None))
         return next((route.name for route in self._routes if route.engine is engine), "")
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
-        """All models of all engines, aliases among them; those that cannot tell are left out.
+        """All models of all engines, with aliases; engines that cannot list theirs are left out.
 
-        Raises FaultError when no engine can tell and no route names a model.
+        Raises FaultError when no engine can list models and no route names one.
         """
         return self.merge(await self.listings(caller))
 
@@ -253,7 +253,7 @@ class Router(Wrapper):
         return tuple(found.values())
 
     async def capabilities(self, model: str) -> Capabilities:
-        """What the model's engine knows of it; nothing, where there is no such model."""
+        """The capabilities of a model, by its engine; the defaults for an unknown model."""
         try:
             engine, name = await self.route(model)
         except FaultError:
@@ -273,7 +273,7 @@ class Router(Wrapper):
 
 
 def no_model(name: str, names: Iterable[str]) -> Fault:
-    """The fault for a model that is not there; it lists those that are."""
+    """The fault for an unknown model, with a list of the known ones."""
     names = sorted(names)
     shown = ", ".join(names[:MOST_NAMES]) or "none"
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

@@ -1,8 +1,8 @@
-"""A turn engine as a session: drives the rules of `core.session` over any engine, and a voice.
+"""Runs a session over a turn engine and a voice: the driver of `core.session`.
 
-All of it happens on one event loop. Commands are taken at once; what must be awaited (an answer, a
-transcript) is a task or a handle of its own, so that nothing of a client's or a model's ever holds
-up the commands behind it.
+Everything runs on one event loop. Commands are processed at once; what must be awaited (an answer,
+a transcript) is a task or a handle of its own, so that neither clients nor models block
+later commands.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from dragoman.core.conversation import with_sounds
 from dragoman.core.error import Fault, unsupported
 from dragoman.core.event import Delta, Event
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle
+from dragoman.core.request import Request
 from dragoman.core.session import LIMITS, TOO_OLD, Session
 from dragoman.core.session_values import (
     Answer,
@@ -44,28 +46,28 @@ from dragoman.core.session_values import (
     TurnDetection,
     Unreadable,
 )
-from dragoman.core.sound import BYTES_PER_MS
+from dragoman.core.sound import BYTES_PER_MS, Sound
 
-from .base import fault_from, new_id, now, start, wait_closed
+from .base import Prepared, Wrapper, fault_from, new_id, now, start, wait_closed
 
 PIECE_MS = 1_000
 """Sound that is taken at once: a detector needs 5 ms of CPU for it, and is never further behind
 than the session allows."""
-
-
+LARGE = 64 * 1024
+"""Bytes of a request that is worked on in a thread."""
 CLOSED = Fault("cancelled", "The session was closed.", "client")
 
 
 class Detector(Protocol):
-    """Finds where the user begins and stops to speak. It counts samples and has no clock: the same
+    """Detects where speech begins and ends. It counts samples and has no clock: the same
     sound in any pieces gives the same reports."""
 
     def feed(self, audio: bytes) -> Iterable[SpeechStarted | SpeechStopped]:
-        """What became clear with this sound, by positions since the detector began."""
+        """Process sound. Returns the detected events, with positions since the detector began."""
         ...
 
     def reset(self) -> None:
-        """Forget an utterance that has begun, and go on counting."""
+        """Drop an utterance that has begun; the position is not reset."""
         ...
 
 
@@ -86,7 +88,7 @@ class Voice(Protocol):
         """A detector of turns."""
         ...
 
-    def transcribe(self, audio: bytes, options: Transcription) -> AsyncGenerator[str, None]:
+    def transcribe(self, audio: Sound, options: Transcription) -> AsyncGenerator[str, None]:
         """The transcript, in pieces. Raises FaultError; closing it stops the work."""
         ...
 
@@ -107,37 +109,37 @@ class SessionSink(Protocol):
     """Receives the events of a session."""
 
     def receive(self, events: list[SessionEvent]) -> None:
-        """Take the next events, at least one. It is called on the event loop, and must not block or
-        raise."""
+        """Process the next events, at least one. It is called on the event loop, and must not block
+        or raise."""
         ...
 
     def ended(self, fault: Fault) -> None:
-        """The session is over, for this reason, and nothing more comes. It is not called where the
-        session was closed by `close`."""
+        """The session has ended, for this reason; nothing more is received. It is not called after
+        `close`."""
         ...
 
 
 class LiveSession(Protocol):
-    """A session that is open: of an engine of turns, or of another server."""
+    """An open session: over a turn engine, or of another server."""
 
     def send(self, command: Command) -> None:
-        """Ask for something. What comes of it, errors too, are events."""
+        """Send a command. Its results, errors too, are events."""
         ...
 
     async def open(self) -> None:
-        """Begin. Raises FaultError where that cannot be."""
+        """Open the session. Raises FaultError."""
         ...
 
     async def drain(self) -> None:
-        """Wait until most of what was sent is taken."""
+        """Wait until most commands are processed."""
         ...
 
     def pause(self) -> None:
-        """Produce as little as may be until `resume`: the client does not read."""
+        """Pause the answers until `resume`: the client does not read."""
         ...
 
     def resume(self) -> None:
-        """Produce again."""
+        """Resume the answers."""
         ...
 
     async def close(self) -> None:
@@ -146,7 +148,7 @@ class LiveSession(Protocol):
 
 
 class _Turn:
-    """The sink of one answer. It has no handle: that has the sink, and a cycle of both would keep
+    """The sink of one answer. It does not refer to its handle: a reference cycle would keep
     the session, with all its sound, until the garbage collector runs."""
 
     def __init__(self, session: TurnSession, response_id: str) -> None:
@@ -157,11 +159,30 @@ class _Turn:
         self._session.report(Answered(self._response_id, events))
 
 
+Apart = Callable[..., Awaitable[Any]]
+"""Calls a function with its arguments in a thread."""
+
+
+class _WithSounds(Wrapper):
+    """An engine whose requests get the user's sound."""
+
+    def __init__(self, engine: Engine, sounds: tuple[Sound, ...], apart: Apart) -> None:
+        super().__init__(engine)
+        self._sounds = sounds
+        self._apart = apart
+
+    async def prepare(self, request: Request, caller: Caller) -> Prepared:
+        """Encode the sounds."""
+        items = await self._apart(with_sounds, request.items, self._sounds)
+        return Prepared(replace(request, items=items))
+
+
 class TurnSession:
     """A session over an engine that answers one request at a time.
 
     Without a `voice` it is a session of text: models with audio input get the user's sound as it
-    is, and only the client ends turns. `engine` is asked as `caller`.
+    is, and only the client ends turns. `engine` is asked as `caller`. What takes long is done
+    `apart`, in a thread.
     """
 
     def __init__(
@@ -172,6 +193,7 @@ class TurnSession:
         sink: SessionSink | None = None,
         voice: Voice | None = None,
         limits: SessionLimits = LIMITS,
+        apart: Apart = asyncio.to_thread,
     ) -> None:
         speaks = voice is not None and voice.speaks
         self._engine = voice.speaking(engine) if voice is not None and speaks else engine
@@ -179,6 +201,7 @@ class TurnSession:
         self.sink = sink
         self._voice = voice
         self._limits = limits
+        self._apart = apart
         self.session = Session(
             new_id(),
             config,
@@ -207,12 +230,12 @@ class TurnSession:
         return self.session.size + waiting
 
     async def drain(self) -> None:
-        """Wait until all that was sent is taken; others have their turn."""
+        """Wait until all commands are processed, and yield to the loop."""
         await asyncio.sleep(0)
         await self._taken.wait()
 
     async def open(self) -> None:
-        """Begin: the sink receives the first events."""
+        """Open: the sink receives the first events."""
         loop, lifetime = asyncio.get_running_loop(), self._limits.lifetime_ms
         self._timer = loop.call_later(lifetime / 1000, self.report, Tick(lifetime))
         self._hand_on(self.session.open())
@@ -232,15 +255,19 @@ class TurnSession:
             self._take_queued()
 
     def report(self, what: Command | Report) -> None:
-        """Hand something to the session, its events to the client, and do its work."""
+        """Pass an input to the session, its events to the client, and do its work."""
         events = self.session.receive(what)
         if events:
             self._hand_on(events)
         work = self.session.work
         while work:
             match work.popleft():
-                case Generate(response_id=id, request=request):
-                    handle = start(self._engine, request, self._caller, _Turn(self, id))
+                case Generate(response_id=id, request=request, sounds=sounds, size=size):
+                    engine = (
+                        _WithSounds(self._engine, sounds, self._apart) if sounds else self._engine
+                    )
+                    caller = replace(self._caller, size=size if size > LARGE else 0)
+                    handle = start(engine, request, caller, _Turn(self, id))
                     if not self.session.answering(id):  # it has ended already
                         self._cancel(handle)
                         continue
@@ -266,7 +293,7 @@ class TurnSession:
             handle.pause()
 
     def resume(self) -> None:
-        """Let the answers go on."""
+        """Resume the answers."""
         self._paused = False
         for handle in self._turns.values():
             handle.resume()
@@ -288,9 +315,9 @@ class TurnSession:
     # ---- inside ----------------------------------------------------------------------------
 
     def _over(self, fault: Fault) -> None:
-        """The session has ended by itself."""
+        """End the session on its own account."""
         sink, self.sink = self.sink, None
-        # Its time is over: answers that are open have it in a cycle.
+        # It has expired: open answers have it in a reference cycle.
         self.session.receive(Tick(self._limits.lifetime_ms))
         self._queue.clear()
         self._taken.set()
@@ -309,7 +336,7 @@ class TurnSession:
             sound = isinstance(command, Append)
             try:
                 self._take(command)
-            except Exception as error:  # a voice that fails: the session would be deaf
+            except Exception as error:  # a voice that fails: the session would get no input
                 fault = fault_from(error, self._caller.key)
                 self._hand_on([Refused(fault)])
                 self._over(fault)
@@ -346,7 +373,7 @@ class TurnSession:
             self.sink.receive(events)
 
     def _encoded(self, event: SessionEvent, format: AudioFormat, voice: Voice) -> SessionEvent:
-        """An event whose sound is in the client's format."""
+        """An event with its sound in the client's format."""
         if not isinstance(event, Answer) or not isinstance(delta := event.event, Delta):
             return event
         if delta.kind != "audio":
@@ -355,7 +382,7 @@ class TurnSession:
         return replace(event, event=replace(delta, data=b64encode(audio).decode()))
 
     def _detector_now(self) -> Detector | None:
-        """The detector for the configuration as it is."""
+        """The detector for the current configuration."""
         detection = self.session.config.turn_detection
         if detection != self._detection:
             self._detection, self._detector = detection, None
@@ -376,8 +403,8 @@ class TurnSession:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _transcribe(self, id: str, audio: bytes, options: Transcription) -> None:
-        """Report what an item says, or why that is not known."""
+    async def _transcribe(self, id: str, audio: Sound, options: Transcription) -> None:
+        """Report the transcript of an item, or why there is none."""
         try:
             if self._voice is None:  # pragma: no cover - only a voice is asked
                 return

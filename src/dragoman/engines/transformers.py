@@ -252,12 +252,13 @@ class Causal:
         # Most networks can leave out the scores of all but the last position.
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
-    def open(self, ids: Sequence[int]) -> CachedSequence:
-        """A slot that continues the closed sequence with the longest common prefix; one that shares
-        less than half of the prompt is left for its own conversation."""
-        useful = [each for each in self._closed if 2 * each.shared(ids) > len(ids)]
+    def open(self, ids: Sequence[int], tenant: str = "") -> CachedSequence:
+        """A slot that continues the tenant's closed sequence with the longest common prefix; one
+        that shares less than half of the prompt is left for its own conversation."""
+        own = (each for each in self._closed if each.tenant == tenant)
+        useful = [each for each in own if 2 * each.shared(ids) > len(ids)]
         if not useful:
-            return CachedSequence([], self._new_cache())
+            return CachedSequence([], self._new_cache(), tenant)
         found = max(useful, key=lambda each: each.shared(ids))
         self._closed.remove(found)
         found.cut(found.shared(ids))
@@ -298,6 +299,7 @@ class CachedSequence(Struct, eq=False):
 
     ids: list[int]
     cache: Any
+    tenant: str = ""
     broken: bool = False
 
     @property

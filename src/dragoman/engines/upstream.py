@@ -1,4 +1,4 @@
-"""A server behind an address: its wires, kind, keys and models, and what its failures mean."""
+"""A server behind an address: its wires, profile, keys and models, and the faults of its errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 PATIENCE = 2.0
 """Seconds to read the body of an error response."""
 LONGEST_WAIT = 60.0
-"""Seconds a configured retry waits at the most, whatever Retry-After says."""
+"""The most seconds before a configured retry, whatever Retry-After says."""
 LONGEST_RETRY_AFTER = 86_400
 """The most seconds of a `Retry-After` that is sent to clients: some obey any value."""
 _SECONDS = frozenset("0123456789.")
@@ -95,7 +95,7 @@ def unreachable(what: str) -> Fault:
 
 
 def key_refused(name: str, status: int, key: Secret | None) -> Fault:
-    """A server did not take the key that we, not our client, have for it, or wants one."""
+    """A server refused the key that we, not our client, have for it, or wants one."""
     who = name[0].upper() + name[1:]
     message = (
         f"{who} asks for a key, and none was given for it ({status}). Give it one"
@@ -123,8 +123,8 @@ def wait(retry_after: str | None, attempt: int) -> float:
 
 
 def bounded(retry_after: str | None) -> str | None:
-    """A Retry-After for clients: as it came, but for one that makes no sense or is too long, or
-    that not every client can read.
+    """A Retry-After for clients: unchanged, unless it is invalid, too long, or in a format
+    that not every client can parse.
 
     >>> bounded("3"), bounded("0.5"), bounded("1" + "0" * 20), bounded("-1"), bounded("soon")
     ('3', '0.5', '86400', None, None)
@@ -150,7 +150,7 @@ def bounded(retry_after: str | None) -> str | None:
 
 
 def without(fault: Fault, key: Secret | None) -> Fault:
-    """The fault with the key taken out of its words: some servers quote what they refuse.
+    """The fault with the key removed from its message: some servers quote what they refuse.
 
     >>> without(Fault("internal", "No such key: sk-12345678."), Secret("sk-12345678")).message
     'No such key: ***.'
@@ -166,7 +166,7 @@ def without(fault: Fault, key: Secret | None) -> Fault:
 
 
 def sendable(key: Secret | str | None) -> Secret | None:
-    """The key, if a header can carry it. Raises ValueError, which does not show it, if none can.
+    """The key, if it is valid in a header. Raises ValueError, without the key, if not.
 
     >>> sendable("a\\nb")
     Traceback (most recent call last):
@@ -182,14 +182,14 @@ def sendable(key: Secret | str | None) -> Secret | None:
 
 
 PROBE_TIMEOUT = 1.0
-"""Seconds a server has for each question."""
+"""Seconds for each probe."""
 
 
 class Answer(Struct, frozen=True):
-    """What came back: the status (0: nothing did), the `Server` header, the JSON if it was that.
+    """The result of a probe: the status (0: none), the `Server` header, the JSON if it was JSON.
 
-    `ours` is set when the answer carries the mark of a Dragoman; `fault` says why there is no
-    connection to ask over, where there is none.
+    `ours`: the answer has the mark of a Dragoman; `fault` is the reason where no connection was
+    possible.
     """
 
     status: int = 0
@@ -201,16 +201,16 @@ class Answer(Struct, frozen=True):
 
 
 Senses = dict[str, frozenset[str] | None]
-"""What each listed model takes in (`text`, `image`, `audio` …); None where that is not known."""
+"""The input modalities of each listed model (`text`, `image`, `audio` …); None where unknown."""
 
 
 def recognise(listing: Answer) -> Profile | None:
-    """The profile a model listing gives away."""
+    """The profile by the model listing."""
     return by_answers(listing.server, entries(listing.value))
 
 
 def senses(listing: list[dict[str, Any]]) -> Senses:
-    """What a listing says its models take in.
+    """The input modalities of models in a listing.
 
     >>> senses([{"id": "m", "architecture": {"input_modalities": ["text"]}}, {"id": "n"}])
     {'m': frozenset({'text'}), 'n': None}
@@ -232,7 +232,7 @@ _CONTEXT = (
 
 
 def context(entry: dict[str, Any]) -> int | None:
-    """How many tokens a listing says a model can hold, under any of the names servers use.
+    """The context size in a model's listing, under any of the names servers use.
 
     >>> context({"max_model_len": 4096}), context({"meta": {"n_ctx": 512}}), context({})
     (4096, 512, None)
@@ -246,7 +246,7 @@ def context(entry: dict[str, Any]) -> int | None:
 
 
 def entries(value: Any) -> list[dict[str, Any]]:
-    """The models of a listing, whatever shape it has; none where it is no listing."""
+    """The models of a listing of any shape; none where it is no listing."""
     data = value.get("data") if isinstance(value, dict) else value
     return [e for e in data if isinstance(e, dict)] if isinstance(data, list) else []
 
@@ -259,7 +259,7 @@ async def question(
     content: bytes | None = None,
     patience: float = PROBE_TIMEOUT,
 ) -> Answer:
-    """Ask, and take silence, a broken answer or a refusal for what it is."""
+    """Send a probe; errors are part of the result."""
     if content is not None:
         headers = (*headers, ("content-type", "application/json"))
     try:
@@ -281,41 +281,41 @@ async def question(
 PIECES = 4
 """Pieces of large answers that are decoded in one turn of the event loop, all answers together."""
 LISTING = 5.0
-"""Seconds a server has to list its models."""
+"""Seconds for a server to list its models."""
 LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
-"""How many bytes and models a listing may have: the largest has some hundreds in a megabyte."""
+"""The most bytes and models of a listing: the largest known has some hundreds in a megabyte."""
 MAX_VALUES = 100_000
-"""How many values it may have, or the answer to another question; the largest has 20,000."""
+"""The most JSON values of a listing, or of another probe's answer; the largest has 20,000."""
 FRESH, MOST_FRESH = 1.0, 16
-"""Seconds for which a listing serves all who ask for it with the same headers, and how many such
-are kept: a ring of servers would else ask as often as there are ways through it."""
+"""Seconds that a listing is cached for requests with the same headers, and the size of the
+cache: without it, a mesh of gateways would multiply the requests."""
 
 
 class Listing(Struct):
-    """A server's listing, which some may be waiting for, and until when it is fresh."""
+    """A cached listing, which may still be loading, and when it expires."""
 
     task: asyncio.Task[tuple[Model, ...]]
     until: float = inf
 
     def listed(self, task: asyncio.Task[tuple[Model, ...]]) -> None:
-        """It is there, or why there is none: that is as fresh, but for a task that was given up."""
-        failed = task.cancelled() or task.exception()  # to look at it is to hear of it
+        """The listing was loaded, or failed: errors are cached, too, except a cancellation."""
+        failed = task.cancelled() or task.exception()  # retrieve the exception
         self.until = 0.0 if failed is True else task.get_loop().time() + FRESH
 
 
 class Room(Struct):
-    """How many bytes the answers to one request may still have, if they are several `shared`."""
+    """The bytes left for the answers to one request, which may be `shared` by several."""
 
     left: int
     shared: bool = False
 
 
 class Upstream:
-    """A server. `wires` are those it speaks, none as long as that is not known; `limits` and
-    `profile` tell what it takes, and `headers` what goes with every request. `recognised` says
-    whether it is known what kind of server it is. `name` is what faults call it, which clients of
-    ours read: never its address. `place` is that address without credentials, for our own log.
-    `query` is what follows the path in the URL of every request."""
+    """A server. `wires` are its protocols, none until they are detected; `limits` and
+    `profile` describe what it accepts, and `headers` are sent with every request. `recognised`:
+    its kind is known. `name` is its name in faults, which clients
+    see: never its address. `place` is the address without credentials, for the log.
+    `query` is added to the URL of every request."""
 
     def __init__(
         self,
@@ -329,7 +329,7 @@ class Upstream:
         answer_limit: int = Limits().body_bytes,
         name: str | None = None,
     ) -> None:
-        url = parse_url(base_url)  # says at once what is wrong with an address
+        url = parse_url(base_url)  # raises at once for an invalid address
         self.url, self.query = split_base(base_url)
         for wire_path in (known.path for known in WIRES.values()):
             if self.url.endswith(wire_path):
@@ -350,24 +350,24 @@ class Upstream:
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
         self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
-        self.server_header = b""  # the last one that was looked at
+        self.server_header = b""  # the last `Server` header
         self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
         self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
-        self._redirect = ""  # where it last redirected to
+        self._redirect = ""  # its last redirect
         self._listings: dict[HeaderFields, Listing] = {}
         self._turns: deque[Callable[[], None]] = deque()
         self._apart = asyncio.Lock()
-        self._next = 0.0  # when a thread may begin with something large again
+        self._next = 0.0  # when the next large job may start
 
     def at(self, path: str) -> str:
-        """The URL of a path there."""
+        """The URL of a path on the server."""
         return self.url + path + self.query
 
     async def find_out(self, caller: Caller) -> None:
-        """Look once, however many ask at the same time, what kind of server it is and which wires
-        it speaks. Silence is no error. Raises FaultError where no connection to the server can be
-        had; the next caller looks again."""
+        """Probe the server's kind and wires once, also for concurrent callers. A timeout is
+        no error. Raises FaultError where no connection to the server is
+        possible; the next caller probes again."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
             self._looking.add_done_callback(self._looked)
@@ -389,7 +389,7 @@ class Upstream:
         self.senses = senses(entries(listing.value))
 
     async def _alone(self, headers: HeaderFields) -> Profile | None:
-        """The profile of a server that speaks its own protocol and no Chat."""
+        """The profile of a server with its own protocol and no Chat."""
         chat = await question(
             self.client, "POST", self.at(WIRES["chat"].path), headers, content=b"{}"
         )
@@ -402,8 +402,8 @@ class Upstream:
         return ALONE if speaks and reply.value.get("type") == "error" else None
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
-        """The server's own listing, asked for once however many want it at about the same time.
-        Raises FaultError when it has none to give."""
+        """The server's own listing, requested once for concurrent callers.
+        Raises FaultError where it has none."""
         headers = self.headers(caller)
         if self.wires:
             headers = (*headers, *WIRES[self.wires[0]].upstream_headers)
@@ -453,7 +453,7 @@ class Upstream:
         return tuple(models)
 
     def limits(self, model: str) -> UpstreamLimits:
-        """What a model can take. A server that lists one model answers every name with that."""
+        """The capabilities of a model. A server that lists one model uses it for every name."""
         if not self.senses:
             return self.profile.limits
         only = next(iter(self.senses.values())) if len(self.senses) == 1 else None
@@ -464,7 +464,7 @@ class Upstream:
 
     @staticmethod
     def own_headers(wire: Wire, caller: Caller) -> HeaderFields:
-        """What goes with a request on this wire alone."""
+        """Extra headers for this wire."""
         headers = dict(wire.upstream_headers)
         if caller.wire == wire.name:
             given = dict(caller.headers)
@@ -472,13 +472,13 @@ class Upstream:
         return tuple(headers.items())
 
     def headers(self, caller: Caller) -> HeaderFields:
-        """What goes with every request. Raises FaultError for a client's key no header takes."""
+        """Headers for every request. Raises FaultError for an invalid client's key."""
         if not self.passes_client_key and (known := self.known_headers.get(caller.hops)):
             return known
         headers: list[tuple[str, str]] = [(HOPS_HEADER, str(caller.hops + 1))]
         try:
             key = sendable(self.key_for(caller))
-        except ValueError as error:  # which does not show the key
+        except ValueError as error:  # its message does not have the key
             raise FaultError(bad_request(str(error))) from None
         if key:
             name = self.profile.key_header
@@ -492,23 +492,23 @@ class Upstream:
         return tuple(headers)
 
     def key_for(self, caller: Caller) -> Secret | None:
-        """The key that goes with this caller's requests."""
+        """The key for this caller's requests."""
         return caller.key if self._passes(caller) else self._key
 
     def without_secrets(self, fault: Fault, caller: Caller) -> Fault:
-        """The fault without what a server may quote of what was sent to it."""
+        """The fault without secrets that a server may quote."""
         for secret in (self.key_for(caller), self._password, Secret(self.query[1:])):
             fault = without(fault, secret)
         return fault
 
     def note(self, server: bytes) -> None:
-        """Recognise the kind of server by the `Server` header of an answer."""
+        """Recognise the profile by the `Server` header of a response."""
         self.server_header = server
         self._recognise(by_answers(server.decode("latin-1")))
 
     async def refusal(self, response: Response, caller: Caller) -> Fault:
-        """The fault that an answer with another status than 200 is. What it says is read as far as
-        it comes: cut, endless or slow, its status counts."""
+        """The fault for a response with a status other than 200. Its body is read as far as
+        possible: if it is cut, endless or slow, the status is enough."""
         if response.status in REDIRECTS:
             return self._redirected(response.status, response.header("location") or "")
         body = b""
@@ -528,8 +528,8 @@ class Upstream:
         return fault
 
     def take_turns(self, work: Callable[[], None]) -> None:
-        """Do this in turn with what else is to be done of large answers, a little in each turn of
-        the event loop: many come at the same time."""
+        """Schedule work on a large answer: a little in each turn of
+        the event loop, for all answers together."""
         if not self._turns:
             asyncio.get_running_loop().call_soon(self._take_turns)
         self._turns.append(work)
@@ -542,8 +542,8 @@ class Upstream:
             work()
 
     async def apart(self, work: Callable[..., _T], *given: object) -> _T:
-        """What a thread makes of something large. That is done for one answer at a time, and with
-        pauses as long as it took: others hardly get to run beside it."""
+        """Run work on large data in a thread: for one answer at a time, and with
+        pauses as long as it took, as it holds the GIL."""
         loop = asyncio.get_running_loop()
         async with self._apart:
             await asyncio.sleep(self._next - loop.time())
@@ -563,7 +563,7 @@ class Upstream:
             await self.client.aclose()
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
-        """Forget a look that failed, for whatever reason: the next may find more."""
+        """Discard a failed probe, so that the next caller tries again."""
         if looking.cancelled() or looking.exception() is not None:
             self._looking = None
 
@@ -589,13 +589,13 @@ class Upstream:
 
 
 _EXPLAINED = (NetTimeoutError, TooLargeError)
-"""Errors that say more than that an answer was cut."""
+"""Errors that are more specific than a cut answer."""
 
 
 class UpstreamRequest(Struct):
-    """A request made ready for one wire.
+    """A request encoded for one wire.
 
-    `raw_turn` holds what the server sent, where that is parsed once more; else it is `turn` itself.
+    `raw_turn` has the server's own events, where they are parsed again; else it is `turn`.
     """
 
     upstream: Upstream
@@ -609,10 +609,10 @@ class UpstreamRequest(Struct):
     guarantee: Guarantee | None
 
     def restored(self, batch: list[Event]) -> list[Event]:
-        """A batch as the caller gets it: the rewriting of the request undone, and the end stamped
-        with the time, with a word on demands that the server alone knows of, and with one of
-        warning where the profile has one."""
-        end = batch[-1] if batch else None  # the end is the last of all
+        """A batch for the caller: the rewriting of the request is undone, and the end has the
+        time, a loss for constraints that only the server knows, and the profile's
+        warning, if any."""
+        end = batch[-1] if batch else None  # the end is the last event
         if type(end) is Failed:
             fault = self.upstream.without_secrets(end.fault, self.caller)
             batch[-1] = replace(end, completed_at=end.completed_at or int(time()), fault=fault)
@@ -635,7 +635,7 @@ class UpstreamRequest(Struct):
         return batch if restore is None else restore(batch)
 
     def broken(self, error: NetError) -> list[Event]:
-        """The connection broke: the end if the answer had ended, else a fault that says how."""
+        """The connection broke: the end if the answer had ended, else the fault."""
         turn = self.raw_turn
         if not turn.all_finished and (not turn.has_output or isinstance(error, _EXPLAINED)):
             turn.fail(broken(error))

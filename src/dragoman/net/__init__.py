@@ -1,5 +1,5 @@
-"""The way out: every socket Dragoman opens is opened in this package.
+"""Outgoing connections: every socket that Dragoman opens is opened in this package.
 
-`client` is the client that engines use, `dial` judges addresses that others gave us. What the
-bytes mean is for the layers above.
+`client` is the HTTP client of engines; `dial` has the guard for untrusted addresses. The
+meaning of bodies is for the layers above.
 """

@@ -26,12 +26,12 @@ from .url import Proxies, Url, parse_url
 
 _PIECE = 32 * 1024
 _CODINGS = 2
-"""How many codings a body may have one over the other."""
+"""The most nested content codings of a body."""
 _RATIO, _FREE = 256, 1024 * 1024
-"""How many times larger than its bytes a coding's content may be, once there is more than so many
-bytes of it: text comes to a tenth of that."""
+"""The highest compression ratio of a coding, once its content is larger than so many
+bytes: text has a tenth of that."""
 _MEMBERS = 1000
-"""How many gzip members may follow each other."""
+"""The most gzip members in a row."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's window bits choose the container
 
 
@@ -58,8 +58,8 @@ class Decoder:
         return pieces
 
     def decode(self, data: bytes) -> bytes:
-        """Decode what one read gave into a piece of bounded size. There may be more: go on with no
-        data until nothing comes back, and let others have their turn between."""
+        """Decode one read's data into a piece of bounded size. There may be more: call it without
+        data until it returns nothing, and yield to the loop in between."""
         if data:
             self._coded.append(data)
         while True:
@@ -81,7 +81,7 @@ class Decoder:
         return piece
 
     def finish(self) -> None:
-        """Say that no more bytes will come; a coding cut short is an error."""
+        """End the input; an incomplete coding is an error."""
         for stage in self._stages:
             stage.finish()
 
@@ -119,7 +119,7 @@ class _Inflate:
             if len(data) < 2:
                 self._held = data
                 return
-            # HTTP's deflate is zlib by the book and a raw stream from some servers.
+            # HTTP's deflate is zlib by the RFC and a raw stream from some servers.
             by_the_book = data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
             inflater = self._inflater = zlib.decompressobj(_ZLIB if by_the_book else _RAW)
         out = b""
@@ -155,12 +155,12 @@ class Pool:
         self.closed = False
         self._places = limits.connections
         self._standing: set[Connection] = set()
-        self.idle: list[Connection] = []  # the last one used is the first one taken
+        self.idle: list[Connection] = []  # last in, first out
         self.waiting: deque[asyncio.Future[Connection | None]] = deque()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing stands, is being dialled or is waited for."""
+        """Whether there are no connections, dials and waiters."""
         return self._places == self.limits.connections and not self.waiting
 
     async def acquire(self, within: float | None, *, fresh: bool = False) -> Connection:
@@ -187,7 +187,7 @@ class Pool:
         return await self._dial(within)
 
     def close(self) -> None:
-        """Close every connection, also those in use, and keep none from now on."""
+        """Close every connection, also those in use, and pool none from now on."""
         self.closed = True
         for connection in tuple(self._standing):
             connection.abort()
@@ -230,11 +230,11 @@ class Pool:
         except BaseException as error:
             if turn in self.waiting:
                 self.waiting.remove(turn)
-            if not turn.cancelled():  # it was served in the moment it gave up
+            if not turn.cancelled():  # it was served just as it was cancelled
                 handed = turn.result()
                 if handed is None:
                     self._free_place()
-                # Had it been closed since, that would have freed its place.
+                # If it was closed since, that has freed its place.
                 elif handed.usable and not self.hand_over(handed):
                     self.idle.append(handed)
             if isinstance(error, TimeoutError):
@@ -247,10 +247,10 @@ CODINGS = (b"content-encoding", b"transfer-encoding")
 
 
 class Response:
-    """What `Client.stream` gives inside its `async with`; of no use after it.
+    """The response of `Client.stream`, valid inside its `async with`.
 
     Reading raises DisconnectedError, RemoteProtocolError or NetTimeoutError if the body
-    cannot be had whole; what came before has been handed out by then.
+    is incomplete, after all received data was returned.
     """
 
     __slots__ = ("_connection", "_limit", "more", "status")
@@ -259,7 +259,7 @@ class Response:
         self.status = connection.status
         self._connection = connection
         self._limit = limit
-        # Gives all that has arrived, `b""` at the end. Most bodies are not coded: then it is the
+        # Returns all that has arrived, `b""` at the end. Most bodies are not coded: then it is the
         # connection that is read, with nothing in between.
         self.more = connection.read
         decoder = content_decoder(connection.headers)
@@ -305,7 +305,7 @@ class Response:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
-        """Let go of the connection, which now belongs to others."""
+        """Detach from the connection, which may be reused."""
         self.more = _closed
 
 
@@ -314,14 +314,14 @@ async def _closed() -> bytes:
 
 
 def content_decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
-    """What undoes the codings of a body, where it has any beside chunking, which is undone."""
+    """The decoder for the codings of a body, if any; chunking is decoded already."""
     for name, value in headers:
         if name in CODINGS and value != b"chunked":
             break
     else:
         return None
     contents: list[bytes] = []
-    transfers: list[bytes] = []  # these came last
+    transfers: list[bytes] = []  # transfer codings were applied last
     for name, value in headers:
         if name == b"content-encoding":
             contents += value.lower().split(b",")
@@ -332,8 +332,8 @@ def content_decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
 
 
 _RETRY_DELAY = 0.1  # seconds between two attempts to connect
-_HEADS = 32  # heads that are remembered: clients choose some, of up to 64 KiB
-_MANY_ORIGINS = 64  # beyond this many, pools that stand empty are dropped
+_HEADS = 32  # cached heads: clients choose some, of up to 64 KiB
+_MANY_ORIGINS = 64  # beyond this many, empty pools are dropped
 
 _TOKEN = b"!#$%&'*+.^_`|~-0123456789abcdefghijklmnopqrstuvwxyz"
 _TEXT = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
@@ -387,13 +387,13 @@ class Client:
         timeouts: Timeouts | None = None,
         address: str | None = None,
     ) -> Exchange:
-        """Send a request when entered; the answer is had inside `async with`.
+        """Send a request when entered; the response is valid inside `async with`.
 
         Leaving it before the body is read closes the connection at once. `address` pins the
         IP address to connect to. Credentials in the URL become a Basic authorization unless
         `headers` has one.
 
-        Raises InvalidUrlError or ValueError for what cannot be sent, and on entering any
+        Raises InvalidUrlError or ValueError for an invalid request, and on entering any
         NetError.
         """
         parsed = parse_url(url) if isinstance(url, str) else url
@@ -449,11 +449,11 @@ class Client:
 
 
 class Exchange(Struct, eq=False):
-    """One request on its way, an async context manager that gives its Response.
+    """One request and its response, an async context manager.
 
-    To be called instead of waiting, use `send` or `connect`, look at `connection` whenever
-    something has come, and close it in the end; after the headers, `adopt` goes on by waiting. To
-    close what is closed changes nothing.
+    With callbacks instead of waiting, use `send` or `connect`, look at `connection` in each
+    callback, and close it in the end; after the headers, `adopt` switches to waiting. Closing
+    twice is allowed.
     """
 
     _client: Client
@@ -468,8 +468,8 @@ class Exchange(Struct, eq=False):
     _response: Response | None = None
 
     def send(self, connection: Connection, on_readable: Callable[[], None] | None) -> None:
-        """Send the request on this connection, taken from `idle`; `on_readable` is called whenever
-        something of the answer has come, or nothing more will."""
+        """Send the request on this connection, taken from `idle`; `on_readable` is called for
+        new data, and at the end."""
         self.connection, self._lent = connection, True
         connection.on_readable = on_readable
         connection.send(self.head, self.body, self._timeouts, bodiless=self._bodiless)
@@ -480,14 +480,14 @@ class Exchange(Struct, eq=False):
         self.send(await self._connect(fresh=fresh), on_readable)
 
     def adopt(self) -> Response:
-        """The response, to be awaited from now on: `on_readable` is called no more."""
+        """The response, for waiting: `on_readable` is not called any more."""
         self.connection.on_readable = None
         self._response = Response(self.connection, self._client.limits.body_bytes)
         return self._response
 
     def close(self) -> None:
-        """End it. The connection is kept if the body was read and it can serve another request, and
-        closed at once if not."""
+        """End it. The connection returns to the pool if the body was read and it can be reused, and
+        is closed at once if not."""
         if self._response is not None:
             self._response.close()
             self._response = None
@@ -544,15 +544,15 @@ class Exchange(Struct, eq=False):
 
 @functools.lru_cache(maxsize=_HEADS)
 def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: HeaderFields) -> bytes:
-    """The head without its last lines; the same for most requests, so made once. Raises ValueError,
-    quoting no value, for what cannot be sent."""
+    """The head without its last lines, cached, as most requests have the same. Raises ValueError,
+    without quoting, for an invalid value."""
     if method not in _METHODS:
         raise ValueError("not a method this client sends")
     names = {name.lower() for name, _ in headers}
     block = "".join([f"{name}: {value}\r\n" for name, value in headers])
     if not names.isdisjoint(_OURS):
         raise ValueError(f"the client itself writes the headers {sorted(names & _OURS)}")
-    # Deleting what is allowed leaves the line ends: passes in C instead of a loop here.
+    # Deleting the allowed characters leaves line ends: passes in C instead of a loop here.
     if (
         "" in names
         or "".join(names).encode().translate(None, _TOKEN)

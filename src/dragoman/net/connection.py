@@ -14,12 +14,12 @@ from .errors import DisconnectedError, NetError, NetTimeoutError, RemoteProtocol
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Seconds allowed for each phase of a request; None is no limit.
+    """The timeouts for each phase of a request, in seconds; None is no limit.
 
     `connect` covers the wait for a free connection and, again from zero, everything up to
     the end of the TLS handshake; `first_byte` runs from the request's last byte to the end
-    of the response headers; `idle` is the silence allowed inside a body, and `total` what all of
-    it may take from its headers on. Streams want none.
+    of the response headers; `idle` limits the silence inside a body, and `total` the
+    time from the headers to its end. Streams have none.
     """
 
     connect: float | None = 10.0
@@ -31,16 +31,16 @@ class Timeouts(msgspec.Struct, frozen=True):
 UNTIMED = Timeouts(None, None, None, None)
 
 SLOWEST_UPLOAD = 1000
-"""Bytes per second that a peer must take of a request."""
+"""Bytes per second of a request that a peer must read at least."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Bounds on what a peer can make us hold.
+    """Limits on what a peer can make us buffer.
 
     `connections` and `idle_connections` are per origin; an idle connection is closed after
-    `keep_alive` seconds. `header_bytes` bounds all that is not body: head, chunk extensions,
-    trailers. `body_bytes` is the most that one answer may have, decoded, whole or as it comes; and
-    what may be around its pieces.
+    `keep_alive` seconds. `header_bytes` limits everything but the body: head, chunk extensions,
+    trailers. `body_bytes` limits the decoded body of a response, whole or streamed; and
+    its framing.
     """
 
     connections: int = 1000
@@ -51,10 +51,10 @@ class Limits(msgspec.Struct, frozen=True):
     body_bytes: int = 64 * 1024 * 1024
 
 
-# Plain numbers, for they are compared on every read.
+# Plain numbers, as they are compared on every read.
 _HEAD: Final = 0  # request written, response headers incomplete
 _BODY: Final = 1  # headers complete, body incomplete
-_IDLE: Final = 2  # no request in flight: any byte is out of place
+_IDLE: Final = 2  # no request in flight: any data is an error
 _DONE: Final = 3  # answer complete or failed, not yet released
 
 _HIGH_WATER = 256 * 1024
@@ -112,18 +112,18 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(self, peer: str, limits: Limits) -> None:
-        self.peer = peer  # how error messages call the other side
+        self.peer = peer  # the peer's name in error messages
         self.reused = False
         self.closed = False
         self.on_close: Callable[[Connection], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._state: int = _IDLE
-        self.error: NetError | None = None  # what ended the exchange, if not its own end
-        self.over = False  # nothing more will come: the answer is whole, or `error` ended it
+        self.error: NetError | None = None  # the error that ended the exchange, if any
+        self.over = False  # no more data: the response is complete, or `error` ended it
         self.on_readable: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.parts: list[bytes] = []  # the body bytes that have come
+        self.parts: list[bytes] = []  # the body bytes that were received
         # The parser appends them by itself: no Python frame per HTTP chunk.
         self.on_body = self.parts.append
         self._buffered = 0  # bytes that were not read yet
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._deadline = math.inf
-        self._by = math.inf  # when all of the body has to be here
+        self._by = math.inf  # the deadline for the whole body
         self._timeouts: Timeouts | None = None  # those of the last request
 
     def send(
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
         self._answered = False
         self._keep_alive = False
         self._until_eof = False
-        self._overhead = 0  # bytes since the last that were body
+        self._overhead = 0  # bytes since the last body data
         self._framing = 0  # bytes around those of the body, of large reads
         self._unsent = 0
         self._state = _HEAD
@@ -179,12 +179,12 @@ class Connection(asyncio.Protocol):
         """Wait until `status` and `headers` are those of the final answer."""
         while self._state == _HEAD:
             await self._wakeup()
-        # With the headers here, `read` first gives what came and raises then.
+        # With the headers received, `read` first returns the data and then raises.
         if self.error is not None and not self.status:
             raise self.error
 
     async def read(self) -> bytes:
-        """The body bytes that have come, at least one, or `b""` at the end of the body."""
+        """The received body bytes, at least one, or `b""` at the end of the body."""
         parts = self.parts
         while not parts:
             if self._state == _DONE:
@@ -198,14 +198,14 @@ class Connection(asyncio.Protocol):
         return data
 
     def pause(self) -> None:
-        """Read no more until `resume`; the peer is not to blame for the silence."""
+        """Pause reading until `resume`; timeouts are suspended."""
         self._held = True
         if not (self._paused or self.closed):
             self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on. The peer has as much time as if it had spoken now."""
+        """Resume reading. Timeouts start anew."""
         self._held = False
         self._resume()
 
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
         return self._state == _IDLE and not self.closed
 
     def release(self, keep_alive: float) -> bool:
-        """End the exchange; true if the connection stands ready for the next one.
+        """End the exchange; true if the connection is ready for the next one.
 
         It then closes itself after `keep_alive` seconds, or when the peer does. If its answer
         was not complete or it must not be used again, it is closed at once.
@@ -236,13 +236,13 @@ class Connection(asyncio.Protocol):
         return True
 
     def upgraded(self, transport: asyncio.Transport) -> None:
-        """Begin anew on `transport`: TLS was put on the connection, or a tunnel was opened."""
+        """Restart on `transport`: after TLS was started, or a tunnel was opened."""
         self.transport = transport
         self._parser = httptools.HttpResponseParser(self)
         self._state = _IDLE
 
     def abort(self) -> None:
-        """Close the socket at once, in any state; what is unsent is dropped."""
+        """Close the socket at once, in any state; unsent data is dropped."""
         if not self.closed:
             self.transport.abort()
             self._close()
@@ -334,14 +334,14 @@ class Connection(asyncio.Protocol):
         if self._state == _BODY:  # and not after a 1xx
             self._state = _DONE
             self.over = True
-            self._fields = []  # what follows is not of this answer
+            self._fields = []  # the rest is not of this response
             self._deadline = self._by = math.inf
 
     # How an exchange ends.
 
     def _refuse(self, error: Exception) -> None:
         if self._state == _DONE:
-            self._keep_alive = False  # the answer is whole; what follows it is not ours
+            self._keep_alive = False  # the response is complete; the rest is not ours
         elif isinstance(error.__context__, NetError):
             self._fail(error.__context__)
         elif isinstance(error, httptools.HttpParserUpgrade):
@@ -393,7 +393,7 @@ class Connection(asyncio.Protocol):
         if self.on_close is not None:
             self.on_close(self)
 
-    # Waiting, back-pressure and deadlines.
+    # Waiting, backpressure and deadlines.
 
     def _wakeup(self) -> asyncio.Future[None]:
         waiter = self._waiter = self._loop.create_future()
@@ -450,7 +450,7 @@ class Connection(asyncio.Protocol):
             unsent = self.transport.get_write_buffer_size()
             taken = self._unsent - unsent
             if unsent and (not self._unsent or taken > SLOWEST_UPLOAD * self._first_byte):
-                self._unsent = unsent  # still uploading, and getting on
+                self._unsent = unsent  # still uploading, and making progress
                 self._allow(self._first_byte)
             else:
                 message = f"{self.peer} sent no response headers in {self._first_byte:g} s"
@@ -466,7 +466,7 @@ class Connection(asyncio.Protocol):
 
 
 class _NotOurAnswerError(Exception):
-    """Stops the parser: what follows is not part of the answer."""
+    """Stops the parser: the rest is not part of the response."""
 
 
 def _ends_with_connection(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -1,5 +1,5 @@
-"""Opens one connection to an origin (TCP, the proxy on the way, TLS), and guards against addresses
-that others gave us and that may not be called.
+"""Opens one connection to an origin (TCP, proxy, TLS), and guards against server-side request
+forgery.
 
 Each step that fails raises the error of its own phase, and a caller cancelled in any of them
 leaves no socket behind. Reuse is the pool's, retries are the client's.
@@ -27,7 +27,7 @@ from .errors import (
 from .url import Url, endpoint, parse_address
 
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
-_ASK_AFTER = 60  # seconds of silence until the kernel asks whether the peer still lives
+_ASK_AFTER = 60  # seconds of silence until the kernel sends a keep-alive probe
 _ASK_EVERY = 20
 
 
@@ -59,9 +59,9 @@ class Dialer:
         self._name = name or url.endpoint  # in errors
         self._host = address or url.host
         self._proxy = proxy
-        # A proxy must not resolve a pinned host again, so that one always gets a tunnel.
+        # A proxy must not resolve a pinned host again, so pinned hosts always use a tunnel.
         self._tunnel = proxy is not None and (url.scheme == "https" or address is not None)
-        # What wants the whole URL in the request line.
+        # A plain HTTP proxy needs the whole URL in the request line.
         self.forward_proxy = None if self._tunnel else proxy
         self._tls = tls
         self._limits = limits
@@ -87,7 +87,7 @@ class Dialer:
         except BaseException as error:
             connection.abort()
             if isinstance(error, TLSError) and self._name != self._url.endpoint:
-                # OpenSSL names the host where a certificate is another's.
+                # OpenSSL names the host where a certificate does not match.
                 raise TLSError(str(error).replace(f"'{self._url.host}'", self._name)) from error
             raise
         return connection
@@ -104,7 +104,7 @@ class Dialer:
                 lambda: Connection(peer, self._limits), host, port
             )
         sock = transport.get_extra_info("socket")
-        # Let the kernel notice a peer that vanished without a word during a long silence.
+        # Have the kernel detect a peer that vanished during a long silence.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_KEEPIDLE"):  # not everywhere
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_AFTER)
@@ -130,7 +130,7 @@ class Dialer:
         transport = await asyncio.get_running_loop().start_tls(
             connection.transport, connection, self._tls(), server_hostname=url.host.rstrip(".")
         )
-        if transport is None:  # closed at the very moment the handshake ended
+        if transport is None:  # closed just as the handshake ended
             raise ConnectionResetError
         connection.upgraded(transport)
 
@@ -153,7 +153,7 @@ def _reason(error: OSError) -> str:
         return error.verify_message
     if isinstance(error, ssl.SSLError):
         return error.reason or "the peer does not speak TLS"
-    if (number := _NUMBER.search(str(error))) is not None:  # asyncio puts the address behind it
+    if (number := _NUMBER.search(str(error))) is not None:  # asyncio appends the address
         return os.strerror(int(number[1]))
     return error.strerror or str(error) or "the peer closed the connection"
 
@@ -171,11 +171,11 @@ _METADATA = frozenset(
 
 async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
     """The address to connect to for `url`; `allow` are addresses and networks (`10.1.0.0/16`) that
-    may be called though they are not public.
+    are allowed though they are not public.
 
-    This is the one guard against server-side request forgery. It resolves a name itself, judges
-    every address, and has the client connect to the one it judged, so that a second answer of the
-    DNS cannot move the target. Redirects are not followed.
+    This is the one guard against server-side request forgery. It resolves a name itself, checks
+    every address, and the client connects to the checked one, so that a second answer of the
+    DNS cannot change the target (DNS rebinding). Redirects are not followed.
 
     Raises ConnectError for a name without an address, and BlockedAddressError where one of its
     addresses is neither public nor allowed.
@@ -187,7 +187,7 @@ async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
         raise ConnectError(f"{url.host} does not resolve: {error.strerror}") from error
     addresses = [str(entry[4][0]) for entry in found]
     networks = [ipaddress.ip_network(each, strict=False) for each in allow]
-    # One bad address condemns the name: an honest one does not mix the two.
+    # One private address blocks the name: legitimate names do not mix the two.
     for text in addresses or [""]:
         address = _address(text)
         listed = any(address in network for network in networks)
@@ -201,7 +201,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
-        if address in _NAT64:  # reaches what the IPv4 address inside it reaches
+        if address in _NAT64:  # is routed to the IPv4 address inside it
             return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 

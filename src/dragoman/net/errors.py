@@ -8,7 +8,7 @@ Phase = Literal["pool", "connect", "tls", "proxy", "first_byte", "idle", "total"
 
 
 class NetError(Exception):
-    """The base of everything that keeps a request from being answered in full."""
+    """The base of all errors of connections and HTTP."""
 
 
 class InvalidUrlError(NetError, ValueError):
@@ -40,13 +40,13 @@ class NetTimeoutError(NetError):
 
 
 class RemoteProtocolError(NetError):
-    """The peer's bytes are no HTTP/1.1, or break it."""
+    """The peer's bytes are no valid HTTP/1.1."""
 
 
 class DisconnectedError(NetError):
     """The peer closed the connection before its answer was complete.
 
-    `before_first_byte` is true when nothing of the answer had come; `reused` when the
+    `before_first_byte` is true when no byte of the response was received; `reused` when the
     connection had served an earlier request, so that the peer may never have seen this one.
     """
 
@@ -57,8 +57,8 @@ class DisconnectedError(NetError):
 
 
 class TooLargeError(NetError):
-    """A header block or a body passed its limit."""
+    """A header block or a body exceeds its limit."""
 
 
 class BlockedAddressError(NetError):
-    """The guard does not allow this address to be called."""
+    """The guard does not allow this address."""

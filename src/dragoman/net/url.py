@@ -87,7 +87,7 @@ def parse_url(text: str) -> Url:
 
 
 def split_base(url: str) -> tuple[str, str]:
-    """What is before a path that is added to a base URL, and what is after it: its query.
+    """Split a base URL into the parts before and after an added path; the latter is its query.
 
     >>> "/models".join(split_base("http://127.0.0.1:9000/v1/?api-version=1#x"))
     'http://127.0.0.1:9000/v1/models?api-version=1'
@@ -146,7 +146,7 @@ class Proxies(msgspec.Struct, frozen=True):
         return cls(proxy("HTTP_PROXY"), proxy("HTTPS_PROXY"), tuple(entries))
 
     def choose(self, url: Url) -> Url | None:
-        """The proxy to reach `url` through, or None to go there directly."""
+        """The proxy for `url`, or None for a direct connection."""
         address = parse_address(url.host)
         if url.host == "localhost" or (address is not None and address.is_loopback):
             return None
@@ -156,7 +156,7 @@ class Proxies(msgspec.Struct, frozen=True):
 
 
 def parse_address(host: str) -> _Address | None:
-    """The IP address that this is; None where it is a name."""
+    """Parse an IP address; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

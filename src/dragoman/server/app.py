@@ -69,10 +69,10 @@ def with_middleware(
 
 _HOPS = HOPS_HEADER.encode()
 _SECRET = secrets.token_bytes(32)
-"""What tenants are named by where nothing is stored, and client secrets are signed with. The
+"""Derives tenant names where there is no store, and signs client secrets. The
 workers of a server share it."""
 MAX_HOPS = 8
-"""Dragomans in a row before we think that it is a ring."""
+"""Dragomans in a row before the request is refused as a loop."""
 
 NO_FILES = "This server takes no files; start it with --tool files."
 NO_STORE = "This server stores nothing (--store none), and so no files."
@@ -162,7 +162,7 @@ class App:
             await self._websocket(exchange, scope, receive, send)
 
     def handle(self, exchange: Exchange) -> Awaitable[None] | None:
-        """Answer a request. What has to be awaited for it is given back; that raises nothing."""
+        """Answer a request. Returns a coroutine to await, if any, which never raises."""
         request_id.set(exchange.id)
         if self._settings.request_log:
             exchange.entry = self.entry()
@@ -196,22 +196,22 @@ class App:
         return None if rest is None else _finish(rest, exchange, caller)
 
     def entry(self) -> Entry | None:
-        """A new line of the request log, where there is one."""
+        """A new entry of the request log, where it is on."""
         return Entry(self._log) if self._settings.request_log else None
 
     @property
     def busy(self) -> int:
-        """How many answers are being given to clients."""
+        """The number of answers in progress for clients."""
         return len(self._roster.works)
 
     @property
     def background(self) -> int:
-        """How many answers are being given in the background."""
+        """The number of answers in progress in the background."""
         return 0 if self._memory is None else self._memory.runs.background
 
     async def drain(self, patience: float) -> None:
         """Refuse new requests, and stop running ones that do not end within `patience` seconds,
-        those in the background too."""
+        also in the background."""
         ending = [self._roster.drain(patience)]
         if self._memory is not None:
             ending.append(self._memory.runs.drain(patience))
@@ -225,12 +225,12 @@ class App:
             self._memory.runs.stop_all()
 
     async def rest(self) -> None:
-        """End what runs in the background; what is stored stays."""
+        """End background runs; what is stored remains."""
         if self._memory is not None:
             await self._memory.runs.close()
 
     async def close(self) -> None:
-        """End what runs in the background, and let go of the store and the engine."""
+        """End background runs, and close the store and the engine."""
         await self._calls.close()
         if self._memory is not None:
             await self._memory.close()
@@ -256,8 +256,8 @@ class App:
             return deny(error.fault, exchange, scope, receive, send)
 
     def _caller(self, exchange: Exchange) -> Caller:
-        """Who asks. Raises FaultError without a right key, while the server shuts down, and for a
-        request that goes round in a ring."""
+        """The caller. Raises FaultError without a valid key, while the server shuts down, and for a
+        request in a loop."""
         headers = exchange.headers
         tenant, key = "", None
         if self._keys.needed or not headers.keys().isdisjoint(CREDENTIALS):
@@ -274,7 +274,7 @@ class App:
         if exchange.entry is not None:
             exchange.entry.tenant, exchange.entry.key = tenant, key
         for name, value in exchange.passed:
-            if not value.replace("\t", " ").isprintable():  # not every host sees to that
+            if not value.replace("\t", " ").isprintable():  # not every ASGI server checks that
                 raise FaultError(bad_request("holds characters that no header may have", name))
         return Caller(
             tenant,
@@ -298,7 +298,7 @@ class App:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 if self._memory is not None:
-                    with suppress(StoreError):  # the upkeep goes on trying
+                    with suppress(StoreError):  # the upkeep tries again
                         await self._memory.store.ready()
                     self._memory.begin()
                 await send({"type": "lifespan.startup.complete"})
@@ -313,8 +313,8 @@ def _refuse_stored(exchange: Exchange, caller: Caller) -> None:
 
 
 def _check_once(exchange: Exchange) -> None:
-    """Raise FaultError where a header comes twice of which this and another server, a proxy that
-    checks keys, may read different ones."""
+    """Raise FaultError for a repeated header of which this server and a proxy that checks keys
+    may read different values."""
     if exchange.repeated:
         raise FaultError(bad_request("is sent more than once", exchange.repeated.decode()))
 
@@ -330,7 +330,7 @@ async def _finish(rest: Awaitable[None], exchange: Exchange, caller: Caller) -> 
 
 
 def _refuse(error: Exception, exchange: Exchange, caller: Caller) -> None:
-    """Answer with what went wrong, as far as that is still possible."""
+    """Send an error response, where that is still possible."""
     if isinstance(error, MethodNotAllowedError):
         exchange.refuse(error.fault, (b"allow", error.allow.encode()))
         return

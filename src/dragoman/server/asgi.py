@@ -18,33 +18,37 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 BUFFER = 64 * 1024
-"""Bytes that wait to be sent before an exchange counts as full."""
+"""Unsent bytes from which an exchange is full (backpressure)."""
 ROOM = "dragoman.room"
 """The extension of our own host's WebSockets: a `Room`."""
 LISTEN_AFTER = 0.02
-"""Seconds before we listen for a disconnect: a quick answer is spared the task for it."""
+"""Seconds before we wait for a disconnect: quick answers need no task for it."""
 
 
 class Room(Protocol):
-    """What our own host has of a WebSocket's messages: those that come, and those that go."""
+    """Flow control of a WebSocket's messages, in both directions, of our own host."""
 
     hold: Hold | None
     """For what of messages has come and was not taken; none until the connection is accepted."""
     unparsed: bytes
-    """What has come and waits for room."""
+    """Messages that were received and wait for room."""
     read_paused: bool
-    """Whether messages have come that were not taken."""
+    """Whether there are messages that were received and not taken."""
     writable: asyncio.Event
-    """Whether the client keeps up."""
+    """Whether the client reads fast enough."""
     transport: asyncio.Transport
 
     def parse(self) -> None:
-        """Go on: a message was taken."""
+        """Resume reading: a message was taken."""
+        ...
+
+    def write_long(self, frame: bytes) -> None:
+        """Send a long text without a copy. Raises OSError."""
         ...
 
 
 class ASGIExchange(Exchange):
-    """A request of an ASGI host. What is written is buffered and sent by the host's own task."""
+    """A request of an ASGI host. Writes are buffered and sent by the host's own task."""
 
     def __init__(self, method: str, scope: Scope, receive: Receive, send: Send, stall: float):
         query = scope.get("query_string", b"")
@@ -68,7 +72,7 @@ class ASGIExchange(Exchange):
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self, handler: Awaitable[None] | None) -> None:
-        """Run what is left to do of the handler, then send until the answer is complete."""
+        """Await the rest of the handler, then send until the response is complete."""
         self._task = asyncio.current_task()
         try:
             if handler is not None:
@@ -87,7 +91,7 @@ class ASGIExchange(Exchange):
                 self._peer.disconnected()
 
     async def _flush(self) -> bool:
-        """Send all that is buffered; true when that was the end of the answer."""
+        """Send the buffer; true when that completes the response."""
         messages = []
         if self._start is not None:
             messages.append(self._start)
@@ -105,7 +109,7 @@ class ASGIExchange(Exchange):
         except asyncio.CancelledError:
             if not self._closed or self._task is None or self._task.uncancel():
                 raise
-        except OSError:  # how some hosts say that the client has disconnected; or a time-out
+        except OSError:  # some hosts raise it for a disconnect; or a timeout
             self._sending = False
             self._disconnected()
         self._sending = False
@@ -119,7 +123,7 @@ class ASGIExchange(Exchange):
 
     @property
     def full(self) -> bool:
-        """Whether the client does not keep up."""
+        """Whether the client reads too slowly."""
         return self._sending or self._size > BUFFER
 
     def listen(self, peer: Peer | None) -> None:
@@ -154,7 +158,7 @@ class ASGIExchange(Exchange):
         return self.full
 
     def drop(self) -> None:
-        """End without the end of the answer, at which hosts drop the connection."""
+        """End without completing the response, so that the host drops the connection."""
         self._peer = None
         self._close()
         if self._sending and self._task is not None:

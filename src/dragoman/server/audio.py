@@ -55,8 +55,8 @@ UNUSED = "what speaks or listens here has no such option"
 
 
 class AudioHandlers:
-    """What a client can have spoken and transcribed. `studio` says by what. What runs on this
-    machine takes few orders at once: clients wait for it in turn, and each has its `share`."""
+    """Handlers for speech and transcriptions by the backends of `studio`. Local backends take
+    few requests at once: clients queue for them in turn, and each has its `share`."""
 
     def __init__(self, service: Service, studio: Studio, share: float) -> None:
         self._service = service
@@ -81,7 +81,7 @@ class AudioHandlers:
         ]
 
     def page(self, exchange: Exchange, caller: Caller) -> None:
-        """A page to talk on. It is public, as it holds nothing: what it asks needs the key."""
+        """The page `/talk`. It is public, as it holds no data: its requests need the key."""
         calls = available() and self._service.settings.workers == 1
         page = _PAGE.replace(b'data-calls="no"', b'data-calls="yes"') if calls else _PAGE
         exchange.start(200, [*exchange.marks, *_PAGE_HEADERS], page)
@@ -89,7 +89,7 @@ class AudioHandlers:
         exchange.end()
 
     async def speak(self, exchange: Exchange, caller: Caller) -> None:
-        """Speak some text, which is sent while it is spoken."""
+        """Synthesize speech, streamed while it is generated."""
         asked = await self._service.read(exchange, caller, wire.decode_speech)
         encoder = SoundEncoder(asked.format)
         headers: Headers = SSE_HEADERS if asked.sse else [(b"content-type", encoder.media_type)]
@@ -128,7 +128,7 @@ class AudioHandlers:
             service.settings,
             service.roster,
             hold,
-            media_type=MEDIA_TYPE,
+            media_type=(MEDIA_TYPE,),
             limit=limit + FORM,
             setting="audio_limit",
         )
@@ -208,10 +208,10 @@ def _error(fault: Fault) -> bytes:
 
 
 class _Sending:
-    """Sends what a generator makes, as fast as the client takes it. It holds a place at a gate.
+    """Streams the output of a generator with backpressure. It holds a place at a gate.
 
-    What goes wrong before the first byte is answered with its status; later the connection is
-    dropped, or an event says it.
+    An error before the first byte is sent with its status; later the connection is
+    dropped, or an event reports it.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class _Sending:
 
     async def begin(self, headers: Headers, last: Callable[[Fault], bytes] | None) -> None:
         """Wait for the first bytes, and leave the rest to a task. `last` makes the last bytes of
-        an answer that failed. Raises FaultError."""
+        a response that failed. Raises FaultError."""
         service, exchange, tenant = self._service, self._exchange, self._caller.tenant
         seconds = service.settings.deadline
         with Watch(service.roster, exchange) as watch:
@@ -274,7 +274,7 @@ class _Sending:
                             await self._drained.wait()
                     if exchange.write(data, more=True):
                         self._drained.clear()
-                    await asyncio.sleep(0)  # others first: what is ready comes without a wait
+                    await asyncio.sleep(0)  # yield to other tasks: ready pieces come without a wait
         except asyncio.CancelledError:
             failed = self._stopped or GONE
         except TimeoutError:
@@ -309,5 +309,5 @@ class _Sending:
         self.stop(GONE)
 
     def drained(self) -> None:
-        """The client has read what was written."""
+        """The client has read the buffer."""
         self._drained.set()

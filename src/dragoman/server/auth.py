@@ -1,4 +1,4 @@
-"""Who may ask: API keys, Host and Origin checks, and CORS."""
+"""Access control: API keys, Host and Origin checks, and CORS."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _GUESSING = Fault(
     "rate_limited", "Too many wrong keys came from this address.", "client", retry_after="1"
 )
 NO_KEY = "none"
-"""What our pages have SDKs send that insist on a key: it stands for no key."""
+"""A placeholder for SDKs that insist on a key; our docs use it. It counts as no key."""
 SHORTEST = 8
 """Characters of a key, at the least."""
 GUESSES = 20
-"""Wrong keys that an address may send at once; it gets one of them back each second."""
+"""Wrong keys that an address may send in a burst; the allowance refills by one a second."""
 ADDRESSES = 1024
 """Addresses whose wrong keys are counted."""
 
 
 class Keys:
-    """The keys that clients may present; with none configured, anybody may call.
+    """Checks the keys that clients present; with none configured, every client may call.
 
-    `secret` gives what tenants are named by, that of the store where there is one.
+    `secret` returns the secret for deriving tenant names, that of the store where there is one.
     """
 
     def __init__(self, settings: Settings, secret: Callable[[], bytes]) -> None:
@@ -61,14 +61,14 @@ class Keys:
         self._settings = settings
         self._secret = secret
         self._names: dict[str, str] | None = None
-        self._guesses: OrderedDict[str, float] = OrderedDict()  # when each has all of them again
+        self._guesses: OrderedDict[str, float] = OrderedDict()  # when its allowance is full again
 
     def check(self, exchange: Exchange) -> tuple[str, Secret | None]:
         """The tenant of a request, and the credential it presents. Raises FaultError if that is
         wrong, missing and needed, or not one.
 
-        A right key is let in whatever came from its address, which may be that of a proxy with
-        everybody behind it; keys are too long to be found at the pace of requests.
+        A valid key is accepted whatever came from its address, which may be that of a proxy for
+        many clients; keys are too long to be guessed by requests.
         """
         credential = presented(exchange)
         if not credential:
@@ -76,14 +76,14 @@ class Keys:
                 raise FaultError(_MISSING)
             return "", None
         given = _digest(credential)
-        # Every key is compared, so that the time does not tell which one was right.
+        # Every key is compared, so that the time does not reveal which one matched.
         if self.needed and not sum(hmac.compare_digest(given, known) for known in self._digests):
             raise FaultError(self._guess(exchange))
         key = Secret(credential)
         return tenant_of(key, self._secret()), key
 
     def name(self, tenant: str) -> str:
-        """What the key of a tenant is called in the log: by its variable, or by its tenant."""
+        """The name of a tenant's key in the log: its variable, or the tenant."""
         if not tenant:
             return ""
         if self._names is None:
@@ -94,7 +94,7 @@ class Keys:
         return self._names.get(tenant, tenant[:8])
 
     def _guess(self, exchange: Exchange) -> Fault:
-        """Why a wrong key is refused. One too many ends its connection, too."""
+        """The fault for a wrong key. Too many of them close the connection, too."""
         address, now, guesses = exchange.address, time.monotonic(), self._guesses
         restored = max(guesses.pop(address, now), now) + 1
         guesses[address] = min(restored, now + GUESSES)
@@ -112,12 +112,12 @@ CREDENTIALS = (b"authorization", b"x-api-key", _SUBPROTOCOLS)
 
 
 def presented(exchange: Exchange) -> str:
-    """The credential that a request presents, in whatever header; empty where there is none. Raises
+    """The credential of a request, in any of the headers; empty where there is none. Raises
     FaultError for two that differ."""
     found = []
     if b"authorization" in exchange.headers:
         scheme, _, token = exchange.header(b"authorization").strip().partition(" ")
-        # A credential that is no key of ours tells clients apart all the same.
+        # A credential that is no key of ours still identifies a tenant.
         found.append(token.strip() if scheme.lower() == "bearer" else f"{scheme} {token}".lstrip())
     if b"x-api-key" in exchange.headers:
         found.append(exchange.header(b"x-api-key").strip())
@@ -138,12 +138,12 @@ def tenant_of(key: Secret, secret: bytes) -> str:
 
 
 def key_names(settings: Settings) -> list[str]:
-    """What the keys of a server are called, which are never shown: by their variables, or numbered.
+    """The names of a server's keys for messages: their variables, or numbers.
 
     >>> key_names(Settings(keys=(Secret("k" * 8), Secret("l" * 8)), api_key_env=("TEAM_KEY",)))
     ['key-1', 'TEAM_KEY']
     """
-    unnamed = len(settings.keys) - len(settings.api_key_env)  # those of variables come last
+    unnamed = len(settings.keys) - len(settings.api_key_env)  # keys from variables come last
     return [f"key-{number + 1}" for number in range(unnamed)] + [*settings.api_key_env]
 
 

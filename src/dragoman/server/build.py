@@ -38,7 +38,7 @@ def assemble(
     environ: Mapping[str, str],
     options: Mapping[str, Any] = {},
 ) -> Router:
-    """The engine for these upstreams and targets; with neither, the one that stands in. Models are
+    """The engine for these upstreams and targets; with neither, the placeholder. Models are
     loaded; `options` are those of `find_target`.
 
     Raises ConfigurationError for a target or a profile that does not exist, a target that needs
@@ -55,7 +55,7 @@ def prepare(
     environ: Mapping[str, str],
     options: Mapping[str, Any] = {},
 ) -> Callable[[], Router]:
-    """The same in two steps: all is checked now, models are loaded when the result is called."""
+    """The same in two steps: everything is checked now, models are loaded by calling the result."""
     for upstream in upstreams:
         if upstream.pass_client_key and settings.keys:
             raise ConfigurationError(
@@ -93,7 +93,7 @@ def _loaded(target: Target) -> Engine:
 
 
 def as_upstreams(found: Sequence[Discovered]) -> list[Upstream]:
-    """The servers that were discovered, as if they had been configured."""
+    """The discovered servers as configured upstreams."""
     return [
         Upstream(
             name=place_of(server.base_url),
@@ -106,7 +106,7 @@ def as_upstreams(found: Sequence[Discovered]) -> list[Upstream]:
 
 
 def others(upstreams: Sequence[Upstream], own: str) -> list[Upstream]:
-    """Those that are not the server at `own`, a URL on this machine."""
+    """The upstreams without the server at `own`, a URL on this machine."""
     port = urlsplit(own).port
     return [
         upstream
@@ -140,7 +140,7 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
 
 
 def studio_of(settings: Settings, environ: Mapping[str, str], *, pocket: bool = False) -> Studio:
-    """What the server speaks and listens with, to talk with the pocket model alone or with any.
+    """The speech backends of the server, for the pocket model alone or for any.
     Raises ConfigurationError for what does not exist or is not installed, and for a variable that
     holds no key."""
     keys: dict[str, Secret] = {}
@@ -163,9 +163,9 @@ def studio_of(settings: Settings, environ: Mapping[str, str], *, pocket: bool = 
 
 
 def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Hosted]:
-    """The tools that the server runs. Each is imported when it is used. Raises ConfigurationError
-    for one that does not exist, is named twice or needs what is not installed, and for a field that
-    is not for it."""
+    """The hosted tools. Each is imported when it is used. Raises ConfigurationError for
+    one that does not exist, is named twice or lacks a package, and for a field
+    that it does not have."""
     found: dict[str, Hosted] = {}
     servers: list[Any] = []
     for tool in tools:

@@ -1,4 +1,4 @@
-"""Cancels the work for a client that is gone, late or shut down, and says why an answer ended."""
+"""Cancels work on a disconnect, a timeout or a shutdown, and gives the reason as a fault."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Finished
 
 TERMINAL = (Finished, Failed)
-"""The events after which nothing comes."""
+"""The terminal events."""
 
 UNFINISHED = Fault("upstream_cut", "The answer broke off before its end.", "upstream")
-"""Why an answer failed that came to no end of its own."""
+"""The fault of an answer whose engine ended without a terminal event."""
 GONE = Fault("cancelled", "The client closed the connection.", "client")
 CANCELLED = Fault("cancelled", "The answer was cancelled.", "client")
 SHUTTING_DOWN = Fault(
@@ -32,18 +32,18 @@ def end_for(fault: Fault) -> Finished | Failed:
 
 
 def stalled(seconds: float) -> Fault:
-    """Why a client is disconnected that does not read."""
+    """The fault of a client that does not read."""
     return Fault("stalled", f"The client read nothing for {seconds:g} s.", "client")
 
 
 def too_late(seconds: float) -> Fault:
-    """Why an answer is stopped that takes too long."""
+    """The fault of an answer that takes too long."""
     problem = f"There was no complete answer within {seconds:g} s."
     return Fault("upstream_timeout", problem, "upstream")
 
 
 EARLY = 0.001
-"""Seconds by which a loop that counts in milliseconds may call too early."""
+"""Seconds by which an event loop with millisecond resolution may call too early."""
 SWEEP = 0.02
 """Seconds between two sweeps at the least, so that thousands of timers cost little."""
 
@@ -52,11 +52,11 @@ class Peer(Protocol):
     """Work for a client that can be cancelled, with callbacks for the client's backpressure."""
 
     def stop(self, fault: Fault) -> None:
-        """End it for this reason."""
+        """Cancel the work, with this reason."""
         ...
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Handle the deadlines that have passed."""
         ...
 
     def disconnected(self) -> None:
@@ -64,23 +64,23 @@ class Peer(Protocol):
         ...
 
     def drained(self) -> None:
-        """The client has read so much that more can be written."""
+        """The client has read enough that more can be written."""
         ...
 
 
 class Connection(Protocol):
-    """What calls a peer about its client."""
+    """Calls back a peer about its client."""
 
     def listen(self, peer: Peer | None) -> None:
-        """Tell this peer from now on, and no other."""
+        """Call this peer from now on, in place of any other."""
         ...
 
 
 class InFlight:
-    """The work that is going on, and its timers. Once `closing`, no new work should be taken.
+    """The work in progress, and its timers. Once `closing`, no new work should be accepted.
 
-    One timer of the loop serves all of them: of many thousand quick answers none sets its own. It
-    is moved only for something that is due earlier, and finds out by itself what was called off.
+    One loop timer serves all of them, so that thousands of quick answers set none of their own. It
+    is moved only for an earlier deadline, and skips those that were cancelled.
     """
 
     def __init__(self) -> None:
@@ -89,10 +89,10 @@ class InFlight:
         self._changed = asyncio.Event()
         self._due: dict[Peer, float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf  # uvloop's handles do not always know
+        self._timer_at = math.inf  # uvloop's handles do not always have `when`
 
     def discard(self, work: Peer) -> None:
-        """A piece of work has ended."""
+        """Remove a piece of work that has ended."""
         self.works.discard(work)
         self._due.pop(work, None)
         if self.closing:
@@ -128,7 +128,7 @@ class InFlight:
             work.stop(SHUTTING_DOWN)
 
     async def drain(self, patience: float) -> None:
-        """Take no more work, let what goes on end within `patience` seconds, then stop it."""
+        """Accept no more work, give running work `patience` seconds to end, then stop it."""
         self.closing = True
         timer = asyncio.get_running_loop().call_later(patience, self.stop_all)
         try:
@@ -144,7 +144,7 @@ class Watch:
     client of `connection` disconnects, time is up, or the server shuts down.
 
     Leaving it after that raises FaultError with the reason in place of CancelledError; a
-    cancellation that came from elsewhere passes untouched.
+    cancellation from elsewhere is not changed.
     """
 
     __slots__ = ("_cancellations", "_connection", "_limit", "_on", "_roster", "_task", "fault")
@@ -168,7 +168,7 @@ class Watch:
             self._task.cancel()
 
     def limit(self, seconds: float | None, fault: Fault | None = None) -> None:
-        """Stop after so much time, for this reason. The last limit set is in force."""
+        """Stop after so much time, for this reason. It replaces an earlier limit."""
         due = math.inf
         if seconds is not None:
             due = asyncio.get_running_loop().time() + seconds
@@ -202,4 +202,4 @@ class Watch:
         if self._connection is not None:
             self._connection.listen(None)
         if self.fault is not None and self._task.uncancel() <= self._cancellations and error:
-            raise FaultError(self.fault) from None  # even if stopping it went wrong
+            raise FaultError(self.fault) from None  # even if stopping it failed

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 
-from dragoman.core.error import FaultError
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 
 from .asgi import BUFFER, Receive, Room, Send
@@ -15,8 +18,30 @@ from .exchange import Exchange
 from .limits import Hold
 from .responder import Service
 
+
+def of_message(fault: Fault) -> Fault:
+    """A fault of what came by a WebSocket: what has a body in HTTP is a message there.
+
+    >>> of_message(Fault("bad_request", "The body is an array.")).message
+    'The message is an array.'
+    """
+    rest = fault.message.removeprefix("The body ")
+    return fault if rest == fault.message else replace(fault, message=f"The message {rest}")
+
+
 LIFETIME = 3600.0
 """Seconds a connection may last."""
+
+
+class Later:
+    """A frame of about this size that takes long to encode: that is left to a thread."""
+
+    def __init__(self, make: Callable[[], bytes], size: int) -> None:
+        self.make = make
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
 
 
 class Channel(ABC):
@@ -44,7 +69,7 @@ class Channel(ABC):
         self._receive = receive
         self._send = send
         self._room = room
-        self._queue: deque[bytes] = deque()  # frames to be sent, which as text may take much more
+        self._queue: deque[bytes | Later] = deque()  # frames to be sent
         self._size = 0  # of those, and of the one that the client has not taken
         self._unread = service.budget.hold(caller.tenant)  # for those, if they are many
         self._sender: asyncio.Task[None] | None = None
@@ -121,7 +146,7 @@ class Channel(ABC):
                     if hold is not None:
                         hold.close()
 
-    def write(self, *frames: bytes) -> bool:
+    def write(self, *frames: bytes | Later) -> bool:
         """Send frames. True where the client does not keep up."""
         self._queue.extend(frames)
         self._size += sum(map(len, frames))
@@ -161,8 +186,16 @@ class Channel(ABC):
                     last = 0  # bytes of the frame before
                     while self._queue:
                         frame = self._queue.popleft()
-                        await self._send({"type": "websocket.send", "text": frame.decode()})
-                        self._size -= last  # hosts send the next one when the client took that
+                        if isinstance(frame, Later):
+                            self._size -= len(frame)
+                            frame = await self.service.turns.take(frame.make)
+                            self._size += len(frame)
+                        if room is not None and len(frame) > BUFFER:
+                            await room.writable.wait()
+                            room.write_long(frame)
+                        else:
+                            await self._send({"type": "websocket.send", "text": frame.decode()})
+                        self._size -= last  # the next one is sent when the client took that
                         last = len(frame)
                         patience.reschedule(loop.time() + stall)
                     if room is not None:

@@ -1,7 +1,7 @@
 """Makes and checks client secrets: keys for pages, each for one session with a configuration.
 
-A secret holds what it is for, signed by a key that the workers of a server share: any of them takes
-it. Each remembers those that it took.
+A secret holds its configuration, signed by a key that the workers of a server share: any of them
+accepts it. Each worker stores the ids of those that were used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from hashlib import sha256
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.interfaces import Caller, Secret
@@ -32,11 +33,11 @@ from .responder import Service
 PREFIX = "ek_"
 """What client secrets begin with."""
 MOST = 10_000
-"""Secrets that a worker remembers to have taken, and keys that it keeps for secrets."""
+"""Used secrets that a worker stores, and client keys that it stores for secrets."""
 MAX_SESSION = 256 * 1024
 """Bytes of the configuration in a secret, before they are compressed."""
 SECONDS, MIN_SECONDS, MAX_SECONDS = 600, 10, 7200
-"""How long a client secret is good for, if its maker does not say, and bounds of that."""
+"""The default lifetime of a client secret, and its bounds."""
 _SIGNATURE = 32
 
 SHARED = Fault(
@@ -74,7 +75,7 @@ class ClientSecrets:
     def __init__(self, service: Service, key: bytes) -> None:
         self._service = service
         self._key = hmac.digest(key, b"dragoman client secrets 1", sha256)
-        self._used: dict[str, tuple[str, float]] = {}  # tenant, and Unix seconds until it is good
+        self._used: dict[str, tuple[str, float]] = {}  # tenant, and Unix seconds of its expiry
         self._counts: Counter[str] = Counter()  # of those, by tenant
         self._passed: OrderedDict[str, tuple[str, Secret | None]] = OrderedDict()  # with the tenant
 
@@ -84,6 +85,7 @@ class ClientSecrets:
         if passes and self._service.settings.workers > 1:
             raise FaultError(SHARED)
         seconds, session, config = await self._service.read(exchange, caller, _decode)
+        await self._check_model(config.model, caller)
         expires, id = now() + seconds, secrets.token_urlsafe(12)
         content = json.dump(
             {"id": id, "expires": expires, "tenant": caller.tenant, "session": session}
@@ -98,7 +100,7 @@ class ClientSecrets:
             raise FaultError(Fault("too_large", message, "client", "session"))
         if passes:
             self._passed[id] = caller.tenant, caller.key
-            if len(self._passed) > MOST:  # who has the most loses the first of theirs
+            if len(self._passed) > MOST:  # drop the oldest of the tenant with the most
                 tenants = [each for each, _ in self._passed.values()]
                 ((crowd, _),) = Counter(tenants).most_common(1)
                 del self._passed[[*self._passed][tenants.index(crowd)]]
@@ -106,9 +108,18 @@ class ClientSecrets:
         answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": shown}
         exchange.reply(200, json.dump(answer))
 
+    async def _check_model(self, name: str, caller: Caller) -> None:
+        """Raise FaultError for a model that is known not to be here: a page would learn it late."""
+        route = getattr(self._service.engine, "route", None)
+        if name and route is not None:
+            try:
+                await route(name, caller)
+            except FaultError as error:
+                raise FaultError(replace(error.fault, param="session.model")) from None
+
     def redeem(self, value: str) -> ClientSecret | None:
-        """What a secret is for, which is good for nothing else afterwards; None for a key of
-        another kind. Raises FaultError for one that is not good any more."""
+        """The session that a secret opens, which uses it up; None for a key of
+        another kind. Raises FaultError for one that is expired or used."""
         if not value.startswith(PREFIX):
             return None
         content = self._content(value.removeprefix(PREFIX))
@@ -129,7 +140,7 @@ class ClientSecrets:
         return ClientSecret(changes, Caller(tenant=tenant, key=key))
 
     def _crowded(self, tenant: str) -> bool:
-        """Whether a tenant has used as many secrets as it may: half of what others leave."""
+        """Whether a tenant has used up its share of secrets: half of what others leave."""
         mine = self._counts[tenant]
         return 2 * mine > MOST - (len(self._used) - mine)
 
@@ -138,7 +149,7 @@ class ClientSecrets:
         return urlsafe_b64encode(signature + content).decode().rstrip("=")
 
     def _content(self, text: str) -> dict[str, JSON]:
-        """What stands in a secret. Raises FaultError for what we did not sign."""
+        """The content of a secret. Raises FaultError without a valid signature."""
         try:
             data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
         except ValueError:

@@ -32,14 +32,14 @@ FILE = "dragoman.toml"
 LONGEST = 1_000_000
 """Characters of a configuration."""
 AUTO = "auto"
-"""The value of `wire` that has it detected."""
+"""The value of `wire` for detection."""
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 _T = TypeVar("_T", bound=Struct)
 
 
 class Upstream(Struct, frozen=True, kw_only=True):
-    """A server that models are behind."""
+    """A server that serves models."""
 
     name: Annotated[str, about("The name of this upstream in messages.")]
     url: Annotated[str, about("Its base URL, as its own clients use it.")]
@@ -154,7 +154,7 @@ class HostedTool(Struct, frozen=True, kw_only=True):
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """All that the file says; `port_given` is whether that is in it, be it the usual one."""
+    """The content of the file; `port_given` is whether it sets the port, even to the default."""
 
     server: Settings = Settings()
     port_given: bool = False
@@ -168,18 +168,18 @@ _TABLES = (
     *(("[server]", Settings), ("[[upstreams]]", Upstream)),
 )
 _HOMES = {name: home for home, kind in _TABLES for name in kind.__struct_fields__ if name != "keys"}
-"""Where in the file each setting stands."""
+"""The line of each setting in the file."""
 _KEYS = ("key", "api_key", "token", "secret")
-"""What a key itself would be called, which no file has."""
+"""The name of a field for a literal key, which files must not have."""
 
 
 class ConfigurationError(ValueError):
-    """The configuration cannot be used; the message says where it is wrong, and why."""
+    """The configuration is invalid; the message has the place and the reason."""
 
 
 @contextmanager
 def explained(about: str = "", end: str = "") -> Iterator[None]:
-    """Raises ConfigurationError for errors that say what was named wrong, or is to be installed."""
+    """Turns errors about names and missing packages into ConfigurationError."""
     try:
         yield
     except (ValueError, ImportError) as error:
@@ -242,7 +242,7 @@ def read(text: str, name: str = FILE) -> Configuration:
             raise FaultError(bad_request(problem, f"upstreams[{number}].{field}"))
         urls = [webhook.url for webhook in webhooks]
         for number, url in enumerate(urls):
-            if url in urls[:number]:  # what waits for a receiver is found by its address
+            if url in urls[:number]:  # the outbox finds its receiver by the address
                 problem = f"is {place_of(url)!r}, as that of another: name all events in one table"
                 raise FaultError(bad_request(problem, f"webhooks[{number}].url"))
     except FaultError as error:
@@ -264,8 +264,8 @@ def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
 
 
 def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
-    """The key in a variable. Raises ConfigurationError where there is none, or none that a header
-    could carry as it is."""
+    """The key in a variable. Raises ConfigurationError where there is none, or one that is invalid
+    in a header."""
     value = environ.get(name, "").strip()
     if not value and not _VARIABLE.fullmatch(name):  # it may be the key itself: it is not shown
         problem = f"The variable with {what} is to be given by its NAME, such as API_KEY"
@@ -280,7 +280,7 @@ def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
 
 
 def clash(upstreams: Sequence[Upstream]) -> tuple[int, str, str] | None:
-    """The first upstream with a name that another has: its place, the field, and what is wrong."""
+    """The first upstream with a duplicate name: its place, the field, and the problem."""
     named: set[str] = set()
     owners: dict[str, str] = {}
     for place, upstream in enumerate(upstreams):
@@ -314,7 +314,7 @@ def place_of(url: str) -> str:
 
 
 def problem_of(upstream: Upstream) -> tuple[str, str] | None:
-    """The field of an upstream that cannot be as it is, and why."""
+    """The invalid field of an upstream, and the reason."""
     for field, value, known in (
         ("wire", upstream.wire, (AUTO, *WIRES)),
         ("profile", upstream.profile, BY_NAME),
@@ -386,7 +386,7 @@ def _taken(fields: Fields, name: str, hint: Any, meta: Any) -> Any:
             return fields.integer(name, meta.ge, meta.le)
         case builtins.float:
             value = fields.number(name, meta.ge, meta.le)
-            if value is not None and math.isnan(value):  # TOML has nan, which no bound keeps out
+            if value is not None and math.isnan(value):  # TOML has nan, which no bound excludes
                 raise fields.wrong(name, "is nan, and must be a number")
             return value
         case builtins.str:

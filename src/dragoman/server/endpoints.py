@@ -30,7 +30,7 @@ ESTIMATED = Loss(
 
 
 class Endpoints:
-    """Handlers of what can be asked of one engine besides answers."""
+    """Handlers for the other functions of an engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -56,7 +56,7 @@ class Endpoints:
         exchange.reply(200, exchange.wire.encode_models(models))
 
     async def model(self, listing: str, exchange: Exchange, caller: Caller) -> None:
-        """The model named by the path below that of a listing, slashes and all."""
+        """The model with the id in the rest of the path, which may contain slashes."""
         name = exchange.path.removeprefix(listing)
         models = await self._models(exchange, caller)
         for model in models:
@@ -71,7 +71,7 @@ class Endpoints:
             return await self._service.engine.models(replace(caller, wire=exchange.wire.name))
 
     async def embed(self, exchange: Exchange, caller: Caller) -> None:
-        """Vectors; cancelled when the client disconnects or time is up."""
+        """Embeddings; cancelled when the client disconnects or time is up."""
         service = self._service
         request = await service.read(exchange, caller, embeddings.decode_request)
         with Watch(service.roster, exchange) as watch:
@@ -82,7 +82,7 @@ class Endpoints:
         exchange.reply(200, json.dump(answer))
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
-        """Count the tokens of a request and all that it builds on."""
+        """Count the tokens of a request, with its references resolved."""
         wire, service = exchange.wire, self._service
         asked = await service.read(exchange, caller, wire.decode_request)
         with Watch(service.roster, exchange) as watch:
@@ -95,7 +95,7 @@ class Endpoints:
         exchange.reply(200, wire.encode_count(tokens), *report_headers(losses))
 
     async def compact(self, exchange: Exchange, caller: Caller) -> None:
-        """Summarise what a request holds and all that it builds on."""
+        """Summarise the conversation of a request, with its references resolved."""
         service = self._service
         asked = await service.read(exchange, caller, RESPONSES.decode_request)
         with Watch(service.roster, exchange) as watch:
@@ -109,7 +109,7 @@ class Endpoints:
         exchange.reply(200, encode_compaction(id, now(), item, usage))
 
     async def _whole(self, request: Request, exchange: Exchange) -> Request:
-        """The request with all that it builds on. Raises FaultError when something is not there."""
+        """The request with its references resolved. Raises FaultError when one does not exist."""
         memory = self._service.memory
         if memory is None:
             return without_store(request)[0]

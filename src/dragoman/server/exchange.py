@@ -30,30 +30,30 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Held(Protocol):
-    """Bytes that are counted as long as something holds them."""
+    """Bytes that are accounted for while they are buffered."""
 
     size: int
 
     def resize(self, size: int) -> None:
-        """They are so many from now on. Raises FaultError where there is no room for more."""
+        """Set the size. Raises FaultError where there is no room for more."""
         ...
 
     def add(self, more: int) -> None:
-        """They are so many more, or fewer. Raises FaultError where there is no room for more."""
+        """Change the size by so many bytes. Raises FaultError where there is no room for more."""
         ...
 
     def close(self) -> None:
-        """They are not held any more."""
+        """Release them."""
         ...
 
 
 class Budget(Protocol):
-    """What all that is held counts in; one tenant's `share` of it."""
+    """The budget of all holds; `share` is that of one tenant."""
 
     share: int
 
     def hold(self, tenant: str) -> Held:
-        """Bytes of this tenant; none as yet."""
+        """A new hold for this tenant, of no bytes."""
         ...
 
 
@@ -61,7 +61,7 @@ NO_MEMORY = Fault("overloaded", "The server has no memory left for a request of 
 
 
 def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
-    """The fault an exception is for the client; all but a FaultError is logged, without the key."""
+    """The fault for an exception; all but a FaultError are logged, without the key."""
     if isinstance(error, FaultError):
         return error.fault
     if isinstance(error, MemoryError):
@@ -73,7 +73,7 @@ def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
 
 
 def log_failure(error: BaseException, request_id: str, key: Secret | None) -> None:
-    """Log what was raised for a request, without its key."""
+    """Log an exception of a request, without its key."""
     text = "".join(traceback.format_exception(error))
     if key is not None:
         text = text.replace(key.reveal(), str(key))
@@ -85,9 +85,9 @@ MARKS: Headers = [
     (b"server", f"dragoman/{VERSION}".encode()),
     (VERSION_HEADER.encode(), VERSION.encode()),
 ]
-"""The headers of every answer, which the host adds."""
+"""The headers of every response, which the host adds."""
 ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in WIRES.values()}]
-"""The headers that name the request: each client looks for the one its wire has."""
+"""The headers for the request id: each client reads that of its wire."""
 _PASSED = frozenset(name.encode() for wire in WIRES.values() for name in wire.request_headers)
 _ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type")
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
@@ -95,16 +95,16 @@ _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
 
 class Exchange:
-    """One request and the connection for its answer, on which writing is a plain call that never
+    """One request and its response. Writing is synchronous and never
     waits: `reply` or `refuse`; or `open`, `write`, and `end`. Each kind of host has a subclass.
 
-    `id` is the client's own request id where that is sane, or else a new one. `status` is that of
+    `id` is the client's own request id where that is valid, or else a new one. `status` is that of
     the answer, 0 until it is sent. `marks` are headers of the answer, beside `MARKS`. `whole` is
-    the body of the request where all of it came before the handler was called, until it is taken;
-    else it is to be read. `hold` is what that, and what is read from the store for it, hold of the
-    `budget`, until the answer has it; what is written is `counted` if it is in that. `entry` is its
-    line in the request log, if there is one. `passed` are headers of the request that may travel to
-    an upstream. `tenant` is whose request it is.
+    the complete body of the request if it came before the handler was called, until it is taken;
+    else it is to be read. `hold` accounts for the body, and for what is read from the store, in the
+    `budget`; written bytes are `counted` if they are part of it. `entry` is its
+    line in the request log, if there is one. `passed` are headers that may be sent to
+    an upstream. `tenant` is that of the caller.
     """
 
     status = 0
@@ -116,9 +116,9 @@ class Exchange:
     entry: Entry | None = None
     passed: tuple[tuple[str, str], ...] = ()
     keep_alive = True
-    """Whether another request may follow on the connection, as far as we decide that."""
+    """Whether we keep the connection open for another request."""
     repeated = b""
-    """A header that may be there once only, and is there more often."""
+    """A header that must not be repeated, and is."""
 
     def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
         self.method = method
@@ -137,25 +137,25 @@ class Exchange:
         id = self.id.encode()
         self.marks: Headers = [(name, id) for name in ID_HEADERS]
 
-    # ---- what a host gives ---------------------------------------------------------------
+    # ---- implemented by hosts ------------------------------------------------------------
 
     @property
     def address(self) -> str:
-        """Where the client is, or the last proxy before us; of IPv6, the network of its site."""
+        """The address of the client, or of the last proxy; of IPv6, the network of its site."""
         raise NotImplementedError
 
     @property
     def full(self) -> bool:
-        """Whether the client does not keep up."""
+        """Whether the client reads too slowly."""
         return False
 
     @property
     def unread(self) -> int:
-        """Bytes that were written and the client has not taken, where the host can tell."""
+        """Written bytes that the client has not read, where the host knows."""
         return 0
 
     def listen(self, peer: Peer | None) -> None:
-        """Tell this peer when the client disconnects or has read enough, and no other."""
+        """Call this peer, in place of any other, when the client disconnects or has read enough."""
         raise NotImplementedError
 
     async def read(self) -> tuple[bytes, bool]:
@@ -164,27 +164,27 @@ class Exchange:
         raise NotImplementedError
 
     def start(self, status: int, headers: Headers, body: bytes | None = None) -> None:
-        """The status and the headers; with a body, the whole answer and its length."""
+        """Send the status and the headers; with a body, the whole response and its length."""
         raise NotImplementedError
 
     def write(self, body: bytes, *, more: bool) -> bool:
-        """A piece of the body, the last one without `more`. True where the client does not keep
-        up: what is written then is buffered all the same."""
+        """Send a piece of the body, the last one without `more`. True where the client reads too
+        slowly: the piece is buffered all the same."""
         raise NotImplementedError
 
     def drop(self) -> None:
-        """Drop the connection, or as much of that as the host allows."""
+        """Drop the connection, as far as the host allows."""
         raise NotImplementedError
 
-    # ---- what handlers use ---------------------------------------------------------------
+    # ---- for handlers --------------------------------------------------------------------
 
     @property
     def wire(self) -> Wire:
-        """The wire that the request is of."""
+        """The wire of the request, by its path and headers."""
         return wire_at(self.path, self.headers)
 
     def header(self, name: bytes) -> str:
-        """A header of the request, by its name in lower case; the empty string if not there."""
+        """A header of the request, by its name in lower case; empty if absent."""
         value = self.headers.get(name)
         return value.decode("latin-1") if value else ""
 
@@ -205,26 +205,26 @@ class Exchange:
         self.hold.add(more)
 
     def open(self, status: int, headers: Headers) -> None:
-        """Send the status and the headers; the body follows, and may take long: no headers are held
-        for it."""
+        """Send the status and the headers at once; the body, which may take long,
+        follows."""
         self.start(status, [*self.marks, *headers])
         self.headers, self.marks = {}, []
         self.status = status
 
     def end(self) -> None:
-        """Nothing follows: write the line of the request log."""
+        """The response is complete: write the line of the request log."""
         if self.entry is not None:
             self.entry.write(self.method, self.path, self.status, self.id)
             self.entry = None
 
     def abort(self) -> None:
-        """Drop the connection at once, where the host can; what was sent may not arrive."""
+        """Drop the connection at once, where the host can; sent data may be lost."""
         self.drop()
         self.end()
 
     def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-        """Answer whole; a body is JSON. A HEAD request gets the headers alone. Raises FaultError
-        where there is no room for the body."""
+        """Send a whole response; a body is JSON. A HEAD request gets the headers alone. Raises
+        FaultError where there is no room for the body."""
         kind = (JSON_TYPE,) if body else ()
         self.start(status, [*self.marks, *headers, *kind], body)
         self.status = status
@@ -232,7 +232,7 @@ class Exchange:
             self.end()
 
     def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
-        """Answer with a fault, in the shape that the wire of the request has."""
+        """Send a fault as an error of the request's wire."""
         if self.entry is not None:
             self.entry.end = fault.code
         if fault.retry_after is not None:
@@ -245,11 +245,11 @@ class Exchange:
 
 
 _FINAL = ("authentication", "permission", "upstream_authentication")
-"""Faults that no repetition mends, whatever their status; the SDKs and Claude Code heed that."""
+"""Faults that are not worth a retry, whatever their status (`x-should-retry`)."""
 
 
 def _passed(headers: Headers) -> tuple[tuple[str, str], ...]:
-    """The headers that may travel on; several lines of one name are one list (RFC 9110, 5.3)."""
+    """The headers that may be forwarded; several lines of one name are one list (RFC 9110, 5.3)."""
     found: dict[bytes, dict[bytes, None]] = {}
     for name, value in headers:
         if name in _PASSED:
@@ -261,14 +261,14 @@ def _new_ids() -> Iterator[str]:
     return map("req_{}{:08x}".format, repeat(os.urandom(8).hex()), count(1))
 
 
-request_ids = [_new_ids()]  # for requests whose client gave none
-if hasattr(os, "register_at_fork"):  # two processes must not give the same ids
+request_ids = [_new_ids()]  # for requests without an id
+if hasattr(os, "register_at_fork"):  # processes must not create the same ids
     os.register_at_fork(after_in_child=lambda: request_ids.__setitem__(0, _new_ids()))
 
 
 def report_headers(losses: tuple[Loss, ...], guarantee: Guarantee | None = None) -> Headers:
-    """The headers that say what was not carried as it was asked, and how sure it is that the answer
-    is what was demanded."""
+    """The headers for the losses, and for the guarantee that the answer
+    is as constrained."""
     headers: Headers = []
     if losses and (line := header(losses)):
         headers.append((b"x-dragoman-loss", line.encode()))
@@ -278,7 +278,7 @@ def report_headers(losses: tuple[Loss, ...], guarantee: Guarantee | None = None)
 
 
 def site(address: str) -> str:
-    """An IP address, or where it is IPv6 its first half: a site has all addresses below that.
+    """An IPv4 address, or the first half of an IPv6 address: a site has the whole /64.
 
     >>> site("192.0.2.1"), site("2001:db8:1:2:3::4"), site("::1")
     ('192.0.2.1', '2001:db8:1:2', '')
@@ -287,7 +287,7 @@ def site(address: str) -> str:
 
 
 def safe(text: str) -> bytes:
-    """Text as a header's value: nothing in it can end the line.
+    """Text as a header's value, without line breaks.
 
     >>> safe("a\\r\\nb")
     b'a b'
@@ -296,13 +296,13 @@ def safe(text: str) -> bytes:
 
 
 Handler = Callable[[Exchange, Caller], Awaitable[None] | None]
-"""Answers a request. What it could not do at once is left to be awaited."""
+"""Handles a request. Returns the rest as an awaitable, if any."""
 
 
 class Route(Struct, frozen=True):
-    """A path and what is done there. A path that ends in `/` stands for all below it.
+    """A path and its handlers. A path that ends in `/` matches all paths below it.
 
-    `public` routes are open to those without a key.
+    `public` routes need no key.
     """
 
     method: str
@@ -312,7 +312,7 @@ class Route(Struct, frozen=True):
 
 
 class MethodNotAllowedError(FaultError):
-    """The path is there and does not take this method; `allow` names those it takes."""
+    """The path exists, but not for this method; `allow` lists its methods."""
 
     def __init__(self, method: str, path: str, allow: str) -> None:
         problem = f"{path} does not take {method}; it takes {allow}."
@@ -321,10 +321,10 @@ class MethodNotAllowedError(FaultError):
 
 
 class Router:
-    """The table of routes. `public` are the paths that ask for no key."""
+    """The table of routes. `public` are the paths that need no key."""
 
     def __init__(self, routes: Collection[Route]) -> None:
-        self.handlers: dict[tuple[str, str], Handler] = {}  # of the paths that are no trees
+        self.handlers: dict[tuple[str, str], Handler] = {}  # of the exact paths
         self._paths: dict[str, dict[str, Route]] = {}
         self._trees: dict[str, dict[str, Route]] = {}
         self.public = frozenset(route.path for route in routes if route.public)
@@ -342,7 +342,7 @@ class Router:
         """The route of a request. Raises FaultError where there is none."""
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
-            near = (BASE + path, path.removeprefix(BASE))  # some clients add the base themselves
+            near = (BASE + path, path.removeprefix(BASE))  # some clients add the base again
             known = [each for each in near if each in self._paths]
             known += get_close_matches(path[:200], self._paths, 1, 0.8)
             hint = f" Did you mean {known[0]}?" if known else ""
@@ -362,5 +362,5 @@ class Router:
 
 
 def nothing_at(path: str, hint: str = "") -> Fault:
-    """The fault for a path that leads nowhere."""
+    """The fault for an unknown path."""
     return Fault("not_found", f"There is nothing at {path[:200]}.{hint}", "client")

@@ -34,7 +34,7 @@ PATHS = (FILES, f"{FILES}/", VECTOR_STORES, f"{VECTOR_STORES}/")
 FORM = 64 * 1024
 """Bytes of a form beside those of the file in it."""
 LISTED = 1_000
-"""Entries that one page shows, also where more were asked for."""
+"""The most entries of one page."""
 
 
 class Listing(Query):
@@ -46,7 +46,7 @@ class Listing(Query):
 
 
 def refusing(problem: str) -> list[Route]:
-    """The routes of a server that has no files."""
+    """The routes of a server without files."""
 
     def refuse(exchange: Exchange, caller: Caller) -> None:
         raise FaultError(Fault("not_found", problem, "client"))
@@ -55,7 +55,7 @@ def refusing(problem: str) -> list[Route]:
 
 
 class FileHandlers:
-    """What a client can do with files. `service` is that of the server."""
+    """Handlers for files and vector stores. `service` is that of the server."""
 
     def __init__(self, service: Service, library: Library) -> None:
         self._service = service
@@ -88,7 +88,7 @@ class FileHandlers:
             settings,
             service.roster,
             hold,
-            media_type=MEDIA_TYPE,
+            media_type=(MEDIA_TYPE,),
             limit=settings.max_file_bytes + FORM,
             setting="max_file_bytes",
         )
@@ -98,7 +98,7 @@ class FileHandlers:
         if size > settings.max_file_bytes:
             problem = f"has {size} bytes, more than {settings.max_file_bytes} (max_file_bytes)"
             raise FaultError(Fault("too_large", f"file: {problem}", "client", "file"))
-        hold.add(size)  # the database has a copy
+        hold.add(size)  # the database copies it
         file = StoredFile(
             id=new_id(),
             tenant=caller.tenant,
@@ -131,7 +131,7 @@ class FileHandlers:
                 raise FaultError(no_file(file.id))
             name = f"attachment; filename*=UTF-8''{quote(file.name, safe='')}"
             headers = [
-                (b"content-type", b"application/octet-stream"),  # whatever a client says it is
+                (b"content-type", b"application/octet-stream"),  # whatever was declared
                 (b"content-disposition", name.encode()),
                 (b"x-content-type-options", b"nosniff"),
             ]
@@ -158,7 +158,7 @@ class FileHandlers:
     # ---- vector stores -------------------------------------------------------------------
 
     async def create_store(self, exchange: Exchange, caller: Caller) -> None:
-        """Make a vector store, and index the files that are to be in it."""
+        """Create a vector store, and index its files."""
         given = await self._service.read(exchange, caller, wire.decode_opening)
         files = await self._files(caller, given.files, "file_ids")
         moment, id = now(), new_id()
@@ -175,7 +175,7 @@ class FileHandlers:
         await self._store.add_vector_store(made, self._settings.max_vector_stores_per_key)
         try:
             await self._index(exchange, caller, id, given.files, files)
-        except BaseException:  # who does not know its id cannot delete it
+        except BaseException:  # the client does not have its id, and cannot delete it
             await self._store.delete_vector_store(caller.tenant, id)
             raise
         exchange.reply(200, json.dump(wire.store_object(await self._find(caller, id))))
@@ -246,7 +246,7 @@ class FileHandlers:
                 batch = new_id()
                 done = await self._index(exchange, caller, id, additions, files, batch)
                 exchange.reply(200, json.dump(wire.batch_object(batch, done)))
-            case ["file_batches", batch, "cancel"]:  # it has ended before anybody knew its id
+            case ["file_batches", batch, "cancel"]:  # it has ended before its id was sent
                 await self._batch(exchange, caller, id, batch)
             case _:
                 raise FaultError(nothing_at(exchange.path))
@@ -286,7 +286,7 @@ class FileHandlers:
     async def _files(
         self, caller: Caller, additions: Sequence[Addition], param: str
     ) -> list[StoredFile]:
-        """The files that are to be added. Raises FaultError where one is not there."""
+        """The files to be added. Raises FaultError where one does not exist."""
         return [await self._file(caller, each.file, param) for each in additions]
 
     async def _index(
@@ -298,7 +298,7 @@ class FileHandlers:
         files: Sequence[StoredFile],
         batch: str | None = None,
     ) -> list[IndexedFile]:
-        """Index files, one after the other: the answer comes when all can be found."""
+        """Index files, one after the other, before the response."""
         done: list[IndexedFile] = []
         for addition, file in zip(additions, files, strict=True):
             entry = IndexedFile(
@@ -319,7 +319,7 @@ class FileHandlers:
     async def _waited(
         self, exchange: Exchange, caller: Caller, work: Callable[[Caller], Awaitable[T]]
     ) -> T:
-        """Do what takes long in its turn; a client that disconnects meanwhile ends that."""
+        """Queue and run slow work; it is cancelled when the client disconnects."""
         service = self._service
         with Watch(service.roster, exchange) as watch:
             watch.limit(self._settings.deadline)

@@ -1,9 +1,10 @@
-"""The WebSocket of one connection: parses frames no faster than they are taken, and bounds them."""
+"""The WebSocket protocol of one connection, with backpressure and limits."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Generator
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -15,31 +16,96 @@ from .limits import SMALL, Hold
 from .settings import Settings
 
 STEP = 4096
-"""Bytes that are parsed before others have their turn: hundreds of pings."""
+"""Bytes that are parsed in one turn of the loop: hundreds of pings."""
 LATER, TRIES = 0.1, 20
-"""Seconds after which a connection without room for what comes looks again, and how often."""
+"""Seconds between attempts of a connection without room for its messages, and their number."""
 TRY_AGAIN_LATER = 1013
-"""The code of the close that ends such a connection (IANA's registry of close codes)."""
+"""The close code of such a connection, "try again later" (IANA's registry)."""
+PIECE = 256 * 1024
+"""Bytes of a frame that are unmasked, or copied to be sent, at once. It is a multiple of four, as
+masks are."""
+_CONT, _LONG, _MASKED = 0, 127, 0x80
+
+
+class Fragments:
+    """Reads for websockets' parser, in the place of its reader's `read_exact`. A frame that is
+    longer than PIECE is given as the fragments that its client might have sent: the parser would
+    copy and unmask it in one step."""
+
+    def __init__(self, reader: Any, most: int) -> None:
+        self._reader = reader  # of websockets
+        self._most = most  # a frame that is longer is refused by its head
+        self._reads = 0  # that the parser makes before it comes to a head
+        self._made: list[bytes | bytearray] = []  # what those give that are not of the stream
+        self._left = 0  # bytes of the frame that is cut
+        self._final = 0  # whether that is the last of its message
+        self._mask = bytearray()
+
+    def __call__(self, size: int) -> Generator[None, None, bytes | bytearray]:
+        """The next bytes. Raises EOFError."""
+        if self._made:
+            return self._made.pop()
+        if not self._reads and self._left:
+            return self._fragment(_CONT)
+        buffer: bytearray = self._reader.buffer
+        if len(buffer) < size:
+            yield from self._wait(size)
+        data = buffer[:size]
+        del buffer[:size]
+        if self._reads:
+            self._reads -= 1
+            return data
+        self._reads = 3 if data[1] & _LONG > 125 else 2
+        if data[1] == _MASKED | _LONG and data[0] & 0x7F <= 2:  # which frames of data begin with
+            yield from self._wait(12)
+            rest = buffer[:12]
+            del buffer[:12]
+            if PIECE < (length := int.from_bytes(rest[:8], "big")) <= self._most:
+                self._left, self._mask = length, rest[8:]
+                self._final, opcode = data[0] & 0x80, data[0] & 0x0F
+                return self._fragment(opcode)
+            self._made = [rest[8:], rest[:8]]
+            self._reads = 1
+        return data
+
+    def _wait(self, size: int) -> Generator[None, None, None]:
+        while (missing := size - len(self._reader.buffer)) > 0:
+            if self._reader.eof:
+                raise EOFError(f"the stream ends {missing} bytes too early")
+            yield
+
+    def _fragment(self, opcode: int) -> bytes:
+        """The head of the next fragment."""
+        size = min(self._left, PIECE)
+        self._left -= size
+        self._made = [self._mask, size.to_bytes(8, "big")]
+        self._reads = 1
+        return bytes(((0 if self._left else self._final) | opcode, _MASKED | _LONG))
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket, which parses no faster than its client reads and the application takes,
-    with limits on the time of a message and of reading an answer.
+    """uvicorn's WebSocket with backpressure: it parses no faster than its client reads and the
+    application takes messages. With timeouts for messages, and for unread responses.
 
-    The application finds it under `ROOM` in the extensions of its scope. It says with `hold` whose
-    bytes they are that come, and that it has taken a message with `parse`.
+    The application finds it under `ROOM` in the extensions of its scope. It sets `hold`, which
+    accounts for received bytes, and calls `parse` when it has taken a message.
     """
 
     hold: Hold | None = None
     unparsed = b""
-    _at = 0  # so much of that is parsed
-    _tries = 0  # to find room for what has come
-    _begun = math.inf  # since when a message is awaited that has begun to come
-    _latest = 0.0  # when something of it came
+    _at = 0  # bytes of it that are parsed
+    _tries = 0  # attempts to find room
+    _begun = math.inf  # when the current message began
+    _latest = 0.0  # when data of it was last received
     _size = 0  # bytes of it
     _timer: asyncio.TimerHandle | None = None
-    # Texts go on as bytes: whether they are text is found out where they are decoded.
+    # Texts are passed on as bytes: they are validated where they are decoded.
     handle_text = WebSocketsSansIOProtocol.handle_bytes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        reader, most = self.conn.reader, cast(Any, self.config).ws_max_size
+        cast(Any, reader).read_exact = Fragments(reader, most)
 
     def data_received(self, data: bytes) -> None:
         few = len(data) <= STEP and len(self.conn.reader.buffer) <= STEP
@@ -60,8 +126,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
 
     def parse(self) -> None:
-        """Parse a little, and go on after others had their turn; or wait until the client reads,
-        the application takes what has come, or there is room for more."""
+        """Parse some, and continue after a turn of the loop; or wait until the client reads,
+        the application takes messages, or there is room for more."""
         if self.transport.is_closing():
             self.unparsed = b""
         elif self.read_paused or not self.writable.is_set() or self._is_early():
@@ -81,8 +147,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._begun = math.inf
 
     def _has_room(self) -> bool:
-        """Hold what has come of messages. Where there is no room for it, look again later, but not
-        for long: all may be waiting for each other."""
+        """Account for received messages. Where there is no room, try again later, but not
+        for long: it may be a deadlock."""
         size = len(self.conn.reader.buffer) + len(self.unparsed) - self._at
         size += sum(map(len, self.frames))
         try:
@@ -100,15 +166,23 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._tries = 0
         return True
 
+    def write_long(self, frame: bytes) -> None:
+        """Send a long text without a copy. Raises OSError where the connection is closing."""
+        if self.conn.state.name != "OPEN":
+            raise ConnectionError("the WebSocket is closing")
+        self.transport.write(bytes((0x81, _LONG)) + len(frame).to_bytes(8, "big"))
+        self.transport.write(frame)
+
     def _is_early(self) -> bool:
-        """Whether much has come before the application has accepted the connection."""
+        """Whether much was received before the application accepted the connection."""
         return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
 
     def handle_cont(self, event: Any) -> None:
-        # All behind the first together: as values of their own, small ones would take much more.
-        if len(self.frames) == 1:
-            self.frames.append(cast(Any, bytearray()))
-        self.frames[1] += event.data
+        # Joined: small ones as separate objects take much more memory, and large ones another copy.
+        frames = cast(Any, self.frames)
+        if type(frames[0]) is bytes:
+            frames[0] = bytearray(frames[0])
+        frames[0] += event.data
         if event.fin:
             self.send_receive_event_to_app()
 
@@ -126,7 +200,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._begun == math.inf or self.close_sent or self.transport.is_closing():
             self._give_time(limits)
             return
-        if self.read_paused or self.unparsed:  # it is we who let it wait
+        if self.read_paused or self.unparsed:  # the delay is ours
             self._begun = self._latest = now
         rate_kept = self._begun + self._size / limits.min_rate
         if now < min(self._latest, rate_kept) + limits.read_time:
@@ -139,19 +213,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._give_time(limits)
 
     def _give_time(self, limits: Settings) -> None:
-        """Close even if the client does not take the last of what was sent."""
+        """Close even if the client does not read the rest."""
         if self._timer is None and self.transport.get_write_buffer_size():
             self._timer = self.loop.call_later(limits.stall, self.transport.abort)
 
-    async def run_asgi(self) -> None:
-        await super().run_asgi()
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
         self._give_time(cast(Any, self.config).limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
-        self.unparsed, self.frames = b"", []  # what knows this connection may know it for long
+        self.unparsed, self.frames = b"", []  # references to this connection may live long
         self.conn.reader.discard()
         if self.hold is not None:  # the application may have ended before this
             self.hold.close()

@@ -32,13 +32,13 @@ from .log import LINES, log_errors
 from .settings import Settings
 
 HEALTHY = 1.0
-"""Seconds a worker lives that has started well."""
+"""Seconds after which the start of a worker has succeeded."""
 LONGEST_PAUSE = 60.0
-"""Seconds before a worker is started again that keeps dying, at the most."""
+"""The longest pause, in seconds, before a worker that keeps exiting is started again."""
 HANGUP = () if sys.platform == "win32" else (signal.SIGHUP,)
-"""What says that the terminal was closed. `nohup` ignores it, and some programs handle it."""
+"""The signal for a closed terminal. `nohup` ignores it, and some programs handle it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *HANGUP)
-"""What asks us to stop."""
+"""The signals for a graceful shutdown."""
 
 
 def _is_ours(sig: int) -> bool:
@@ -52,26 +52,26 @@ class HostError(Exception):
 def run_workers(work: Callable[[int, int], None], count: int) -> None:
     """Run `work` in `count` processes until a signal of `SIGNALS`; a second one ends them at once.
 
-    `work` gets its number, and a file descriptor at whose other end is this process: it closes
-    when we die. A process that ends is replaced; one that died young, after a pause that doubles
-    each time. Raises HostError where processes cannot be forked, or all die as soon as started.
+    `work` gets its number, and a pipe's file descriptor that is closed when this process
+    exits. A process that ends is replaced; one that exits early, after an exponential
+    backoff. Raises HostError where processes cannot be forked, or all exit at the start.
     """
     if not hasattr(os, "fork"):
         raise HostError("Several workers need a system that can fork. Use one.")
     running: dict[int, tuple[int, float]] = {}  # process id: number, time of its start
-    deaths = dict.fromkeys(range(count), 0)  # young ones in a row, by number
+    deaths = dict.fromkeys(range(count), 0)  # early exits in a row, by number
     signals, proven, failed = 0, False, False
     lifeline, our_end = os.pipe()
 
     def start(number: int, pause: float = 0.0) -> None:
-        # A signal in the middle waits, or it would miss a worker that is not yet on the list.
+        # Signals are blocked meanwhile, or one would miss a worker that is not yet on the list.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             if signals:
                 return
             pid = os.fork()
             if pid == 0:
-                os.setpgid(0, 0)  # Ctrl-C reaches it through this process, and only once
+                os.setpgid(0, 0)  # this process forwards Ctrl-C, once
                 os.close(our_end)
                 _be_a_worker(lambda: work(number, lifeline), pause)
             running[pid] = number, time.monotonic() + pause
@@ -150,13 +150,13 @@ def _be_a_worker(work: Callable[[], None], pause: float) -> NoReturn:
 
 
 PORTS_TRIED = 20
-"""How many ports are tried, from the one that was wanted."""
+"""How many ports are tried, from the configured one."""
 LOOK = 5.0
-"""Seconds between two looks at how much memory there is that may be given back."""
+"""Seconds between two checks for memory that can be released."""
 SPARE = 64 * 1024 * 1024
-"""Bytes beyond what a server needs at the start that it may keep."""
+"""Bytes of memory, beyond those at the start, that are not released."""
 FAREWELL = 5
-"""Seconds connections have to close once all answers have ended."""
+"""Seconds for connections to close once all answers have ended."""
 
 
 def check(settings: Settings) -> None:
@@ -180,7 +180,7 @@ def check(settings: Settings) -> None:
                 f"cors_origins has {origin!r}, and an origin is a scheme and a host, and a port "
                 "where it is not the usual one: https://app.example or http://localhost:3000."
             )
-    for host in settings.allowed_hosts:  # by which no request would be let in
+    for host in settings.allowed_hosts:  # which would refuse every request
         if host != "*" and not is_host(host):
             raise HostError(
                 f"allowed_hosts has {host!r}, and a host is a name or an address, without scheme, "
@@ -196,7 +196,7 @@ def check(settings: Settings) -> None:
 def bind(settings: Settings, *, exact: bool) -> socket.socket:
     """A socket bound where the settings say, or on one of the next ports if that one is taken.
 
-    With `exact` no other port will do. Raises HostError, as `check` does, or when none can be had.
+    With `exact` no other port is tried. Raises HostError, as `check` does, or when none is free.
     """
     check(settings)
     name, port = _name(settings), settings.port
@@ -221,7 +221,7 @@ def address(listener: socket.socket) -> str:
 
 
 def reachable(url: str) -> str:
-    """The same URL as somebody on this machine would write it.
+    """The same URL for clients on this machine.
 
     >>> reachable("http://0.0.0.0:8000")
     'http://127.0.0.1:8000'
@@ -235,7 +235,7 @@ def run(
     listener: socket.socket,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until a signal says to stop, then let answers end and return or end by that signal.
+    """Serve until a signal, then let answers end and return or exit by that signal.
 
     `build` makes the application, once in each worker; `ready` is called when the first worker
     accepts connections.
@@ -259,7 +259,7 @@ def running(
 ) -> Iterator[Callable[[], bool]]:
     """Serve in a thread of its own while the block lasts; signals are for others to handle.
 
-    Gives what tells whether it still serves. Raises HostError where it does not start.
+    Yields a function that returns whether it still serves. Raises HostError if it does not start.
     """
     log_errors(as_json=settings.log_format == "json")
     started: Future[None] = Future()
@@ -285,7 +285,7 @@ def running(
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which goes on listening until all answers have ended.
+    """uvicorn's server, which listens until all answers have ended.
 
     `lifeline` is a file descriptor; when its other end closes, the server stops.
     """
@@ -324,7 +324,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Uvicorn's signals, and the others of ours, which are as SIGTERM."""
+        """Handle uvicorn's signals, and the rest of `SIGNALS` like SIGTERM."""
         more: list[signal.Signals] = []
         if threading.current_thread() is threading.main_thread():
             more += filter(_is_ours, HANGUP)
@@ -342,10 +342,10 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._lifeline is not None:
             self._loop.add_reader(self._lifeline, self._orphaned)
-        # What is here now stays: the collector need not look at it again, nor so often.
+        # These objects are permanent: exclude them from collection, and collect less often.
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
-        # With large requests in other threads, what waits here for the interpreter waits less.
+        # While large requests are decoded in threads, the loop's thread waits less for the GIL.
         sys.setswitchinterval(0.001)
         if trim := _trimmer():
             self._give_back(trim, _resident() + SPARE)
@@ -361,21 +361,21 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and self._lifeline is None:
-            self.force_exit = True  # a worker is asked again by SIGINT, which uvicorn heeds
+            self.force_exit = True  # a worker gets SIGINT as the second signal
         super().handle_exit(sig, frame)
-        if self.force_exit and self.started:  # asked a second time: people mean it
+        if self.force_exit and self.started:  # the second signal: stop at once
             self._loop.call_soon_threadsafe(self._app.stop_all)
 
     def _give_back(self, trim: Callable[[int], int], enough: int) -> None:
-        """Give the system back what a flood has left, now and again: the C library keeps much of
-        what was freed, and what knows itself is freed by the collector alone."""
+        """Release memory after a load peak, periodically: the C library retains much of
+        what was freed, and reference cycles are freed by the collector alone."""
         self._loop.call_later(LOOK, self._give_back, trim, enough)
         try:
             resident = _resident()
-        except OSError:  # no file is free to look with
+        except OSError:  # no file descriptor is free
             return
         if resident > enough:
-            if not self._app.busy:  # or others would wait for it
+            if not self._app.busy:  # else it would block the loop
                 gc.collect()
             self._loop.run_in_executor(None, trim, 0)
 
@@ -385,7 +385,7 @@ class Server(uvicorn.Server):
 
 
 def _trimmer() -> Callable[[int], int] | None:
-    """What gives freed memory back to the system, where the C library has it (glibc)."""
+    """`malloc_trim` of the C library, where it has one (glibc)."""
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
         _resident()
@@ -395,13 +395,13 @@ def _trimmer() -> Callable[[int], int] | None:
 
 
 def _resident() -> int:
-    """Bytes of memory that the system has given this process. Raises OSError where it does not
-    say."""
+    """The resident memory of this process, in bytes. Raises OSError where it is not
+    known."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _going(answers: int, background: int) -> str:
-    """What is waited for, in words; empty where it is nothing.
+    """The answers that are waited for, as text; empty where there are none.
 
     >>> _going(2, 0), _going(1, 1)
     ('2 answers', '1 answer and 1 background answer')
@@ -422,7 +422,7 @@ def _bound(name: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
-        # Only listening makes the port ours: two sockets that merely wait may share it.
+        # Only listening reserves the port: two sockets that are only bound may share it.
         listener.listen()
         listener.setblocking(False)
     except OSError:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of one connection: parses what comes, bounds it, and writes."""
+"""The HTTP/1.1 protocol of one connection: parses requests, enforces limits, writes responses."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _HANDSHAKE = {b"sec-websocket-key", b"sec-websocket-version"}
 
 
 class HTTPExchange(Exchange):
-    """A request on a connection of our own host. uvicorn's protocol asks of it what is public here
-    and not in `Exchange`."""
+    """A request on a connection of our own host. The public members that `Exchange` does not have
+    are those that uvicorn's protocol needs."""
 
     connection: HTTPProtocol
     body: bytearray
@@ -54,12 +54,12 @@ class HTTPExchange(Exchange):
     peer: Peer | None = None
     _head = b""  # not yet written
     chunks = True
-    """Whether the client knows chunks; for one that does not, the end of the connection is the end
-    of the answer."""
+    """Whether the client supports chunked encoding; without it, a response ends with the
+    connection."""
     _bodiless = _chunked = False
 
     def set(self) -> None:
-        """Something has come: more of the body, its end, or the end of the connection."""
+        """Called with more of the body, at its end, and at the end of the connection."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -77,7 +77,7 @@ class HTTPExchange(Exchange):
 
     @property
     def full(self) -> bool:
-        """Whether the client does not keep up."""
+        """Whether the client reads too slowly."""
         return self.connection.flow.write_paused
 
     @property
@@ -107,7 +107,7 @@ class HTTPExchange(Exchange):
         self.connection.transport.abort()
 
     def start(self, status: int, headers: Headers, body: bytes | None = None) -> None:
-        """The head; it goes out with the first of the body."""
+        """The head; it is sent with the first piece of the body."""
         if body is not None:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
@@ -166,8 +166,8 @@ class HTTPExchange(Exchange):
 
 
 def _target(url: bytes) -> tuple[str, bytes, bytes]:
-    """The path, the query and the authority of a URL that is no plain path; the last is empty but
-    in a proxy's form. Raises ValueError where there is no path."""
+    """The path, the query and the authority (empty except in absolute-form) of a URL that is no
+    plain path. Raises ValueError where there is no path."""
     if url.startswith(b"/"):  # two slashes are a path, too
         path, _, query = url.partition(b"#")[0].partition(b"?")
         return unquote(path.decode("ascii")), query, b""
@@ -179,20 +179,20 @@ def _target(url: bytes) -> tuple[str, bytes, bytes]:
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_LOOK, LAST_LOOK = 0.01, 5.0
-"""Seconds between two looks for a reset: the first and the longest."""
+"""Seconds between two checks for a reset: the first and the longest."""
 TCP_CLOSE = 7
 """The state of a connection after a reset (Linux, `tcp_states.h`)."""
 AHEAD = 8
-"""Requests of a connection that are parsed ahead of their turn; the rest waits, and is not read."""
+"""Pipelined requests that are parsed ahead of their turn; the rest waits unparsed."""
 _REQUEST = b" HTTP/1."  # which the head of each has
 LARGE = 256 * 1024
-"""Bytes of a body that are not copied to be sent with what stands around them."""
+"""Size from which a body is not copied into one buffer with its framing."""
 LINGER = 1.0
-"""Seconds a refused client has to take the refusal."""
+"""Seconds for a refused client to read the error."""
 
 
 async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
-    """Run what is left of a handler; whatever it does, the client is not left waiting."""
+    """Await the rest of a handler; if it fails, the response is ended all the same."""
     try:
         await rest
     except BaseException as error:
@@ -203,7 +203,7 @@ async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
 
 
 class HTTPConfig(Config):
-    """uvicorn's configuration, and the limits it does not have."""
+    """uvicorn's configuration, with additional limits."""
 
     def __init__(self, app: Any, limits: Settings, **options: Any) -> None:
         super().__init__(app, **options)
@@ -211,7 +211,7 @@ class HTTPConfig(Config):
 
 
 class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's connection, with limits on heads, and answers that need no task."""
+    """uvicorn's connection, with limits on heads, and responses without a task."""
 
     # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
     # fmt: off
@@ -237,28 +237,28 @@ class HTTPProtocol(HttpToolsProtocol):
         self._stall, self._rate = limits.stall, limits.min_rate
         # Since when the next request is awaited; None while one is answered.
         self._awaited: float | None = None
-        self._allowed = 0.0  # seconds it may be awaited
+        self._allowed = 0.0  # its timeout, in seconds
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._unread = 0  # bytes that the client had not read when last looked at
-        self._hold: Hold | None = None  # of a whole answer that the client has not read
+        self._unread = 0  # unread bytes at the last check
+        self._hold: Hold | None = None  # of a whole response that the client has not read
         self._in_head = False
         self._timed = False  # the rest of that head is awaited
-        # Whether nothing was ended, and nothing of a body came, since data was last received: it is
+        # Whether no message ended, and no body data came, since data was last received: it is
         # all head then, or what frames a body and stands behind it.
         self._fresh = True
         self._received = 0  # bytes of such
         self._data = b""  # what is being parsed
-        self._ahead = AHEAD  # so many requests are parsed at once; -1 while any waits
+        self._ahead = AHEAD  # requests that may be parsed at once; -1 while any waits
         self._unparsed = b""
-        self._upgrades = False  # what comes is no HTTP any more
+        self._upgrades = False  # the rest is no HTTP any more
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
         self._handle: Callable[[Exchange], Awaitable[None] | None] = cast(Any, self.app).handle
-        self._answered: HTTPExchange | None = None  # others wait behind it
+        self._answered: HTTPExchange | None = None  # others are queued behind it
         self._pending: HTTPExchange | None = None  # to be answered next, if the client reads
         self._fields: Headers = []
-        self.defaults = b""  # header lines of every answer, made of those fields
+        self.defaults = b""  # the encoded `_fields`, header lines of every response
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -274,21 +274,21 @@ class HTTPProtocol(HttpToolsProtocol):
         self._give_up()
         self._release()
         self._unparsed = b""
-        self._answered = None  # it knows this connection, as those do
+        self._answered = None  # break reference cycles: they refer to this connection
         self.cycle = self.parser = cast(Any, None)
 
     def eof_received(self) -> Any:
-        """Whether to go on. A client may close its own side after its request and wait for the
-        answer; one that has closed both answers with a reset to what we send, which is a 100 here
-        (RFC 9110, 15.2: every client takes one), as long as there is no answer to be sent."""
+        """Whether to stay open. A client may half-close after its request and wait for the
+        response; one that has closed fully answers with a reset to data, which is a 100 here
+        (RFC 9110, 15.2: every client accepts one), while there is no response to send."""
         cycle = self._answered
         if (
             cycle is None
             or cycle.response_started
-            or not cycle.chunks  # HTTP/1.0 knows no 100
+            or not cycle.chunks  # HTTP/1.0 has no 100
             or self._in_head
             or self._refused
-            or not hasattr(socket, "TCP_INFO")  # the reset could not be seen
+            or not hasattr(socket, "TCP_INFO")  # the reset could not be detected
         ):
             return False
         last: HTTPExchange = cast(Any, self.pipeline[-1]) if self.pipeline else cycle
@@ -298,12 +298,12 @@ class HTTPProtocol(HttpToolsProtocol):
         return not last.more_body
 
     def _look_for_reset(self, after: float) -> None:
-        """Look after so many seconds, and then ever more seldom, whether the client is gone."""
+        """Check for a reset after so many seconds, then with growing intervals."""
 
         def look() -> None:
             cycle = self._answered
             if cycle is None or cycle.response_started or self.transport.is_closing():
-                return  # what is written finds out by itself
+                return  # the next write detects it
             sock = self.transport.get_extra_info("socket")
             if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
                 self.transport.abort()
@@ -320,7 +320,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._answer()
 
     def hold(self, tenant: str, size: int) -> None:
-        """Count what is about to be written, until it is read. Raises FaultError for no room."""
+        """Account for bytes to be written, until they are read. Raises FaultError for no room."""
         budget: Budget = cast(Any, self.app).budget
         hold = self._hold = self._hold or budget.hold(tenant)
         hold.resize(min(size + (hold.size if self.flow.write_paused else 0), budget.share))
@@ -360,8 +360,8 @@ class HTTPProtocol(HttpToolsProtocol):
             self._answer()
 
     def _parse(self) -> None:
-        """Parse a few of the requests that have come together, and go on when those that wait are
-        answered, after others had their turn. Until then nothing is read."""
+        """Parse a few of the pipelined requests, and continue when the queued ones are
+        answered, after a turn of the loop. Reading is paused until then."""
         data, self._unparsed, at, before = self._unparsed, b"", 0, self.cycle
         while at < len(data) and not self.pipeline:
             piece = _REQUEST.join(data[at : at + STEP].split(_REQUEST, AHEAD)[:AHEAD])
@@ -369,7 +369,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._ahead = AHEAD
             self.data_received(piece)
             if self._in_head or self.cycle is not before:
-                break  # and not a body, which may well quote requests
+                break  # and not a body, which may contain the same bytes
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
         left = at < len(data) and not self._refused
@@ -431,14 +431,14 @@ class HTTPProtocol(HttpToolsProtocol):
                 cycle.set()
 
     def on_headers_complete(self) -> None:
-        """Begin the answer, or queue it behind the one that is being given."""
+        """Begin the response, or queue it behind the one in progress."""
         self._fresh = False
         before: Any = self.cycle  # None before the first request, whatever its type says
         free = before is None or before.response_complete
         self._upgrades = self.parser.should_upgrade() and b"upgrade" in dict(self.headers)
         if self._upgrades:
             if not self._should_upgrade():
-                return  # it is parsed again, as one that asks for none
+                return  # it is parsed again, without its Upgrade
             if not free or self.flow.write_paused:
                 raise ValueError("an answer is on its way")  # which a socket would tear, or forget
             self._in_head = False  # what comes now is no HTTP, but for a body
@@ -461,7 +461,7 @@ class HTTPProtocol(HttpToolsProtocol):
                 self.headers = [
                     (name, authority if name == b"host" else value) for name, value in self.headers
                 ]
-        defaults = self.server_state.default_headers  # the date, made anew each second
+        defaults = self.server_state.default_headers  # the Date header, updated each second
         if defaults is not self._fields:
             self._fields = defaults
             self.defaults = b"".join([b"%b: %b\r\n" % header for header in (*defaults, *MARKS)])
@@ -474,17 +474,17 @@ class HTTPProtocol(HttpToolsProtocol):
         if not usual or version != "1.1" or b"host" not in exchange.headers:
             self._check_version(version, exchange)
         exchange.expects = self.expect_100_continue
-        self.cycle = exchange  # type: ignore[assignment]  # which has what uvicorn asks of it
+        self.cycle = exchange  # type: ignore[assignment]  # it has all that uvicorn uses
         self.headers, self._received = [], 0  # what follows the body changes nothing before it
         if free:
-            self._pending = exchange  # answered at the end of this read: its body may be here then
+            self._pending = exchange  # answered at the end of this read, which may have its body
         else:
             self.flow.pause_reading()
             self.pipeline.append(cast(Any, exchange))
             self._ahead = -1
 
     def handle_websocket_upgrade(self) -> None:
-        """The connection is another protocol's from now on."""
+        """Hand the connection over to another protocol."""
         self._awaited = None
         scope = cast(Any, self.scope)
         if scope["method"] != "GET" or not {name for name, _ in scope["headers"]} >= _HANDSHAKE:
@@ -492,27 +492,27 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         super().handle_websocket_upgrade()
         protocol = cast(SocketProtocol, self.transport.get_protocol())
-        if not protocol.handshake_initiated:  # it says nothing of a head that it cannot read
+        if not protocol.handshake_initiated:  # it sends no error for a head that it cannot parse
             self.connections.discard(protocol)
             self.connections.add(self)
             self.transport.set_protocol(self)
             self.send_400_response("the WebSocket handshake has a body, or too many headers")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A request for what is not spoken here is a request as any other (RFC 9110, 7.8). As the
-        parser takes its body for that protocol, it is parsed again, without its Upgrade."""
+        """An Upgrade to an unknown protocol is ignored (RFC 9110, 7.8). As the parser takes
+        the body for that protocol, the request is parsed again, without its Upgrade."""
         if not self._upgrades:
             return  # a CONNECT, which is refused
         rest = self._data[cast(BaseException, sys.exc_info()[1]).args[0] :]
         lines = [b"%b: %b\r\n" % each for each in self.headers if each[0] != b"upgrade"]
         head = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         self._data = b"".join((b"%b %b HTTP/%b\r\n" % head, *lines, b"\r\n", rest))
-        self.parser = type(self.parser)(self)  # this one would take nothing after a `close`
+        self.parser = type(self.parser)(self)  # the old parser accepts nothing after a `close`
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as before
         HttpToolsProtocol.data_received(self, self._data)
 
     def _check_version(self, version: str, exchange: HTTPExchange) -> None:
-        """Refuse what the parser lets through and is no HTTP/1.1 or HTTP/1.0 (RFC 9112)."""
+        """Refuse what the parser accepts although it is no HTTP/1.1 or HTTP/1.0 (RFC 9112)."""
         if any(self.url + other in self._data for other in (b" RTSP/", b" ICE/")):
             problem = "The request is of another protocol than HTTP."
         elif version not in ("1.0", "1.1"):
@@ -529,7 +529,7 @@ class HTTPProtocol(HttpToolsProtocol):
         raise ValueError(problem)  # makes the parser stop and uvicorn refuse
 
     def complete(self, exchange: HTTPExchange) -> None:
-        """An answer was written: go on with the next request, or wait for it."""
+        """A response was written: handle the next request, or wait for it."""
         self.server_state.total_requests += 1
         exchange.response_complete, exchange.peer = True, None
         if self._hold is not None and not self.flow.write_paused:
@@ -543,7 +543,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._pending = self._answered = cast(Any, self.pipeline).pop(0)
-            self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
+            self.loop.call_soon(self._answer)  # not now: the stack would grow with each
             if not self.pipeline:
                 self.loop.call_soon(self._parse)
         elif self._awaited is None and not self._in_head:
@@ -554,7 +554,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         cycle = self._answered
         if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.close()  # an answer is on its way; nothing may be written into it
+            self.transport.close()  # a response is in progress; nothing may be written into it
             self._await_reading()
             return
         status, fault = self._problem or (400, bad_request(msg))
@@ -570,10 +570,10 @@ class HTTPProtocol(HttpToolsProtocol):
         self._linger()
 
     def _await(self, seconds: float) -> None:
-        """From now on the next request, or the rest of its head, may take so many seconds.
+        """Set the timeout for the next request, or for the rest of its head.
 
-        A timer that runs and is not too late is left alone: it looks for itself, so that requests
-        in quick succession cost none each.
+        A running timer that fires early enough is kept and checks the deadline itself, so that
+        requests in quick succession set none each.
         """
         now = self.loop.time()
         self._awaited, self._allowed = now, seconds
@@ -581,7 +581,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._set_timer(now + seconds)
 
     def _await_reading(self) -> None:
-        """From now on the client has to get on with reading what was written."""
+        """Set the timeout for the client to read what was written."""
         self._unread = self.transport.get_write_buffer_size()
         self._await(self._stall)
 
@@ -592,8 +592,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._timer_at = due  # uvloop's handles do not always know
 
     def stop_timer(self) -> None:
-        """Let go of the timer for a stream, which may be long, unless a request behind it is
-        awaited; it is set again after the answer."""
+        """Cancel the timer for a stream, which may be long, unless a request behind it is
+        awaited; it is set again after the response."""
         if self._timer is not None and self._awaited is None:
             self._timer.cancel()
             self._timer = None
@@ -605,17 +605,17 @@ class HTTPProtocol(HttpToolsProtocol):
         cycle, now = self._answered, self.loop.time()
         ending = self._refused or self.transport.is_closing()
         if not (ending or cycle is None or cycle.response_complete or self._pending):
-            self._awaited = now  # nothing may be written into an answer; it comes first
+            self._awaited = now  # nothing may be written into a response in progress
         if now < self._awaited + self._allowed:
             self._set_timer(self._awaited + self._allowed)
         elif unread := self.transport.get_write_buffer_size():
-            # The answers before are still being read, unless they are not.
+            # Earlier responses may still be being read.
             if unread > self._unread - self._rate * self._allowed:
                 self.transport.abort()
                 return
             self._await_reading()
         elif ending:
-            pass  # what is left to send is on its way
+            pass  # the rest of the buffer is being sent
         elif self._in_head:
             problem = f"The head did not come within {self._patience:g} s (read_time)."
             self._problem = 408, Fault("stalled", problem, "client")
@@ -624,9 +624,9 @@ class HTTPProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _linger(self) -> None:
-        """End our side, and let the client send on for a moment.
+        """Half-close, and let the client send on for a moment (lingering close).
 
-        To close at once while it is still sending would tear our answer out of its hands.
+        Closing while it is still sending would reset the connection and lose our response.
         """
         self._refused = True
         self._give_up()

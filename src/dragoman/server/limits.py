@@ -1,4 +1,4 @@
-"""Limits: how many requests are answered at once, how many wait, and how large a body may be."""
+"""Limits: concurrent and queued requests, buffered bytes, and the size of bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .exchange import Exchange
 from .settings import Settings
 
 RETRY_AFTER = "1"
-"""Seconds after which it is worth asking again when everything is taken."""
+"""The `Retry-After` of a busy server, in seconds."""
 
 _JSON = "application/json"
 STALLED = Fault(
@@ -26,11 +26,11 @@ STALLED = Fault(
 
 
 class Gate:
-    """Admits `running` at once and lets `waiting` more queue, the tenants in turn, and those of one
-    first come, first served.
+    """Admits `running` at once and lets `waiting` more queue: round-robin over tenants, in order
+    within one.
 
-    Of what a tenant has and what is free together, it may have `share`: what one floods, others
-    find open, until there is nothing left to divide. Entering raises FaultError: `rate_limited`
+    A tenant may have `share` of its own and the free places together, so that one tenant leaves
+    places for others. Entering raises FaultError: `rate_limited`
     when the queue is full, `overloaded` after `patience` seconds in it.
     """
 
@@ -42,7 +42,7 @@ class Gate:
         self._patience = patience
         self._share = share
         self._running: dict[str, int] = {}
-        self._queues: dict[str, deque[asyncio.Future[None]]] = {}  # whose turn comes first is first
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}  # next tenant first
 
     def enter_at_once(self, tenant: str) -> bool:
         """Enter, if that takes no waiting; then `leave` must be called."""
@@ -61,8 +61,8 @@ class Gate:
             self._admit()
 
     def queue(self, tenant: str) -> asyncio.Future[None]:
-        """A turn that comes by itself; `leave` must be called once it has come, and `give_up` when
-        it is no longer waited for. Raises FaultError where too many wait."""
+        """A future for a place; `leave` must be called once it is done, and `give_up` to cancel
+        it. Raises FaultError where too many wait."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.enter_at_once(tenant):
             turn.set_result(None)
@@ -75,7 +75,7 @@ class Gate:
         return turn
 
     def give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        """Wait for a turn no longer; one that has come is given back."""
+        """Stop waiting; a place that was assigned is released."""
         if turn.done() and not turn.cancelled():
             self.leave(tenant)
         elif (queue := self._queues.get(tenant)) and turn in queue:
@@ -85,7 +85,7 @@ class Gate:
                 del self._queues[tenant]
 
     async def enter(self, tenant: str) -> None:
-        """Enter when it is our turn; then `leave` must be called."""
+        """Wait for a place and enter; then `leave` must be called."""
         turn = self.queue(tenant)
         try:
             async with asyncio.timeout(self._patience):
@@ -108,7 +108,7 @@ class Gate:
             self.leave(tenant)
 
     def _admit(self) -> None:
-        """Give what is free to those who wait, a place to each tenant in turn."""
+        """Assign the free places to waiters, one to each tenant in turn."""
         refused = 0
         while self._free and refused < len(self._queues):
             tenant, queue = next(iter(self._queues.items()))
@@ -156,7 +156,7 @@ class Budget:
         self.share = share or total
 
     def hold(self, tenant: str) -> Hold:
-        """Bytes of this tenant; none as yet."""
+        """A new `Hold` for this tenant, of no bytes."""
         return Hold(self, tenant)
 
     def take(self, tenant: str, more: int) -> None:
@@ -176,7 +176,7 @@ class Budget:
 
 
 class Hold:
-    """What one body, frame or answer holds of a budget."""
+    """The part of a budget that one body, frame or answer holds."""
 
     __slots__ = ("_budget", "_tenant", "size")
 
@@ -186,8 +186,8 @@ class Hold:
         self.size = 0
 
     def resize(self, size: int) -> None:
-        """Hold so many bytes from now on. Raises FaultError where there is no room for more
-        (`too_large` when there never will be), and holds what it held."""
+        """Set the size. Raises FaultError where there is no room for more
+        (`too_large` when there never will be), and leaves the size unchanged."""
         if size > (most := self._budget.share):
             problem = f"It takes more than the {most} bytes there may be in flight (memory)."
             raise FaultError(Fault("too_large", problem, "client"))
@@ -199,21 +199,21 @@ class Hold:
         self.resize(self.size + more)
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Release everything."""
         self.resize(0)
 
 
 LIGHT = 4096
-"""Bytes of a body that is not weighed."""
+"""Size up to which a body is not weighed."""
 SMALL = 64 * 1024
-"""What a body weighs, or a connection holds, without being counted in the memory."""
+"""Weight of a body, or of a connection's buffers, that is not counted."""
 HEAVY = 1_500_000
-"""What a body weighs that is decoded in a thread: others would have to wait for long."""
+"""Weight from which a body is decoded in a thread, not to block the loop."""
 
 
 def weigh(body: bytes) -> int:
-    """What a body takes once it is decoded, but for what `widened` says: its bytes, and some for
-    each of its values. Of a large one it is only known to be heavy: see `measured`.
+    """The memory of a decoded body, without that of `widened`: its bytes, and some for
+    each of its values. Of a large body it is only a lower bound: see `measured`.
 
     >>> weigh(b'{"model":"m","input":"Hi"}')
     346
@@ -224,9 +224,9 @@ def weigh(body: bytes) -> int:
 
 _CONTINUED = bytes(range(0x80, 0xC0))
 WIDEST = 4
-"""Bytes that each character of a text takes in which one takes so many."""
+"""Bytes per character of a Python string, by the bytes of its widest character in UTF-8."""
 _WIDE = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\u")
-"""What a character begins with in JSON that may take four bytes once it is decoded."""
+"""The beginnings, in JSON, of characters that may take four bytes once decoded."""
 
 
 def widened(text: bytes) -> int:
@@ -241,7 +241,7 @@ def widened(text: bytes) -> int:
 
 
 def _extent(text: bytes) -> tuple[int, int]:
-    """How many characters a text has, and how many bytes the widest of them takes."""
+    """The number of characters of a text, and the bytes that the widest of them takes."""
     escaped = b"\\u" in text
     if not escaped and text.isascii():
         return len(text), 1
@@ -252,7 +252,7 @@ def _extent(text: bytes) -> tuple[int, int]:
 
 
 def measured(body: bytes, limits: Limits) -> int:
-    """What a heavy body takes of the memory beside its bytes: some for each of its values, and what
+    """The memory of a large decoded body beside its bytes: some for each of its values, and what
     each of its texts is widened by. Raises FaultError as `check_size` does."""
     found, characters, width = VALUE * check_size(body, limits), 0, 1
     if not any(widened(body[at : at + LARGE + 1]) for at in range(0, len(body), LARGE)):
@@ -261,7 +261,7 @@ def measured(body: bytes, limits: Limits) -> int:
         for place, text in enumerate(texts, within):
             if place % 2 == 0:
                 continue
-            if place > within:  # or it goes on with that of the slice before
+            if place > within:  # else it continues the text of the slice before
                 found += characters * width if width > 1 else 0
                 characters, width = 0, 1
             more, widest = _extent(text)
@@ -275,15 +275,15 @@ async def read_body(
     roster: InFlight,
     hold: Hold,
     *,
-    media_type: str = _JSON,
+    media_type: tuple[str, ...] = (_JSON,),
     limit: int | None = None,
     setting: str = "body_limit",
 ) -> bytes:
-    """The body of a request, which is held for it from now on. What is not JSON has its own limit,
+    """Read the body of a request and account for it. Bodies that are not JSON have their own limit,
     by another setting.
 
-    Raises FaultError when its head says that it is of another type, when it is larger than it may
-    be, when there is no room for it, when the client disconnects, and when nothing comes for
+    Raises FaultError for another content type, for a body that is too large,
+    where there is no room for it, when the client disconnects, and when nothing comes for
     `read_time` seconds, or too little.
     """
     limit = settings.body_limit if limit is None else limit
@@ -316,18 +316,21 @@ async def read_body(
 
 
 def check_head(
-    exchange: Exchange, limit: int, wanted: str = _JSON, setting: str = "body_limit"
+    exchange: Exchange,
+    limit: int,
+    wanted: tuple[str, ...] = (_JSON,),
+    setting: str = "body_limit",
 ) -> int:
-    """The length that the headers say the body has, or 0. Raises FaultError where what they say is
-    enough to refuse it."""
+    """The Content-Length, or 0. Raises FaultError where the headers are
+    enough to refuse the body."""
     headers = exchange.headers
     media_type = _JSON
-    if headers.get(b"content-type") != b"application/json":  # which it is, as a rule
+    if headers.get(b"content-type") != b"application/json":  # the common case
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-    if media_type != wanted:
-        # A page on any site may make a browser send text/plain to this machine; JSON it may not.
+    if media_type not in wanted:
+        # Any web page can make a browser send text/plain to this machine, but not JSON (CORS).
         what = f"is {quoted(media_type)}" if media_type else "is missing"
-        problem = f"The content-type {what}, and must be {wanted}."
+        problem = f"The content-type {what}, and must be {' or '.join(wanted)}."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     coding = ""
     if b"content-encoding" in headers:
@@ -344,13 +347,13 @@ def check_head(
 
 
 def too_large(limit: int, setting: str = "body_limit") -> Fault:
-    """Why a body of more than `limit` bytes is refused."""
+    """The fault for a body of more than `limit` bytes."""
     problem = f"The body is larger than {limit} bytes, which is this server's limit ({setting})."
     return Fault("too_large", problem, "client")
 
 
 LETTERS = 100
-"""Characters of text that take as long to encode as a token with its log-probability."""
+"""Characters of text that cost as much to encode as a token with its log-probability."""
 
 
 def tokens_of(event: Event) -> int:

@@ -21,15 +21,15 @@ from dragoman.core.response import Usage
 from dragoman.wire import json
 
 LONGEST = 200
-"""Characters of a path or of a model's name that are shown."""
+"""Characters of a path or of a model's name in a line."""
 MOST = 16 * 1024
 """Characters of an error in the log."""
 DISCONNECTED = 499
-"""The status of a request whose client disconnected before there was one."""
+"""The status for a client that disconnected before the response."""
 SHORTEST_SECRET = 8
-"""Characters below which a key may well be a word of a path."""
+"""Keys shorter than this are not redacted: they may be words of a path."""
 WAITING = 10_000
-"""Lines that wait to be written; what comes then is left out, and counted."""
+"""Queued lines; beyond that, lines are dropped and counted."""
 
 _log = logging.getLogger("dragoman.server")
 
@@ -42,14 +42,14 @@ class Lines:
         self._begin()
 
     def _begin(self) -> None:
-        """With nothing to write yet; in a process that was forked, too, which has no threads."""
+        """Reset the queue; also called after a fork, as threads are not inherited."""
         self._waiting: SimpleQueue[str | Event] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
         self._left_out = 0
 
     def write(self, text: str) -> None:
-        """Have a line, or several, written soon."""
+        """Queue a line, or several."""
         with self._lock:
             if self._waiting.qsize() >= WAITING:
                 self._left_out += 1
@@ -57,12 +57,12 @@ class Lines:
             self._waiting.put(text)
             if self._thread is None:
                 thread = Thread(target=self._run, name="dragoman-log", daemon=True)
-                with suppress(RuntimeError):  # no thread can be had now: the next line tries again
+                with suppress(RuntimeError):  # no thread can be started: the next line tries again
                     thread.start()
                     self._thread = thread
 
     def wait(self, seconds: float = 1.0) -> None:
-        """Wait until what was given so far is written, or this long."""
+        """Wait until the queue so far is written, or this long."""
         if self._thread is not None:
             self._waiting.put(written := Event())
             written.wait(seconds)
@@ -87,8 +87,8 @@ class Lines:
 
 
 def _put_out(text: str) -> None:
-    """Write a text to stderr, past its buffer: who waits there holds no lock of the interpreter,
-    which could not end then."""
+    """Write a text to stderr, without its buffer: a blocked write to the buffer would hold its lock
+    and keep the interpreter from exiting."""
     stream = sys.stderr
     try:
         file = stream.fileno()

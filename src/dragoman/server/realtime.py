@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
@@ -34,6 +35,7 @@ from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
 from dragoman.wire import json
 from dragoman.wire.json import Limits
+from dragoman.wire.pieces import long_size
 from dragoman.wire.realtime import (
     BETA_HEADER,
     BETA_SUBPROTOCOL,
@@ -49,9 +51,9 @@ from dragoman.wire.registry import BASE
 from .asgi import Receive, Room, Scope, Send
 from .auth import presented
 from .cancellation import GONE, too_late
-from .channel import LIFETIME, Channel
+from .channel import LIFETIME, Channel, Later, of_message
 from .client_secrets import ClientSecret, ClientSecrets
-from .exchange import Exchange, Route, fault_of
+from .exchange import Exchange, Route, fault_of, nothing_at
 from .limits import HEAVY, LIGHT, SMALL, weigh, widened
 from .log import Entry
 from .responder import Service
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 
 SOCKET = BASE + PATH
 
+BETA_SESSIONS = ("sessions", "transcription_sessions")
+"""Where the beta API made keys for pages."""
 OF_ITS_OWN = Fault(
     "authentication",
     "A client secret opens a session of its own: a call is joined with the key that it was made "
@@ -147,7 +151,8 @@ class ServedSession:
         self._held = service.budget.hold(caller.tenant)
         limits = SessionLimits(audio=service.settings.session_audio)
         asking = replace(caller, wire="realtime", count=None)
-        self.live = TurnSession(Admitted(service), config, asking, self, voice, limits)
+        engine, apart = Admitted(service), service.turns.take
+        self.live = TurnSession(engine, config, asking, self, voice, limits, apart)
 
     # ---- what clients call ---------------------------------------------------------------------
 
@@ -186,12 +191,13 @@ class ServedSession:
                     hold.close()
         except Exception as problem:  # the session goes on
             self._asking = client
-            self.receive([Refused(fault_of(problem, self._request[1], self.caller.key))])
+            fault = fault_of(problem, self._request[1], self.caller.key)
+            self.receive([Refused(of_message(fault))])
             self._asking = None
             return
         for command in commands:
             self.send(command, client)
-            if isinstance(command, Append):
+            if isinstance(command, Append) and len(command.audio) > LIGHT:
                 await self.live.drain()
 
     def send(self, command: Command, client: Participant | None = None) -> None:
@@ -342,7 +348,17 @@ class Connection(Channel):
         """Send events to the client."""
         if self._beta:
             events = [each for event in events for each in to_beta(event)]
-        return self.write(*map(json.dump, events))
+        return self.write(*map(_encoded, events))
+
+
+def _encoded(event: dict[str, JSON]) -> bytes | Later:
+    """An event as a frame."""
+    try:
+        return json.encode(event)
+    except TypeError:  # it has long texts
+        return Later(partial(json.dump, event), long_size(event))
+    except UnicodeEncodeError:
+        return json.dump(event)
 
 
 class Relay(Channel):
@@ -451,7 +467,13 @@ class Realtime:
         return [
             Route("GET", SOCKET, self.plain),
             Route("POST", BASE + SECRETS_PATH, self._secrets.make),
+            *[Route("POST", f"{SOCKET}/{name}", self.beta_sessions) for name in BETA_SESSIONS],
         ]
+
+    def beta_sessions(self, exchange: Exchange, caller: Caller) -> None:
+        """Say where the sessions of the beta API are made now."""
+        hint = f" Pages get a key for a session by POST {BASE + SECRETS_PATH}, as in the GA API."
+        raise FaultError(nothing_at(exchange.path, hint))
 
     def plain(self, exchange: Exchange, caller: Caller) -> None:
         """Answer a GET that asks for no WebSocket."""

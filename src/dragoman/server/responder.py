@@ -1,4 +1,4 @@
-"""Answers requests of every protocol, in one way: resolve state, start the engine, send its events.
+"""Answers requests of every protocol: resolves state, starts the engine, sends its events.
 
 A responder is the sink of one answer. It folds the events into one body, or encodes each batch into
 one write; it ends the engine's work when the client disconnects, time is up or the server shuts
@@ -54,7 +54,7 @@ from .state.run import Run, unstarted
 from .state.service import Memory, Plan
 
 LAST_EVENT = 5.0
-"""Seconds a stopped answer has to be stored; then the client gets its end all the same."""
+"""Seconds to store a cancelled answer, before the client gets its end all the same."""
 
 MANY_TOKENS = 10_000
 """Tokens with log-probabilities, in an answer, or with their alternatives in a batch of its events,
@@ -67,14 +67,14 @@ SSE_HEADERS: Headers = [
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-"""What keeps proxies from buffering, changing or compressing a stream."""
+"""Headers that prevent proxies from buffering, changing or compressing a stream."""
 
 
 T = TypeVar("T")
 
 
 class Service(Struct, frozen=True):
-    """What every handler of one server works with."""
+    """The shared services of a server's handlers."""
 
     engine: Engine
     settings: Settings
@@ -89,10 +89,10 @@ class Service(Struct, frozen=True):
     async def read(
         self, exchange: Exchange, caller: Caller, decode: Callable[[bytes, Limits], T]
     ) -> T:
-        """What the body of a request asks for; a client that disconnects meanwhile ends that.
+        """Read and decode the body of a request; cancelled when the client disconnects.
         Raises FaultError."""
         if exchange.hold is not None:
-            exchange.hold.close()  # of what was read to see whether it is there
+            exchange.hold.close()  # of what was read to check that it exists
         hold = self.budget.hold(caller.tenant)
         body = await read_body(exchange, self.settings, self.roster, hold)
         with Watch(self.roster, exchange):
@@ -105,7 +105,7 @@ class Service(Struct, frozen=True):
         decode: Callable[[bytes, Limits], T],
         count: Callable[[int], None],
     ) -> T:
-        """What a body asks for; what it weighs beside its bytes is counted before it is made.
+        """Decode a body; its decoded weight is accounted for before it is made.
         Raises FaultError."""
         try:
             if (weight := weigh(body)) <= HEAVY:
@@ -114,7 +114,7 @@ class Service(Struct, frozen=True):
             count(await self._apart(measured, body, caller.tenant))
             return await self._apart(decode, body, caller.tenant)
         finally:
-            del body  # an error knows this frame
+            del body  # the exception refers to this frame
 
     async def _apart(self, work: Callable[[bytes, Limits], T], body: bytes, tenant: str) -> T:
         """Process a large body in a thread, one at a time: parallel ones would only contend for
@@ -122,7 +122,7 @@ class Service(Struct, frozen=True):
         await self.lane.enter(tenant)
         try:
             done = asyncio.get_running_loop().run_in_executor(None, work, body, self.settings)
-        except BaseException:  # no thread can be had
+        except BaseException:  # no thread can be started
             self.lane.leave(tenant)
             raise
         done.add_done_callback(lambda _: self.lane.leave(tenant))  # also when we are cancelled
@@ -134,8 +134,8 @@ class Service(Struct, frozen=True):
     async def admit(
         self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
     ) -> Plan:
-        """Wait for a plan, and where it answers a client, for its turn; a client that disconnects
-        meanwhile ends that. Raises FaultError."""
+        """Wait for a plan and, for a client, for a place; cancelled when the client
+        disconnects. Raises FaultError."""
         with Watch(self.roster, exchange) as watch:
             watch.limit(self.settings.deadline)
             if not isinstance(plan, Plan):
@@ -146,18 +146,18 @@ class Service(Struct, frozen=True):
 
 
 class Responder(ABC):
-    """One answer on its way from an engine to a client.
+    """Passes one answer from an engine on to a client.
 
     It is the sink of the engine or of the run that records it, the peer of the client's connection,
-    and work that the server may stop.
+    and work that the server may cancel.
     """
 
     listens = True
     """Whether it watches the client of its exchange."""
 
-    _handle: Handle | None = None  # None once it is over
+    _handle: Handle | None = None  # None after the end
     _gated = False  # it holds a place at the gate
-    _hold: Held | None = None  # of what was asked
+    _hold: Held | None = None  # of the request
     _paused = False
     _stopping: Fault | None = None
     _deadline = math.inf
@@ -174,12 +174,12 @@ class Responder(ABC):
         self.caller = caller
         self.plan = plan
         self.wire = wire
-        # A run in the background goes on without its client.
+        # A background run does not need its client.
         self._run = None if plan.background else plan.run
 
     def start(self, engine: Engine | None = None, handle: Handle | None = None) -> None:
-        """Have the engine answer: a place at the gate was taken for it. With a handle, an answer
-        was started with this sink already."""
+        """Start the engine; the place at the gate is taken already. With a handle, an answer
+        was started with this sink before."""
         if handle is None:
             plan, source = self.plan, start if self._run is None else self._run.start
             caller = replace(
@@ -202,7 +202,7 @@ class Responder(ABC):
             self.schedule()
 
     def count(self, more: int) -> None:
-        """Hold so many bytes more, until the answer is over. Raises FaultError for no room."""
+        """Account for more bytes until the end of the answer. Raises FaultError for no room."""
         if self._handle is not None:
             self._hold = self._hold or self.service.budget.hold(self.caller.tenant)
             self._hold.add(more)
@@ -212,11 +212,11 @@ class Responder(ABC):
         """Send events to the client, while the answer is not over; after the last one `leave`."""
 
     def broken(self, error: Exception) -> None:
-        """End the answer that could not be sent: an encoder finds events out of order, say."""
+        """Fail an answer that could not be sent, for instance for events out of order."""
         self.stop(fault_of(error, self.exchange.id, self.caller.key))
 
     def stop(self, fault: Fault) -> None:
-        """End the answer for this reason, if it is not over."""
+        """Cancel the answer, with this reason, if it is not over."""
         handle, run = self._handle, self._run
         if handle is None:
             return
@@ -231,12 +231,12 @@ class Responder(ABC):
         try:
             handle.cancel() if run is None else run.abandon(fault)
             self.fail(fault)
-        except Exception as error:  # the others that are to be stopped must be
+        except Exception as error:  # the other answers must be stopped, too
             fault_of(error, self.exchange.id, self.caller.key)
             self.abort()
 
     def tick(self, now: float) -> None:
-        """Time is up, or it is time for a heartbeat; called by the roster."""
+        """Called by `InFlight` for the deadline or a heartbeat."""
         if now < self._deadline:
             self.schedule()
         elif self._stopping:
@@ -249,20 +249,20 @@ class Responder(ABC):
         self.stop(GONE)
 
     def drained(self) -> None:
-        """The client has read what was written: the engine may go on."""
+        """The client has read the buffer: resume the engine."""
         if self._paused and self._handle is not None:
             self._paused = False
             self._handle.resume()
 
     def pause(self) -> None:
-        """The client does not keep up: the engine should wait."""
+        """The client reads too slowly: pause the engine."""
         if not self._paused and self._handle is not None:
             self._paused = True
             self._handle.pause()
-            self.schedule()  # what is due next is another thing
+            self.schedule()  # the next deadline is another one
 
     def leave(self) -> None:
-        """The answer is over."""
+        """End the answer."""
         self._handle = None
         self.service.roster.discard(self)
         if self._hold is not None:
@@ -273,11 +273,11 @@ class Responder(ABC):
             self.service.gate.leave(self.caller.tenant)
 
     def due(self) -> float:
-        """When `tick` is to be called, whatever the deadline."""
+        """When to call `tick`, apart from the deadline."""
         return math.inf
 
     def schedule(self) -> None:
-        """Have `tick` called when something is due, unless the answer is over."""
+        """Schedule `tick` for the next deadline, unless the answer is over."""
         due = min(self._deadline, self.due())
         if due < math.inf and self._handle is not None:
             self.service.roster.call_at(self, due)
@@ -287,7 +287,7 @@ class Responder(ABC):
         self.exchange.abort()
 
     def refuse(self, fault: Fault) -> None:
-        """Answer with a fault's own status, while that can be."""
+        """Send a fault with its own status, before the headers are sent."""
         if self.exchange.entry is not None:
             self.exchange.entry.end = fault.code
         if fault is GONE:
@@ -299,7 +299,7 @@ class Responder(ABC):
 
     @abstractmethod
     def fail(self, fault: Fault) -> None:
-        """Send the client why the answer ends here."""
+        """Send the client the reason of the end."""
 
     def is_much(self, events: list[Event]) -> bool:
         """Whether a batch takes long to encode, by its tokens with log-probabilities, with their
@@ -310,8 +310,8 @@ class Responder(ABC):
         return much or (self._much and isinstance(events[-1], Finished))
 
     def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:
-        """Encode a batch in a thread, because others would have to wait for it. It is received
-        again with what was `made` of it, and after it the `batches` that came since."""
+        """Encode a batch in a thread, not to block the loop. It is received
+        again with the encoded bytes (`made`), followed by the later `batches`."""
         self.batches = []
         self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
 
@@ -331,7 +331,7 @@ class Responder(ABC):
 
 
 class Unary(Responder):
-    """An answer in one body."""
+    """A response in one body."""
 
     _fold: Fold | None = None
 
@@ -376,15 +376,15 @@ class Unary(Responder):
 
 
 class Stream(Responder):
-    """An answer as server-sent events, at the pace of both sides.
+    """A response as server-sent events, with backpressure.
 
     The head waits for the first event, so that a failure before it has a status of its own; silence
     is filled with heartbeats; a client that does not read is disconnected. With `first` the reader
-    of a stored answer has the frames before that number.
+    of a stored answer already has the frames before that number.
     """
 
     _begun = False  # an event was encoded
-    _unread = 0  # bytes that the client had not read when it was looked at
+    _unread = 0  # unread bytes at the last check
 
     def __init__(
         self,
@@ -401,7 +401,7 @@ class Stream(Responder):
         self._losses = plan.losses
         self._guarantee: Guarantee | None = default_guarantee(plan.request)
         agent = exchange.header(b"user-agent").lower()
-        # An event would take a number, and the stored ones would not fit any more.
+        # An event would take a sequence number, and the stored ones would shift.
         stored = plan.run is not None or first is not None
         self._data = not stored and any(w in agent for w in service.settings.heartbeat_data)
         self._skip = first or 0
@@ -423,7 +423,7 @@ class Stream(Responder):
                     self.leave()
                     return
                 if isinstance(first, Started):
-                    # The head went out while the model was silent.
+                    # The headers were sent before the first event.
                     if exchange.status and (comment := self._late(first)):
                         exchange.write(comment, more=True)
                     self._losses += first.losses
@@ -432,7 +432,7 @@ class Stream(Responder):
                 data, self.made = self.made, None
             elif self._hold is not None and self.is_much(events):
                 self.apart(self._encoded, events)
-                return  # only what is much is held
+                return  # only large amounts are accounted for
             elif isinstance(last, Finished):
                 data = self._encoded(events)
             else:
@@ -450,14 +450,14 @@ class Stream(Responder):
                 if not exchange.status:
                     self._open()
                 full = exchange.write(data, more=True)
-                if not self._paused:  # or its client has had its time since then
+                if not self._paused:  # or the client's timeout is running since then
                     self._since = asyncio.get_running_loop().time()
                     if full:
                         self.pause()
                 else:
                     self._unread += len(data)
         except FaultError as error:
-            if isinstance(last, TERMINAL):  # no room for the end: another would be as large
+            if isinstance(last, TERMINAL):  # no room for the end: another end would be as large
                 self.stop(replace(error.fault, code="stalled"))
             else:
                 self.broken(error)
@@ -465,7 +465,7 @@ class Stream(Responder):
             self.broken(error)
 
     def fail(self, fault: Fault) -> None:
-        """Send the end, as a plain answer while that is possible."""
+        """Send the end, as a plain error while that is possible."""
         if fault is GONE:
             self.exchange.end()
         elif fault.code == "stalled" or self.batches is not None:
@@ -477,21 +477,21 @@ class Stream(Responder):
             self.refuse(fault)
 
     def _encoded(self, events: list[Event]) -> bytes:
-        """A batch as the client gets it."""
+        """The encoded bytes of a batch."""
         encoder, last = self._encoder, events[-1]
         if isinstance(last, Finished) and (comment := self._late(last)):
             return encoder.feed(events[:-1]) + comment + encoder.feed((last,))
         return encoder.feed(events)
 
     def _open(self) -> None:
-        """Send the head."""
+        """Send the headers."""
         headers = report_headers(self._losses, self._guarantee)
         self.exchange.open(200, [*SSE_HEADERS, *headers])
         self._since = asyncio.get_running_loop().time()
-        self.schedule()  # what is due next is another thing
+        self.schedule()  # the next deadline is another one
 
     def _end(self, data: bytes, end: Finished | Failed) -> None:
-        """Send the last of the answer."""
+        """Send the last bytes."""
         exchange = self.exchange
         if exchange.entry is not None:
             exchange.entry.note(end)
@@ -502,22 +502,22 @@ class Stream(Responder):
         self.leave()
 
     def start(self, engine: Engine | None = None, handle: Handle | None = None) -> None:
-        """The same; silence is filled from now on."""
+        """The same; also start heartbeats."""
         super().start(engine, handle)
         self.schedule()
 
     def pause(self) -> None:
-        """The same; the client is looked at from now on."""
+        """The same; also start the check for a stalled client."""
         self._unread = self.exchange.unread
         super().pause()
 
     def drained(self) -> None:
-        """The same; the client has shown life."""
+        """The same; the client is reading."""
         self._since = asyncio.get_running_loop().time()
         super().drained()
 
     def due(self) -> float:
-        """When a heartbeat is due, or the client is to be disconnected."""
+        """When a heartbeat, or the check for a stalled client, is due."""
         if self.batches is not None:
             return math.inf
         settings = self.service.settings
@@ -526,11 +526,11 @@ class Stream(Responder):
         return self._since + (settings.heartbeat if self.exchange.status else settings.header_hold)
 
     def tick(self, now: float) -> None:
-        """The same; silence is filled."""
+        """The same; send a heartbeat."""
         if self.due() <= now < self._deadline:
             exchange, settings = self.exchange, self.service.settings
             if exchange.full:
-                # What was written at once may be more than can be read in that time.
+                # One large write may take longer to read than that time.
                 unread, before = exchange.unread, self._unread
                 if not unread or unread > before - settings.min_rate * settings.stall:
                     self.stop(stalled(settings.stall))
@@ -544,7 +544,7 @@ class Stream(Responder):
                 self._since = now
                 if exchange.write(self._encoder.heartbeat(data=self._data) or WAITING, more=True):
                     self.pause()
-            except Exception as error:  # the roster goes on with the others
+            except Exception as error:  # `InFlight` continues with the others
                 self.broken(error)
         super().tick(now)
 
@@ -557,16 +557,16 @@ class Stream(Responder):
         return comments + sse.comment(f"x-dragoman-guarantee: {event.guarantee}")
 
     def _unseen(self, data: bytes) -> bytes:
-        """The frames that the reader does not have. Each has the next number; `[DONE]` has none."""
+        """The frames that the reader does not have. Frames are numbered, except `[DONE]`."""
         at = 0
         while self._skip and at < len(data) and not data.startswith(sse.DONE, at):
-            self._skip -= not data.startswith(b":", at)  # a comment has none either
+            self._skip -= not data.startswith(b":", at)  # a comment has no number either
             at = data.index(b"\n\n", at) + 2
         return data[at:]
 
 
 class Answers:
-    """Answers requests of every wire out of one engine."""
+    """Handles requests of every wire with one engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -580,8 +580,8 @@ class Answers:
         return partial(self._answer, wire)
 
     def replay(self, record: Record, first: int, exchange: Exchange, caller: Caller) -> None:
-        """Send the events of a stored response, from the frame with this number on. Of one that
-        has ended, all that is held for it is counted."""
+        """Send the events of a stored response, from the frame with this number on. For one that
+        has ended, everything buffered is accounted for."""
         if self._service.memory is None:
             raise RuntimeError("only a server with a store has stored responses")
         plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
@@ -602,12 +602,12 @@ class Answers:
     def _answer(
         self, wire: Wire, exchange: Exchange, caller: Caller, request: Request | None = None
     ) -> Awaitable[None] | None:
-        """Find what the request builds on, and answer. What has to be read or looked up, or to wait
-        for its turn, is left to be awaited."""
+        """Resolve the request's references, and answer. Returns an awaitable where the body, a
+        lookup or a place has to be waited for."""
         if request is None:
             headers, settings, body = exchange.headers, self._service.settings, exchange.whole
             if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
-                check_head(exchange, settings.body_limit)  # most heads need no closer look
+                check_head(exchange, settings.body_limit)  # the fast path of most requests
             if body is None or (
                 len(body) > self._light
                 and len(body)
@@ -646,9 +646,9 @@ class Answers:
         if service.memory is None or plan.run is None:
             raise RuntimeError("only a server with a store runs anything in the background")
         if exchange.entry is not None:
-            exchange.entry.end = ""  # the run has a line of its own, at its end
+            exchange.entry.end = ""  # the run has a log line of its own, at its end
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
-        if not plan.run.ended:  # what was asked is held until then
+        if not plan.run.ended:  # the request is held until then
             plan.run.hold, exchange.hold = exchange.hold, None
         if plan.request.stream:
             responder = Stream(service, exchange, caller, plan, wire)
@@ -659,15 +659,15 @@ class Answers:
             exchange.reply(200, body, *report_headers(plan.losses))
 
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
-        """Carry out a run in the background, of which it is the turn; without a request, what the
-        record of the run asked for."""
+        """Execute a background run, which has a place; without a request, that of the
+        record."""
         service, record, entry = self._service, run.record, None
         hold = run.hold = run.hold or service.budget.hold(record.tenant)
         if service.log is not None:
             entry = Entry(service.log, record.request.model, "", None, caller.tenant, caller.key)
         try:
             if request is None and service.memory is not None:
-                request_id.set(record.id)  # the task of another request has found it
+                request_id.set(record.id)  # it was stored by the task of another request
                 request = await service.memory.reread(record, hold.add)
             caller = replace(caller, wire=record.wire, stored=True, count=hold.add)
             if request is not None:
@@ -677,7 +677,7 @@ class Answers:
             run.stop(fault_of(error, record.id, caller.key))
             await run.finished()
         finally:
-            hold.close()  # it may have ended while its request was read again
+            hold.close()  # it may have ended while its request was loaded
         if entry is not None and isinstance(last := run.events[-1], TERMINAL):
             entry.note(last)
             wire = WIRES[record.wire]
@@ -686,6 +686,6 @@ class Answers:
 
 
 def unstored(request: Request) -> Plan:
-    """The plan of a server without a store. Raises FaultError for a request that needs one."""
+    """The plan without a store. Raises FaultError for a request that needs one."""
     request, losses = without_store(request)
     return Plan(request, replace(request, store=False), losses)

@@ -1,4 +1,4 @@
-"""The server in process: an engine behind the official SDK without a network."""
+"""Runs the server in process: an engine behind the official SDK without a network."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ AHEAD = 16
 
 
 def transport(engine: Engine, settings: Settings | None = None) -> Transport:
-    """A transport that answers out of `engine`, for `httpx2.AsyncClient` and `httpx2.Client`.
+    """A transport that answers from `engine`, for `httpx2.AsyncClient` and `httpx2.Client`.
 
-    Responses are remembered until the process ends, unless the settings say `store="none"`. Closing
-    the client stops the answers that are running; the engine stays open, it is yours.
+    Responses are stored until the process ends, unless the settings have `store="none"`. Closing
+    the client cancels running answers; it does not close the engine.
 
         client = AsyncOpenAI(
             base_url="http://dragoman/v1",
@@ -40,7 +40,7 @@ def transport(engine: Engine, settings: Settings | None = None) -> Transport:
             http_client=httpx2.AsyncClient(transport=transport(engine)),
         )
     """
-    anything_goes = replace(settings or Settings(), allowed_hosts=("*",))  # no page gets in here
+    anything_goes = replace(settings or Settings(), allowed_hosts=("*",))  # no browser can connect
     memory = None
     if anything_goes.store != "none":
         memory = Memory(MemoryStore(), anything_goes, upkeep=False)
@@ -69,7 +69,7 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
 
 
 class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
-    """One request, and the body of its answer as it comes."""
+    """One request, and the streamed body of its response."""
 
     def __init__(self, app: App, request: httpx2.Request, body: bytes) -> None:
         self._app = app
@@ -77,11 +77,12 @@ class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
         self._body: bytes | None = body
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(AHEAD)
+        self._patience = request.extensions.get("timeout", {}).get("read")
         self._left = asyncio.Event()
         self._task: asyncio.Task[None]
 
     async def answered(self) -> httpx2.Response:
-        """Hand the request over and wait for the status. Given up, it stops what it began."""
+        """Send the request and wait for the status. If cancelled, it cancels the request."""
         self._task = asyncio.create_task(self._app(self._scope(), self._receive, self._send))
         self._task.add_done_callback(lambda _: self._messages.put_nowait(None))
         try:
@@ -100,7 +101,7 @@ class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
                 yield message["body"]
 
     async def aclose(self) -> None:
-        """Hang up, and wait until the server has stopped working on it."""
+        """Disconnect, and wait until the server has cancelled the work."""
         self._left.set()
         await self._task
 
@@ -111,7 +112,11 @@ class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
         LOOP.run(self.aclose)
 
     async def _next(self) -> Message:
-        message = await self._messages.get()
+        try:
+            async with asyncio.timeout(self._patience):
+                message = await self._messages.get()
+        except TimeoutError:
+            raise httpx2.ReadTimeout("No answer in time.", request=self._request) from None
         if message is None:
             raise httpx2.RemoteProtocolError("The answer broke off.", request=self._request)
         self._room.release()

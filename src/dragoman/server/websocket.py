@@ -23,7 +23,7 @@ from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.serialize import size_of
 from dragoman.wire import error, json
-from dragoman.wire.json import LARGE, VALUE, Limits, marks
+from dragoman.wire.json import LARGE, UNMARKED, VALUE, Limits
 from dragoman.wire.realtime import PATH as REALTIME
 from dragoman.wire.registry import BASE
 from dragoman.wire.responses import RESPONSES
@@ -31,7 +31,7 @@ from dragoman.wire.responses.encode import Encoder
 
 from .asgi import Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
-from .channel import Channel
+from .channel import Channel, of_message
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import HEAVY, LIGHT, SMALL, Hold, too_large, widened
 from .log import Entry
@@ -48,7 +48,7 @@ def refusal(fault: Fault, lane: str | None) -> bytes:
     Its code is always a string: clients of sockets tell errors apart by it alone, and some know
     no null there. Over HTTP the protocol has null where the type says it all.
     """
-    object = error.error_object(fault)
+    object = error.error_object(of_message(fault))
     object["code"] = object["code"] or fault.code
     frame = {"type": "error", "status": error.status(fault), "error": object}
     return json.dump(frame if lane is None else {**frame, "stream_id": lane})
@@ -262,12 +262,43 @@ class Connection(Channel):
         """The client speaks first."""
 
     async def take(self, data: bytes) -> None:
-        """A frame asks for a turn."""
-        size = len(data)
-        if size <= LARGE and (weight := size + VALUE * marks(data)) <= HEAVY:
-            self._take(data, weight + (widened(data) if size > LIGHT else 0))
-        else:
-            await self._take_heavy(data)
+        """Put what a frame asks for into its lane; refuse one that makes no sense, or for which
+        there is no room. A heavy one is decoded in a thread, and the next one taken behind it."""
+        size, asked = len(data), None
+        weight = HEAVY + 1
+        if size <= LARGE:
+            weight = size + VALUE * len(data.translate(None, UNMARKED))
+        if weight > HEAVY:
+            if (decoded := await self._decoded(data)) is None:
+                return
+            weight, asked = decoded
+        elif size > LIGHT:
+            weight += widened(data)
+        try:
+            frame, request = asked or decode_frame(data, self.service.settings)
+            lane = frame.stream_id
+            queue = self._lanes.get(lane)
+            if queue is None and len(self._lanes) >= LANES:
+                raise FaultError(crowded(f"{LANES} lanes are open on this connection"))
+            if queue is not None and len(queue) >= WAITING:
+                raise FaultError(crowded(f"{WAITING} turns are waiting in this lane"))
+            waiting = self._waiting + weight
+            if waiting > SMALL:
+                self._asked.resize(waiting)
+            self._waiting = waiting
+        except FaultError as error:
+            self._refuse(error.fault, data)
+            return
+        turn = Waiting(frame, request, size, weight)
+        if self.service.log is not None:
+            turn.entry = self._entry(request.model)
+        if queue is not None:
+            queue.append(turn)
+            return
+        self._lanes[lane] = deque([turn])
+        task = asyncio.get_running_loop().create_task(self._work(lane))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def expired(self) -> None:
         """Say that time is over."""
@@ -293,48 +324,18 @@ class Connection(Channel):
 
     # ---- turns ---------------------------------------------------------------------------
 
-    def _take(self, data: bytes, weight: int, asked: tuple[Frame, Request] | None = None) -> None:
-        """Put what a frame asks for into its lane; refuse one that makes no sense, or for which
-        there is no room."""
-        try:
-            frame, request = asked or decode_frame(data, self.service.settings)
-            lane = frame.stream_id
-            queue = self._lanes.get(lane)
-            if queue is None and len(self._lanes) >= LANES:
-                raise FaultError(crowded(f"{LANES} lanes are open on this connection"))
-            if queue is not None and len(queue) >= WAITING:
-                raise FaultError(crowded(f"{WAITING} turns are waiting in this lane"))
-            waiting = self._waiting + weight
-            if waiting > SMALL:
-                self._asked.resize(waiting)
-            self._waiting = waiting
-        except FaultError as error:
-            self._refuse(error.fault, data)
-            return
-        turn = Waiting(frame, request, len(data), weight)
-        if self.service.log is not None:
-            turn.entry = self._entry(request.model)
-        if queue is not None:
-            queue.append(turn)
-            return
-        self._lanes[lane] = deque([turn])
-        task = asyncio.get_running_loop().create_task(self._work(lane))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _take_heavy(self, data: bytes) -> None:
-        """The same of a frame that is decoded in a thread; the next one is taken behind it."""
+    async def _decoded(self, data: bytes) -> tuple[int, tuple[Frame, Request]] | None:
+        """What a heavy frame weighs and asks for, by a thread; None for one that is refused."""
         hold = self.service.budget.hold(self.caller.tenant)
         try:
             hold.resize(len(data))
             asked = await self.service.decoded(data, self.caller, decode_frame, hold.add)
-            weight = hold.size
+            return hold.size, asked
         except Exception as error:  # the other lanes go on
             self._refuse(fault_of(error, self.exchange.id, self.caller.key), data)
-            return
+            return None
         finally:
             hold.close()
-        self._take(data, weight, asked)
 
     def _refuse(self, fault: Fault, data: bytes) -> None:
         lane = None

@@ -1,7 +1,7 @@
 """The hosted tool `mcp`: the tools of servers that speak the Model Context Protocol.
 
-A server is named by the configuration, or, where its host is allowed there, by a request. What it
-says is data for the model: bounded, and never obeyed here.
+A server is named by the configuration, or, where its host is allowed there, by a request. Its
+output is data for the model: bounded, and never interpreted here.
 """
 
 from __future__ import annotations
@@ -50,20 +50,22 @@ KIND, LIST, CALL = "mcp", "mcp_list_tools", "mcp_call"
 WIRE = "responses"
 
 START = 30.0
-"""Seconds that a server has to start, and again to list its tools."""
+"""Seconds for a server to start, and again to list its tools."""
 AGE = 300.0
-"""Seconds after which tools are listed anew, where the server did not say before that they are
-others."""
+"""Seconds after which tools are listed again, unless the server has reported a change
+before."""
 IDLE = 300.0
-"""Seconds after which a session that no answer uses is ended."""
+"""Seconds after which an unused session is ended."""
 MOST_SESSIONS, PER_TENANT = 64, 32
-"""Sessions, of all servers and tenants; and those that one tenant may use at a time."""
+"""The most sessions, of all servers and tenants; and those that one tenant may use at a time."""
 MOST_TOOLS = 256
-"""Tools of one server that a model is shown."""
+"""The most tools of one server for a model."""
+MOST_KNOWN = 2_000
+"""The most tools in a list of the conversation that is used: servers may list no more."""
 MOST_SCHEMAS = 1024 * 1024
 """Bytes of their names, descriptions and schemas."""
 GRACE = 10.0
-"""Seconds that a late call has to be cancelled."""
+"""Seconds for the cancellation of a late call."""
 
 Consent = Literal["always", "never"]
 _T = TypeVar("_T")
@@ -77,9 +79,9 @@ _OURS = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade", "te"}
     | {"accept", "accept-encoding", "content-type", "last-event-id", "trailer", "keep-alive"}
 )
-"""Headers that the transport writes."""
+"""Headers that only the transport may set."""
 _INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
-"""Variables of the environment that every program is given; no other, as they hold keys."""
+"""Environment variables that every program gets; no others, as they may hold keys."""
 _EMPTY: dict[str, JSON] = {"type": "object", "properties": {}}
 
 
@@ -89,12 +91,12 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     - It is at `url`, or is run: `command`, without a shell.
     - `headers` are sent to it: the name of each, and the variable of the environment that holds its
       value.
-    - `environment` names the variables that a program is given beside the usual.
-    - `approval` is whether calls need consent where the request does not say it.
+    - `environment` names further variables that a program gets.
+    - `approval` is whether calls need consent, by default.
     - `allowed_tools` are those that can be used; None is all.
     - `seconds` is how long a call may take.
 
-    Raises ValueError for what makes no sense.
+    Raises ValueError for invalid options.
     """
 
     name: Annotated[str, Meta(pattern=_LABEL)]
@@ -139,26 +141,26 @@ def read_server(text: str) -> Server:
 
 
 class Filter(Struct, forbid_unknown_fields=True):
-    """Which tools of a server are meant: those with these names, those that (do not) only read."""
+    """A filter for tools: by name, and by whether they are read-only."""
 
     tool_names: list[str] | None = None
     read_only: bool | None = None
 
     def fits(self, tool: _Listed) -> bool:
-        """Whether a tool is meant."""
+        """Whether a tool matches."""
         named = self.tool_names is None or tool.name in self.tool_names
         return named and self.read_only in (None, tool.annotated("readOnlyHint"))
 
 
 class Rules(Struct, forbid_unknown_fields=True):
-    """Which tools need consent, and which do not."""
+    """The filters of tools that need consent, and of those that do not."""
 
     always: Filter | None = None
     never: Filter | None = None
 
 
 class Asked(Struct):
-    """The tool as a request has it."""
+    """The fields of the tool in a request."""
 
     server_label: str
     server_url: str | None = None
@@ -187,8 +189,8 @@ class _Listed(Struct, omit_defaults=True):
 
 
 class _Link:
-    """A server as one tenant reaches it, with one set of credentials: its session, opened when it
-    is needed, and its tools."""
+    """A server for one tenant and one set of credentials: its session, opened on
+    demand, and its tools."""
 
     def __init__(self, server: Server, make: Callable[[], Connection]) -> None:
         self.server = server
@@ -228,7 +230,7 @@ class _Link:
         return self._tools
 
     async def _ask(self, request: Callable[[Connection], Awaitable[_T]]) -> _T:
-        """Ask the server; once more, in a new session, where it did not know the old one."""
+        """Send a request; again, in a new session, where the server has lost the old one."""
         for _ in range(2):
             connection = await self._alone(self._connecting, self._connect)
             from dragoman.tools.mcp_client import GoneError
@@ -244,14 +246,14 @@ class _Link:
             await connection.close()
             connection = None
         if connection is None:
-            # The SDK takes a second to import, which the event loop does not have.
+            # The SDK takes a second to import, which would block the event loop.
             await asyncio.to_thread(import_module, "dragoman.tools.mcp_client")
             connection = self._connection = self._make()
             await connection.start(START)
         return connection
 
     async def _alone(self, lock: asyncio.Lock, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Do this while no other does. Who waited for one that failed shares its failure, or many
+        """Run this under the lock. Waiters share the failure of the one before, or many
         would wait for a server that hangs, one after the other."""
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -342,7 +344,7 @@ class MCP:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _find(self, asked: Asked) -> tuple[Server, dict[str, str]]:
-        """The server that is meant, and what is sent to it as the client's."""
+        """The server of a request's tool, and the client's headers for it."""
         label, url = asked.server_label, asked.server_url
         if not re.fullmatch(_LABEL, label):
             problem = "must have 1 to 64 letters, digits, _ or -"
@@ -360,7 +362,7 @@ class MCP:
             if headers and server.command:
                 raise FaultError(unsupported(f"the server {label!r} is a program", name))
             if headers and server.headers:
-                # Mixed with ours, they could speak in our name for others.
+                # Mixed with our credentials, they could act with our rights for others.
                 problem = f"the server {label!r} is configured with credentials of its own"
                 raise FaultError(unsupported(problem, name))
             return server, headers
@@ -388,7 +390,7 @@ class MCP:
     def _acquire(
         self, server: Server, headers: dict[str, str], caller: Caller, url: str | None
     ) -> tuple[tuple[str, ...], _Link]:
-        """The link to a server, for one user more."""
+        """The link to a server, with its use count incremented."""
         guarded = self._servers.get(server.name) is not server
         secret = hashlib.sha256(msgspec.json.encode(sorted(headers.items()))).hexdigest()
         key = (caller.tenant, server.name, server.url if guarded and server.url else "", secret)
@@ -442,7 +444,7 @@ def _authority(host: str) -> str:
 
 
 def _headers(asked: Asked) -> dict[str, str]:
-    """What is sent to the server as the client's. Raises FaultError, which quotes no value."""
+    """The client's headers for the server. Raises FaultError, without quoting values."""
     headers = {name.lower(): value for name, value in (asked.headers or {}).items()}
     for name, value in headers.items():
         if not (_HEADER.fullmatch(name) and _VALUE.fullmatch(value)):
@@ -492,7 +494,7 @@ class _Session(Session):
         self.tools = tuple(by_name.values())
 
     def _allowed(self, server: Server, tools: list[_Listed]) -> list[_Listed]:
-        """Those that both the configuration and the request allow. Raises FaultError for too many
+        """The tools that configuration and request allow. Raises FaultError for too many
         or too large ones."""
         wanted = self._asked.allowed_tools
         wanted = Filter(wanted) if isinstance(wanted, list) else wanted or Filter()
@@ -516,9 +518,11 @@ def _known(items: Sequence[Unknown], label: str) -> list[_Listed] | None:
     """The tools of a server that the conversation lists already."""
     for item in reversed(items):
         if item.kind == LIST and item.value.get("server_label") == label:
+            tools = item.value.get("tools")
+            if item.value.get("error") or (isinstance(tools, list) and len(tools) > MOST_KNOWN):
+                continue
             with suppress(msgspec.ValidationError):
-                if not item.value.get("error"):
-                    return msgspec.convert(item.value.get("tools"), list[_Listed])
+                return msgspec.convert(tools, list[_Listed])
     return None
 
 
@@ -534,7 +538,7 @@ def _approval(asked: Consent | Rules | None, server: Server, tool: _Listed) -> C
 
 
 def fit_name(name: str) -> str:
-    """A name that models can be shown, which another name does not have.
+    """A unique name that is valid for models.
 
     >>> fit_name("read-file"), fit_name("files/read all")
     ('read-file', 'files_read_all_b6df1b07')
@@ -551,7 +555,7 @@ class _Tool(Tool):
     def __init__(self, tool: _Listed, label: str, link: _Link, approval: Consent) -> None:
         self.spec = FunctionTool(fit_name(tool.name), tool.description, tool.input_schema or _EMPTY)
         self.approval = approval
-        self.seconds = link.server.seconds + START + GRACE  # its own limit is less
+        self.seconds = link.server.seconds + START + GRACE  # its own limit is lower
         self.repeatable = tool.annotated("readOnlyHint") or tool.annotated("idempotentHint")
         self.display = Display(CALL, self._opened, delta="arguments", fails=True)
         self._name, self._label, self._link = tool.name, label, link
@@ -626,7 +630,7 @@ def _shown(result: dict[str, JSON]) -> Shown:
 
 
 def _part(block: dict[str, JSON]) -> tuple[Part | None, str]:
-    """A block of a result as a part for the model, unless it is text; and in words."""
+    """A block of a result as a part for the model, unless it is text; and as text."""
     match block:
         case {"type": "text", "text": str(text)}:
             return None, text
@@ -647,8 +651,8 @@ def _part(block: dict[str, JSON]) -> tuple[Part | None, str]:
 
 
 def _media(kind: str, data: str, type: str, uri: str) -> tuple[Part | None, str]:
-    """An image, a sound or a file. What is not as it says is left out: the model's server would
-    refuse all of the conversation for it."""
+    """An image, a sound or a file. Data of another type than declared is left out: the model's
+    server would refuse the whole conversation."""
     kind = "image" if type.startswith("image/") else kind
     type = type or "application/octet-stream"
     try:

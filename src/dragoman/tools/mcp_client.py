@@ -1,7 +1,7 @@
-"""Speaks to one MCP server with the official SDK: over HTTP, or with a program of this machine.
+"""A client for one MCP server with the official SDK: over HTTP, or stdio of a local program.
 
 The SDK takes a second to import: this module is imported in a thread, when a server is first asked.
-What a server sends is bounded here, before it is parsed; every socket is one of `net`.
+A server's messages are bounded here, before they are parsed; every socket is one of `net`.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from dragoman.net.url import Proxies, parse_url
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one message of a server, and of its answer to one request, decoded."""
 MOST_VALUES = 200_000
-"""Arrays and objects in a message: those are what takes time."""
+"""The most arrays and objects in a message: they cost the most time."""
 MOST_BLOCKS = 256
 """Blocks of one result; more are left out, with a note for the model."""
 MOST_ERROR = 64 * 1024
-"""Bytes of an answer with a status of 400 or more that are looked at."""
+"""Bytes of a response with a status of 400 or more that are read."""
 MOST_LISTED = 2_000
 """Tools that a server may list, on all pages together."""
 MOST_LIST = 2 * 1024 * 1024
 """Bytes of their names, descriptions and schemas."""
 MOST_PAGES = 100
 PATIENCE = 2.0
-"""Seconds that a program has to end once its input is closed, and again once it was asked to."""
+"""Seconds for a program to exit after its input is closed, and again after SIGTERM."""
 CONNECT = 10.0
-"""Seconds that a connection may take."""
+"""The connect timeout, in seconds."""
 CONNECTIONS = 32
-"""Requests to one server that are on their way at a time, for one session."""
+"""Concurrent requests to one server, for one session."""
 TAIL = 2_000
-"""Bytes of what a program wrote last to stderr that are logged, when it ends by itself."""
+"""The last bytes of a program's stderr that are logged when it exits by itself."""
 
 _log = logging.getLogger("dragoman")
 for _name, _level in (("mcp", logging.CRITICAL), ("client", logging.CRITICAL), ("httpx2", 30)):
-    # They log what a server sends, with tracebacks, and addresses with their queries.
+    # They log data of servers, with tracebacks, and URLs with their queries.
     if logging.getLogger(_name).level == logging.NOTSET:
         logging.getLogger(_name).setLevel(_level)
 
@@ -84,8 +84,8 @@ Streams = AbstractAsyncContextManager[Any]
 
 
 class GoneError(Exception):
-    """The server does not know the session any more, or has ended; the request was not worked
-    on."""
+    """The server has lost the session, or has ended; the request was not
+    processed."""
 
 
 class Connection:
@@ -132,7 +132,7 @@ class Connection:
                 ready.set_result(None)
                 await self._end.wait()
         except Exception as error:
-            if ready.done():  # it could not be closed in the way of the protocol, and is closed
+            if ready.done():  # it could not be closed by the protocol, and is closed
                 _log.debug("the MCP server %s: the end of a session", self.name, exc_info=error)
                 return
             raise FaultError(self._problem(error)) from error
@@ -149,7 +149,7 @@ class Connection:
         self.gone = True
         self._end.set()
         if self._task is not None:
-            # An open session is ended in the way of the protocol, another at once.
+            # An open session is ended by the protocol, another at once.
             _, late = await asyncio.wait({self._task}, timeout=3 * PATIENCE if self._client else 0)
             if late:
                 self._task.cancel()
@@ -158,7 +158,7 @@ class Connection:
                 self._task.exception()  # retrieved: `start` has raised it, or it is of no use
 
     async def tools(self, seconds: float) -> list[dict[str, JSON]]:
-        """All tools of the server, in the protocol's words. Raises FaultError and GoneError."""
+        """All tools of the server, as the protocol's objects. Raises FaultError and GoneError."""
         self.changed = False
         found: list[dict[str, JSON]] = []
         size, cursor = 0, None
@@ -200,7 +200,7 @@ class Connection:
     async def call(
         self, name: str, arguments: dict[str, JSON], seconds: float, report: Report
     ) -> dict[str, JSON]:
-        """Call a tool: its result, in the protocol's words. Raises FaultError and GoneError.
+        """Call a tool: its result as the protocol's object. Raises FaultError and GoneError.
 
         A call that is cancelled, or late, is cancelled at the server too.
         """
@@ -212,7 +212,7 @@ class Connection:
             raise GoneError
         try:
             # Not `call_tool`, which evaluates the patterns of the server's output schemas on what
-            # the server sends: those may take for ever.
+            # the server sends: those may take forever.
             result = await self._session.send_request(
                 CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments)),
                 _RESULT,
@@ -248,14 +248,14 @@ class Connection:
         return f"{self._whose} {what} within {seconds:g} seconds."
 
     def _raise_gone(self, error: Exception) -> None:
-        """Raise GoneError where a request was not worked on, since the session is over."""
+        """Raise GoneError where a request was not processed, as the session is over."""
         if isinstance(error, GoneError):
             raise error
         if self.gone and isinstance(error, MCPError) and error.code not in (_CLOSED, _UNANSWERED):
             raise GoneError from error
 
     def _problem(self, error: BaseException) -> Fault:
-        """What went wrong, of all that the SDK raises."""
+        """The fault for an error of the SDK."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         match error:
@@ -265,14 +265,14 @@ class Connection:
                 code, words = error.code, clean(error.message[:MAX_MESSAGE])
                 data = error.error.data
                 status = data.get("status") if isinstance(data, dict) and code == _STATUS else None
-                known = abs(code) < 100_000  # what else a server may send is of no use to anybody
+                known = abs(code) < 100_000  # longer codes are dropped
                 if code in (_UNREACHED, _UNANSWERED):
                     return _fault("upstream_unreachable", f"{self._whose}: {words}")
                 if isinstance(status, int) and 400 <= status < 600:
                     kind = "upstream_authentication" if status in (401, 403) else "upstream_error"
                     return _fault(kind, f"{self._whose} {words}", status=status)
                 if code == _CLOSED and words.startswith(("Connection closed", "SSE stream ")):
-                    # The SDK's own words; servers use this code, too.
+                    # The SDK's own message; servers use this code, too.
                     problem = f"{self._whose} ended before it answered: {words}."
                     return _fault("upstream_cut", problem)
                 problem = f"{self._whose} answered with an error: {words}"
@@ -280,7 +280,7 @@ class Connection:
             case ValidationError():
                 return _fault("upstream_error", f"{self._whose} sent what is not of the protocol.")
             case OSError():
-                # The client need not know what is run here.
+                # The command is not shown to the client.
                 _log.warning("the MCP server %s cannot be started: %s", self.name, error)
                 why = f"{type(error).__name__}: {error.strerror or error}"
                 return _fault("upstream_unreachable", f"{self._whose} cannot be started: {why}.")
@@ -299,7 +299,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\U000e0000-\U000e007f]")
 
 
 def clean(text: str) -> str:
-    """The text without characters that a terminal obeys, or that only a model sees.
+    """The text without control characters for terminals, and without invisible characters.
 
     >>> clean("a\\x1b[2Jb\\n\\U000e0041")
     'a[2Jb\\n'
@@ -308,7 +308,7 @@ def clean(text: str) -> str:
 
 
 class _Bounded:
-    """What a server sends, its long lists cut: the SDK makes several objects of each member."""
+    """A server's message with long lists cut: the SDK creates several objects for each member."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -382,12 +382,12 @@ class _Transport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request of the SDK."""
         if request.method == "GET" and "last-event-id" not in request.headers:
-            # The stream of what a server says without being asked: it costs a connection for each
+            # The stream of unsolicited messages: it costs a connection for each
             # session, and is optional.
             return httpx2.Response(405)
         body = await request.aread()
         if b'"notifications/cancelled"' in body:
-            # A server that hangs takes no cancellation either; others must not wait for that.
+            # A server that hangs accepts no cancellation either; others must not wait for that.
             task = asyncio.create_task(self._aside(request, body))
             self._asides.add(task)
             task.add_done_callback(self._asides.discard)
@@ -445,7 +445,7 @@ def _error(code: int, message: str, **data: int) -> httpx2.Response:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of an answer, up to a limit.
+    """The body of a response, up to a limit.
 
     Its errors are those that end one request in the SDK, and not the session.
     """
@@ -487,9 +487,9 @@ def program(name: str, command: Sequence[str], environ: Mapping[str, str]) -> Co
 async def _program(
     connection: Connection, command: Sequence[str], environ: Mapping[str, str]
 ) -> AsyncGenerator[Any]:
-    """Run a program, in a group of processes of its own, and exchange lines with it.
+    """Run a program, in a process group of its own, and exchange lines with it.
 
-    The SDK has such a thing, which has no bound for a line and takes a time that is quadratic in
+    The SDK's own transport has no limit for a line and takes time quadratic in
     its length.
     """
     process = await asyncio.create_subprocess_exec(
@@ -532,7 +532,7 @@ async def _program(
                         await process.wait()
                     break
         finally:
-            _signal(process, signal.SIGKILL)  # what it started, too
+            _signal(process, signal.SIGKILL)  # with its children
             for task in tasks:
                 task.cancel()
             with suppress(TimeoutError):
@@ -546,7 +546,7 @@ def _signal(process: asyncio.subprocess.Process, number: int) -> None:
 
 
 async def _read_lines(connection: Connection, output: asyncio.StreamReader, to: Any) -> None:
-    """Hand on what a program writes, until it ends or a line has no end."""
+    """Pass on a program's lines, until it exits or a line is too long."""
     with to, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         try:
             while line := await output.readline():
@@ -555,7 +555,7 @@ async def _read_lines(connection: Connection, output: asyncio.StreamReader, to: 
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
-                    continue  # many programs also print what is no message
+                    continue  # many programs also print other text
                 await to.send(SessionMessage(message))
         except ValueError:
             words = "sent a line of more than %d bytes or %d values, and is ended"

@@ -40,8 +40,8 @@ BUSY = "All containers of this server are at work. Try again later, or answer wi
 
 
 class Container:
-    """An interpreter with an id that a client may name. `forgot` is true where the model has seen
-    results of an interpreter that is not this one."""
+    """An interpreter with an id that a client may name. `forgot`: the model has seen
+    results of an earlier interpreter."""
 
     def __init__(self, tenant: str, forgot: bool) -> None:
         self.id, self.tenant = f"cntr_{secrets.token_hex(16)}", tenant
@@ -93,7 +93,7 @@ class Python:
     async def open(
         self, asked: Mapping[str, JSON], items: Sequence[Unknown], caller: Caller
     ) -> Session:
-        """The container that the request names, that of the conversation before, or a new one. Its
+        """The container of the request, that of the conversation, or a new one. Its
         interpreter starts with the first call."""
         ids = [each.value.get("container_id") for each in items if each.kind == KIND]
         match asked.get("container"):
@@ -115,7 +115,7 @@ class Python:
         return PythonSession(self, container)
 
     async def run(self, container: Container, code: str) -> str:
-        """What code gives in a container. Raises ToolError where none can be started."""
+        """Run code in a container. Raises ToolError where none can be started."""
         try:
             async with container.lock:
                 return await self._run(container, code)
@@ -158,7 +158,7 @@ class Python:
         await self.sandbox.close()
 
     def _use(self, container: Container) -> None:
-        """It is the one that was used last."""
+        """Mark a container as the latest used."""
         key = container.tenant, container.id
         self._containers.pop(key, None)
         self._containers[key] = container
@@ -173,7 +173,7 @@ class Python:
             self._drop(container)
 
     def _make_room(self, container: Container) -> bool:
-        """Close what is idle, the tenant's own first; whether there is room for this one."""
+        """Close idle interpreters, the tenant's own first; true if there is room for this one."""
         others = [each for each in self._containers.values() if each is not container]
         own = [each for each in others if each.tenant == container.tenant]
         for found, most in ((own, self._per_tenant), (others, self._most)):
@@ -185,7 +185,7 @@ class Python:
         return True
 
     def _drop(self, container: Container) -> None:
-        """Forget it, and end its interpreter. An answer that still has it gets a new one."""
+        """Drop a container, and end its interpreter. An answer that still has it gets a new one."""
         self._containers.pop((container.tenant, container.id), None)
         if container.timer is not None:
             container.timer.cancel()
@@ -197,7 +197,7 @@ class Python:
 
 
 def _check(settings: Mapping[str, JSON]) -> None:
-    """Raise FaultError for settings of a container that it would not have."""
+    """Raise FaultError for unsupported settings of a container."""
     if settings.get("file_ids"):
         problem = "this server has no files to put into a container; send their text instead"
         raise FaultError(unsupported(problem, "container.file_ids"))
@@ -226,7 +226,7 @@ def code_of(arguments: str) -> str:
                     arguments = code
         except (ValueError, RecursionError):
             pass
-    return arguments.encode("utf-8", "replace").decode()  # half surrogates travel nowhere
+    return arguments.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded
 
 
 class PythonSession(Session):

@@ -1,7 +1,7 @@
-"""Runs the tools that a model calls: whose call it is, its limits, and its result as an item.
+"""Runs the tools that a model calls: lookup, limits, and the result as an item.
 
-A call that goes wrong is a result too, which says to the model what to do about it: nothing a tool
-does raises here, and no traceback reaches the model.
+An error of a call is a result too, with a message for the model: tools cannot
+raise out of here, and no traceback reaches the model.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from dragoman.formats.citations import Cited
 _log = logging.getLogger("dragoman")
 
 Output = str | tuple[Part, ...]
-"""What a tool gives to the model."""
+"""The output of a tool for the model."""
 
 Next = Literal["model", "user"]
 Approval = Literal["always", "never"] | Callable[[Call], bool | Awaitable[bool]]
-"""Whether a call needs a person's consent: it does, it does not, or a function of the call says
-so."""
+"""Whether a call needs a person's consent: a constant, or a function of the
+call."""
 
 SECONDS = 120.0
 LONGEST = 200_000
@@ -51,11 +51,11 @@ LONGEST = 200_000
 MOST_DATA = 20 * 1024 * 1024
 """Bytes of the images, sounds and files of a result."""
 PATIENCE = 1.0
-"""Seconds that a cancelled tool is waited for."""
+"""Seconds to wait for a cancelled tool."""
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the model, in these words, what went wrong.
+    """Raised by a tool for an error; the model gets its message.
 
     >>> raise ToolError("There is no city of that name. Ask the user for the country.")
     Traceback (most recent call last):
@@ -75,12 +75,12 @@ class Context(Struct, frozen=True):
 
 
 class Display(Struct, frozen=True):
-    """How calls of a tool that the server brings are shown: as items of a kind that the Responses
-    protocol has for them, in place of a function call and its output.
+    """How calls of a hosted tool are shown: as items of a kind of the Responses
+    protocol, in place of a function call and its output.
 
     - `kind` is that of the item: `web_search_call`, say.
-    - `opened` gives the fields of the item of a call when it begins: they hold what the model
-      wrote, be it nonsense. It does not raise.
+    - `opened` returns the fields of the item of a call at its beginning, with the model's
+      arguments, even invalid ones. It does not raise.
     - `delta` names the field among them that is streamed: `code` or `arguments`.
     - `working` is the state between `in_progress` and `completed`: `searching`, say.
     """
@@ -93,9 +93,9 @@ class Display(Struct, frozen=True):
 
 
 class Shown(Struct, frozen=True):
-    """What a tool with a display gives: `output` to the model, and to the item of the call the
-    `fields` that it has at its end, beside or in place of those it began with. What is `kept` is
-    for the tool itself: it is in the record of the call, in later answers of the conversation."""
+    """The result of a tool with a display: `output` is for the model, and `fields` are those of
+    the item at its end, beside or in place of those at its beginning. `kept` is
+    for the tool itself: it is in the record of the call, for later answers of the conversation."""
 
     output: Output
     fields: dict[str, JSON] = {}
@@ -104,15 +104,15 @@ class Shown(Struct, frozen=True):
 
 
 class Tool(Protocol):
-    """A name, a schema and an asynchronous call. What a tool does not say is as it is here.
+    """A name, a schema and an asynchronous call, with defaults for the rest.
 
     - `spec` is what the model is shown.
-    - `after` says who speaks after its result: the model, or the user.
+    - `after` is whose turn follows its result: the model's, or the user's.
     - With `auto_retry` the model may try again after an error.
     - `auto_truncate` is the number of characters a result is cut down to.
     - A tool that is not `enabled` is hidden from the model; a call of it is run all the same.
     - `seconds` is how long a call may take.
-    - One that is `repeatable` may be run again when it is unknown whether it was run.
+    - A `repeatable` one may be run again when it is not known whether it was run.
     - `display` is how its calls are shown, where that is not as function calls.
     """
 
@@ -127,17 +127,17 @@ class Tool(Protocol):
     display: Display | None = None
 
     def call(self, text: str, context: Context) -> Awaitable[Output | Shown]:
-        """Run it on the arguments, or the free text, that the model wrote. Raises what it likes."""
+        """Run it on the model's arguments, or its free text. May raise anything."""
         ...
 
 
 class Session(Protocol):
-    """What a hosted tool has for one answer.
+    """A hosted tool opened for one answer.
 
     - `tools` are functions for the model, in a `namespace` of theirs or in none; `description` says
       what that is for.
     - `items` are shown before the model is asked: a list of tools, say.
-    - `cited` knows the marks of this tool's citations, where the model is shown any.
+    - `cited` resolves the marks of this tool's citations, where it has any.
     """
 
     tools: Sequence[Tool]
@@ -152,7 +152,7 @@ class Session(Protocol):
 
 
 class Hosted(Protocol):
-    """A tool that a server has, and a request turns on by naming one of its `kinds`, which are
+    """A tool of the server, which a request enables by naming one of its `kinds`, which are
     types of tools in the Responses protocol."""
 
     kinds: frozenset[str]
@@ -160,22 +160,22 @@ class Hosted(Protocol):
     async def open(
         self, asked: Mapping[str, JSON], items: Sequence[Unknown], caller: Caller
     ) -> Session:
-        """What it has for an answer. `asked` is the tool as the request has it, and `items` are
-        those of hosted tools in the conversation before, each with the call and what the model was
-        given (see `recorded`). Raises FaultError for what cannot be done."""
+        """Open the tool for an answer. `asked` is the tool in the request, and `items` are
+        those of hosted tools in the conversation, each with the call and the model's
+        result (see `recorded`). Raises FaultError for an invalid request."""
         ...
 
     async def close(self) -> None:
-        """The server ends."""
+        """Close, when the server ends."""
         ...
 
 
 _HOSTED: Extra = {RECORD: {}}
-"""What tells a format that the server runs a tool: models may have been trained with that."""
+"""Marks a tool as run by the server, for formats: models may have been trained with it."""
 
 
 class Recorded(Struct, frozen=True, omit_defaults=True):
-    """The call behind an item of a hosted tool: as the model wrote it, what it was given, and what
+    """The record of a hosted tool's call: the model's arguments, its result, and what
     the tool has `kept`. Calls of one answer of the model have the same `round`."""
 
     call_id: str
@@ -188,7 +188,7 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
 
 
 def recorded(item: Unknown) -> Recorded | None:
-    """The call behind an item of a hosted tool, where it is known."""
+    """The record of a hosted tool's item, where it has one."""
     try:
         return msgspec.convert((item.extra or {}).get(RECORD), Recorded)
     except msgspec.ValidationError:
@@ -196,8 +196,8 @@ def recorded(item: Unknown) -> Recorded | None:
 
 
 class Result(Struct, frozen=True):
-    """What became of a call: the item for the model, whether that is an error or it was not `run`,
-    what follows, and the fields of its display and its record."""
+    """The result of a call: the item for the model, whether it is an error or was not `run`,
+    whose turn follows, and the fields of its display and its record."""
 
     output: CallOutput
     error: bool = False
@@ -231,7 +231,7 @@ class Runner:
                     raise ValueError(f"there are two tools with the name {tool.spec.name!r}")
 
     def offered(self) -> tuple[FunctionTool | CustomTool | Namespace, ...]:
-        """What the model is shown."""
+        """The specs for the model."""
         spaces: dict[str | None, list[FunctionTool | CustomTool]] = {None: []}
         for (space, _), tool in self.tools.items():
             if tool.enabled:
@@ -247,11 +247,11 @@ class Runner:
         return (*own, *named)
 
     def find(self, call: Call) -> Tool | None:
-        """The tool that a call is of, where that is run here."""
+        """The tool of a call, where it is run here."""
         return self.tools.get((call.namespace, call.name))
 
     async def needs_approval(self, call: Call) -> bool:
-        """Whether a person must consent first. A rule that fails is a yes."""
+        """Whether a person must consent first. A rule that raises counts as yes."""
         tool = self.find(call)
         if tool is None or isinstance(tool.approval, str):
             return tool is not None and tool.approval != "never"
@@ -263,7 +263,7 @@ class Runner:
             return True
 
     async def run(self, call: Call, context: Context) -> Result:
-        """Run one call. Raises nothing but CancelledError, when it is cancelled itself."""
+        """Run one call. Raises only CancelledError, when it is cancelled itself."""
         tool = self.find(call)
         if tool is None:
             enabled = [key for key, each in self.tools.items() if each.enabled]
@@ -274,7 +274,7 @@ class Runner:
             return failed(call, f"There is no tool {call.name!r}. The tools are: {names}.")
         seconds = self._seconds if tool.seconds is None else tool.seconds
         most = tool.auto_truncate or LONGEST
-        # In a task of its own: one that cancels itself, or will not be cancelled, harms no other.
+        # In a task of its own: a tool may cancel itself, or resist cancellation.
         task = asyncio.ensure_future(_call(tool, call, context))
         try:
             done, _ = await asyncio.wait((task,), timeout=seconds)
@@ -321,7 +321,7 @@ class _LateError(Exception):
 
 
 async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | BaseException:
-    """What a tool gives, or raises: a SystemExit would end the event loop."""
+    """The result of a tool, or its exception as a value: a SystemExit would end the event loop."""
     try:
         return await tool.call(call.text, context)
     except BaseException as error:
@@ -331,12 +331,12 @@ async def _call(tool: Tool, call: Call, context: Context) -> Output | Shown | Ba
 
 
 def failed(call: Call, problem: str, *, retry: bool = True) -> Result:
-    """The result of a call that went wrong."""
+    """The result of a failed call."""
     return Result(_item(call, problem), error=True, retry=retry)
 
 
 def not_run(call: Call, why: str) -> Result:
-    """The result of a call that was not made, which is no error of the model's."""
+    """The result of a call that was not run, which is no error of the model."""
     return Result(_item(call, why), run=False)
 
 
@@ -357,7 +357,7 @@ def _said(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    """The text without half surrogates, which no protocol can carry."""
+    """The text without lone surrogates, which no protocol can carry."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -3,7 +3,7 @@
 Monty is an interpreter of a part of Python that has no system to reach. bubblewrap gives CPython
 namespaces of its own, a root that is read-only and holds little but Python, and an empty
 environment. That process then limits itself before it reads any code: a folder in memory, rlimits,
-no capabilities, and a seccomp filter by which it cannot become two, so that the limits of one
+no capabilities, and a seccomp filter that forbids new processes, so that the limits of one
 process are those of all. Between calls it is stopped.
 """
 
@@ -52,7 +52,7 @@ LATE = "It did not end within {:g} seconds, and was stopped."
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What code may take: wall-clock seconds of a call, bytes of memory of a container and of its
+    """Limits of code: wall-clock seconds of a call, bytes of memory of a container and of its
     files, and characters of a call's output. Monty has no files."""
 
     seconds: float = SECONDS
@@ -62,8 +62,8 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class LostError(Exception):
-    """An interpreter ended, with all that was defined in it: why, in a sentence, and what it had
-    written until then."""
+    """An interpreter ended, with all its definitions: the reason, in a sentence, and its output
+    until then."""
 
     def __init__(self, why: str, output: str = "") -> None:
         super().__init__(why)
@@ -74,17 +74,17 @@ class Interpreter(Protocol):
     """An interpreter in a sandbox, which starts with its first run."""
 
     async def run(self, code: str) -> str:
-        """What the code writes, and the value of its last line, or the traceback of its error.
-        Raises LostError. One that is cancelled is closed."""
+        """The output of code, and the value of its last line, or the traceback of its error.
+        Raises LostError. If cancelled, the interpreter is closed."""
         ...
 
     async def close(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill it at once."""
         ...
 
 
 class Sandbox(Protocol):
-    """Where interpreters are."""
+    """Creates interpreters."""
 
     about: str
 
@@ -93,7 +93,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """The server ends; its interpreters have been closed."""
+        """Close, when the server ends; its interpreters have been closed."""
         ...
 
 
@@ -114,7 +114,7 @@ HEAP = 64 * MB
 """Bytes of memory of one in Monty. It transfers the value of the last line to us, which takes its
 time in our process."""
 NODES = 20_000
-"""How large a value may be to be shown: the objects in it, and the characters of its strings."""
+"""The limits of a value that is shown: its objects, and the characters of its strings."""
 
 
 class Monty:
@@ -138,7 +138,7 @@ class Monty:
         try:
             with self.package.Monty(max_processes=1) as pool, pool.checkout() as session:
                 session.feed_run("1")
-            # A process serves one container, never another after it.
+            # A process serves one container, and is never reused.
             self._pool = self.package.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
         except (OSError, RuntimeError, self.package.MontyError) as error:
             raise ImportError(f"{NO_MONTY} Its program does not run: {error}") from None
@@ -195,7 +195,7 @@ class _MontyInterpreter:
             written.append(text)
             room -= len(text)
             if room < 0:
-                raise ValueError  # which ends the run, and no other
+                raise ValueError  # which ends this run alone
 
         error: Any = None
         value = None
@@ -231,8 +231,8 @@ class _MontyInterpreter:
 
 
 def _shown(value: Any) -> str:
-    """A value as a prompt shows it, unless it is large: one that holds the same list again and
-    again may be as long as it likes."""
+    """The repr of a value, unless it is large: one that refers to the same list many times
+    may be endless."""
     room, rest = NODES, [value]
     while rest:
         each = rest.pop()
@@ -259,15 +259,15 @@ NO_BUBBLEWRAP = (
     "To run a part of Python without it, use the other sandbox: python."
 )
 START_SECONDS = 60.0
-"""How long an interpreter may take to start, on a machine that does much else."""
+"""Seconds for an interpreter to start, on a busy machine."""
 LIFE = 3600
 """Processor seconds of one interpreter, in all its calls."""
 FILES, THREADS, INODES = 64, 64, 4096
 AS_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups")
-"""What makes setpriv start something as nobody."""
+"""Options of setpriv for the user nobody."""
 WORK = "/mnt/data"
 
-# ---- what it may not ask of the system -------------------------------------------------------
+# ---- forbidden system calls ------------------------------------------------------------------
 
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The number of an architecture for seccomp, and its place in the table below."""
@@ -292,14 +292,14 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "setns": (308, 268),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    # memory that no limit of ours counts
+    # memory that our limits do not count
     "memfd_create": (319, 279),
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
     "io_setup": (206, 0),
-    # parts of the kernel that few need
+    # rarely needed parts of the kernel
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -319,8 +319,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "quotactl": (179, 60),
 }
 NEWER = 424
-"""From this number on calls are the same everywhere, and new: those for rings, mounts and
-descriptors of processes are among them. What needs one of them does without on older systems."""
+"""From this number on, system calls are the same on all architectures, and new: io_uring, mounts,
+pidfds. Programs fall back without them, as on older kernels."""
 CLONE, SOCKETPAIR, PRCTL = (56, 220), (53, 199), (157, 167)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _REFUSE, _ABSENT = 0x7FFF0000, 0x80000000, 0x00050000 | 1, 0x00050000 | 38
@@ -344,7 +344,7 @@ def rules(machine: str) -> bytes:
             program += (_EQUAL, 0, 1, denied), (_RETURN, 0, 0, _REFUSE)
     for call, test, value, fits in (
         (CLONE, _ANY_BIT, 0x10000, _ALLOW),  # a thread is made, no process
-        (SOCKETPAIR, _EQUAL, 1, _ALLOW),  # of the family that only this machine has
+        (SOCKETPAIR, _EQUAL, 1, _ALLOW),  # of the family AF_UNIX
         (PRCTL, _EQUAL, 1, _REFUSE),  # to outlive the server: PR_SET_PDEATHSIG
     ):
         other = _REFUSE if fits == _ALLOW else _ALLOW
@@ -363,8 +363,8 @@ def rules(machine: str) -> bytes:
 
 
 def interpret(work: str, inodes: int, disk: int, room: int, limits: str, rules: bytes) -> None:
-    """The life of an interpreter: it limits itself, then runs the code of one message after the
-    other, and says when it is done. Only its text is used, by a Python that has no Dragoman."""
+    """The main loop of an interpreter: it limits itself, then runs the code of each message,
+    and reports the end. Only its source is used, by a Python without Dragoman."""
     import ast
     import ctypes
     import io
@@ -385,7 +385,7 @@ def interpret(work: str, inodes: int, disk: int, room: int, limits: str, rules: 
     options = f"size={disk},nr_inodes={inodes},mode=0700"
     done(libc.mount(b"work", work.encode(), b"tmpfs", 6, options.encode()))  # nosuid, nodev
     os.chdir(work)
-    os.nice(5)  # the server goes first
+    os.nice(5)  # lower priority than the server
     messages = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     for pair in limits.split():
@@ -506,14 +506,14 @@ class Bubblewrap:
         return _Process(self.command, self.limits)
 
     async def close(self) -> None:
-        """There is nothing but interpreters."""
+        """No-op: there is nothing besides interpreters."""
 
 
 READY = b"\0ready\n"
 
 
 def command(python: Path, limits: Limits) -> tuple[list[str], list[str]]:
-    """How an interpreter is started: a program, and its options."""
+    """The command of an interpreter."""
     rlimits = {
         "RLIMIT_AS": limits.memory,
         "RLIMIT_CPU": LIFE,
@@ -534,7 +534,7 @@ def command(python: Path, limits: Limits) -> tuple[list[str], list[str]]:
         rules(platform.machine()),
     )
     text = f"{inspect.getsource(interpret)}\ninterpret{given!r}"
-    # Not all of /usr: there are programs and services that keep their data in it.
+    # Not all of /usr: some programs and services have their data in it.
     paths = ["/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"]
     paths += ["/etc/ld.so.cache", "/etc/alternatives", str(python.parents[1] / "lib"), str(python)]
     words = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
@@ -559,8 +559,8 @@ def command(python: Path, limits: Limits) -> tuple[list[str], list[str]]:
 
 
 def _spawn(words: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start it, from the thread of the event loop: it ends when this thread does. Nothing here
-    keeps the system from starting it without a copy of the server's memory first."""
+    """Start it, from the thread of the event loop, with which it ends. The options allow
+    vfork, without a copy of the server's memory."""
     return subprocess.Popen(  # noqa: S603
         words,
         stdin=subprocess.PIPE,
@@ -569,7 +569,7 @@ def _spawn(words: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Pop
         bufsize=0,
         env={},
         pass_fds=pass_fds,
-        process_group=0,  # Ctrl-C is ours to handle
+        process_group=0,  # the parent handles Ctrl-C
     )
 
 
@@ -603,7 +603,7 @@ class _Process:
                     if end >= 0:
                         signal.pidfd_send_signal(self._inside, signal.SIGSTOP)
                         break
-                    if len(buffer) > 4 * limits.output + MB:  # it limits itself to less
+                    if len(buffer) > 4 * limits.output + MB:  # it limits itself further
                         why = "It wrote too much, and was stopped."
                         break
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Asks search services, and fetches pages through the one guard of addresses."""
+"""Queries search services, and fetches pages through the guard for addresses."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .run import ToolError
 _log = logging.getLogger("dragoman")
 
 SECONDS = 30.0
-"""What fetching a page may take, redirects and all, and what asking a search service may."""
+"""Seconds for a page with its redirects, and for a search."""
 REDIRECTS = 5
 MOST_BYTES = 2 * 1024 * 1024
 """Bytes of a page, decoded; what follows is left out."""
 MOST_ANSWER = 2 * 1024 * 1024
 """Bytes of a search service's answer."""
 LONGEST_QUERY = 400
-"""Characters of a query: no service takes much more."""
+"""Characters of a query: no service accepts much more."""
 _TIMEOUTS = Timeouts(connect=10.0, first_byte=20.0, idle=10.0, total=SECONDS)
 _LIMITS = Limits(connections=8, idle_connections=2, keep_alive=5.0)
 
@@ -48,7 +48,7 @@ class Place(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """What is searched for: how many results (20 at most), and on which domains only, if any."""
+    """A search: the query, the number of results (20 at most), and the allowed domains, if any."""
 
     text: str
     most: int = 10
@@ -57,8 +57,8 @@ class Query(Struct, frozen=True):
 
     @property
     def with_sites(self) -> str:
-        """The text with the domains in it, for services that have no field for them, where there is
-        room: results of others are left out in any case."""
+        """The query with the domains added, for services without a field for them, if there is
+        room: results of other domains are filtered in any case."""
         whole = " ".join((self.text, " OR ".join(f"site:{domain}" for domain in self.domains)))
         return whole.rstrip() if len(whole) <= LONGEST_QUERY else self.text
 
@@ -80,8 +80,8 @@ class Asked(Struct):
 
 
 class Service(Struct, frozen=True):
-    """A search service: the address it is asked at, its key, how it is asked, and where in an
-    answer the results are."""
+    """A search service: its address, its key, and functions for its requests and
+    responses."""
 
     name: str
     base: str
@@ -143,7 +143,7 @@ _SERVICES: dict[str, Mapping[str, Any]] = {
 def find_service(text: str, environ: Mapping[str, str]) -> Service:
     """The service that a configuration names: `searxng:URL`, or `brave`, `tavily` or `exa`, whose
     keys are in the environment, with an address of their own where they are behind another server
-    (`exa:URL`). Raises ValueError, in words that say what to do."""
+    (`exa:URL`). Raises ValueError, with a message that says what to do."""
     name, _, base = text.partition(":")
     about = _SERVICES.get(name)
     if about is None:
@@ -168,8 +168,8 @@ def find_service(text: str, environ: Mapping[str, str]) -> Service:
 
 
 class Fetched(Struct):
-    """A page as it was sent: the address it was at in the end, its `Content-Type`, its bytes, of
-    which the end may be left out."""
+    """A fetched page: its address after redirects, its `Content-Type`, and its bytes, which
+    may be truncated."""
 
     url: str
     kind: str
@@ -178,7 +178,7 @@ class Fetched(Struct):
 
 
 class Fetcher:
-    """The way to search services and pages.
+    """The HTTP client for search services and pages.
 
     `allow` are networks that pages may be in though they are not public. Raises ValueError for what
     is no network.
@@ -197,8 +197,8 @@ class Fetcher:
     async def search(
         self, service: Service, query: Query, may: Callable[[str], bool]
     ) -> list[Found]:
-        """The results at hosts that may be asked. Raises ToolError, in words for the model; what
-        the operator may do about it is logged."""
+        """The results at allowed hosts. Raises ToolError, with a message for the model; the one
+        for the operator is logged."""
         asked = service.ask(service.base, service.key.reveal(), query)
         headers: HeaderFields = (
             ("accept", "application/json"),
@@ -233,8 +233,8 @@ class Fetcher:
     # ---- fetching --------------------------------------------------------------------------
 
     async def fetch(self, url: str, may: Callable[[str], bool]) -> Fetched:
-        """A page by its address; `may` says whether a host may be asked. Every address on the way
-        is judged before it is called, and it is that address that is called. Raises ToolError."""
+        """Fetch a page; `may` returns whether a host is allowed. Every address, redirects included,
+        is checked before it is used, and pinned. Raises ToolError."""
         try:
             async with asyncio.timeout(SECONDS):
                 for _ in range(REDIRECTS + 1):
@@ -244,7 +244,7 @@ class Fetcher:
                     url = fetched
         except TimeoutError:
             raise ToolError(f"The page did not come within {SECONDS:g} seconds.") from None
-        except (NetError, ValueError) as error:  # ValueError: of an address that is none
+        except (NetError, ValueError) as error:  # ValueError: for an invalid address
             raise ToolError(f"The page could not be opened: {error}.") from None
         raise ToolError(f"The page redirects more than {REDIRECTS} times.")
 
@@ -283,8 +283,8 @@ _STATUSES = {
 
 
 def target(url: str) -> Url:
-    """An address that a page may be at. Raises ToolError for what is none: another scheme,
-    credentials, or a port that is another service's."""
+    """A valid address of a page. Raises ToolError for another scheme,
+    credentials, or a port of another service."""
     try:
         parsed = parse_url(url)
     except InvalidUrlError as error:
@@ -301,7 +301,7 @@ def _text_of(url: Url) -> str:
 
 
 def _results(service: Service, answer: JSON, most: int, may: Callable[[str], bool]) -> list[Found]:
-    """The results in an answer: those with an address that may be opened."""
+    """The results of a response: those with an allowed address."""
     for name in service.results:
         answer = answer.get(name) if isinstance(answer, dict) else None
     found: list[Found] = []
@@ -320,7 +320,7 @@ def _results(service: Service, answer: JSON, most: int, may: Callable[[str], boo
 
 
 def _words(value: JSON) -> str:
-    """A text of a result, or several in a list, without the markup that some have."""
+    """The text of a result, or of a list, without markup."""
     values = value if isinstance(value, list) else [value]
     text = " … ".join(each for each in values if isinstance(each, str))
     return " ".join(re.sub(r"</?(?:strong|b|em|mark)>", "", text).split())

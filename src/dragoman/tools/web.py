@@ -1,9 +1,9 @@
 """The hosted tool that searches the web and reads its pages: a browser of text, with citations.
 
 Models see three functions, those that gpt-oss was trained with: `search`, `open` and `find`. What
-each shows has a number, its cursor, by which the model may go back to it and cite it. The
-conversation holds what is needed to find all of it again: addresses and numbers, and what the model
-was shown. Pages are fetched again where they are needed.
+each shows has a number, its cursor, by which the model may return to it and cite it. The
+conversation has all state: addresses, numbers, and the text that the model
+was shown. Pages are fetched again when they are needed.
 """
 
 from __future__ import annotations
@@ -67,23 +67,23 @@ from .search import (
 
 KIND = "web_search_call"
 SIZES = {"low": (5, 2_000, 200), "medium": (10, 4_000, 400), "high": (20, 8_000, 800)}
-"""By `search_context_size`: results of a search, characters that are shown of a page at once, and
+"""By `search_context_size`: results of a search, characters of a page that are shown at once, and
 characters of a result."""
 MOST_SHOWN = 40_000
-"""Characters that are shown where the model asks for so many lines."""
+"""Characters that are shown where the model asks for a number of lines."""
 MOST_LOADED = 8
-"""Pages of an answer whose text is held; others are fetched again where they are needed."""
+"""Pages of an answer whose text is cached; others are fetched again when they are needed."""
 MOST_DOMAINS = 100
 
 
-# ---- what a request may say ------------------------------------------------------------------
+# ---- options of a request --------------------------------------------------------------------
 
 _Name = Annotated[str, Meta(max_length=100)] | None
 _Domains = Annotated[list[str], Meta(max_length=MOST_DOMAINS)] | None
 
 
 class _Location(Struct):
-    """Where the user is; Chat has it one level deeper."""
+    """The user's location; Chat has it one level deeper."""
 
     type: Literal["approximate"] = "approximate"
     country: Annotated[str, Meta(pattern="^([A-Za-z]{2})?$")] | None = None
@@ -99,7 +99,7 @@ class _Filters(Struct, forbid_unknown_fields=True):
 
 
 class _Options(Struct):
-    """The tool as a request has it: of Responses and Chat, and (the last three) of Messages."""
+    """The tool in a request: of Responses and Chat, and (the last three) of Messages."""
 
     external_web_access: bool | None = None
     filters: _Filters | None = None
@@ -115,8 +115,8 @@ _DOMAIN = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
 
 
 class Options(Struct, frozen=True):
-    """What a request asks of the tool: on which domains, how many searches, and how much of what
-    they find is shown."""
+    """The options of a request: the domains, the number of searches, and how much of the
+    results is shown."""
 
     outside: bool
     domains: tuple[str, ...]
@@ -128,7 +128,7 @@ class Options(Struct, frozen=True):
     longest: int
 
     def may(self, host: str) -> bool:
-        """Whether pages of a host may be opened."""
+        """Whether a host is allowed."""
         within = not self.domains or is_within(host, self.domains)
         return within and not is_within(host, self.blocked)
 
@@ -162,7 +162,7 @@ def options_of(asked: Mapping[str, JSON]) -> Options:
 
 
 def _domains(given: Sequence[str] | None, field: str) -> tuple[str, ...]:
-    """Domains, as hosts are written. Raises FaultError."""
+    """Normalise domains to host names. Raises FaultError."""
     found: list[str] = []
     for number, each in enumerate(given or ()):
         name = each.strip().lower().rstrip(".")
@@ -177,7 +177,7 @@ def _domains(given: Sequence[str] | None, field: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-# ---- what the model may ask ------------------------------------------------------------------
+# ---- arguments of the model ------------------------------------------------------------------
 
 
 class _Search(Struct):
@@ -257,7 +257,7 @@ _FUNCTIONS: dict[str, tuple[type[Any], str, dict[str, JSON]]] = {
 
 
 def _arguments(name: str, text: str) -> dict[str, JSON]:
-    """The arguments that a model wrote, not checked. Raises ToolError where they are no object."""
+    """Decode a model's arguments, unchecked. Raises ToolError where they are no object."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -268,7 +268,7 @@ def _arguments(name: str, text: str) -> dict[str, JSON]:
 
 
 def _action(name: str, wanted: str, url: str | None) -> dict[str, JSON]:
-    """What a call does, as the protocol has it: `wanted` is the query, or the pattern."""
+    """The `action` of a call in the protocol: `wanted` is the query, or the pattern."""
     match name:
         case "search":
             return {"type": "search", "query": wanted, "queries": [wanted]}
@@ -282,7 +282,7 @@ _HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.[^\W\d]{2,}(?=[:/?#]|$)")
 
 
 def _target(id: int | str) -> int | str:
-    """What `open` is to open: the number of a link, as models write it, or an address."""
+    """The target of `open`: the number of a link, as models write it, or an address."""
     if isinstance(id, int):
         return id
     text = id.strip()
@@ -292,7 +292,7 @@ def _target(id: int | str) -> int | str:
 
 
 class Kept(Struct, frozen=True, omit_defaults=True):
-    """What the record of a call keeps, beside what was shown."""
+    """Extra data in the record of a call."""
 
     kind: Literal["results", "page", "source", "find"]
     url: str = ""
@@ -302,9 +302,9 @@ class Kept(Struct, frozen=True, omit_defaults=True):
 
 
 def _kept(record: Recorded | None, item: Unknown) -> Kept:
-    """What a record keeps; of an item that a client has sent back without one, what its action says
-    of it. Raises ToolError, TypeError, LookupError or msgspec.ValidationError where that is not
-    what we write."""
+    """The data in a record; of an item that a client has sent back without one, the data in its
+    action. Raises ToolError, TypeError, LookupError or msgspec.ValidationError where it is not
+    in our format."""
     if record is not None:
         kept = msgspec.convert(record.kept, Kept)
     else:
@@ -343,7 +343,7 @@ class Web:
     ) -> None:
         self.service = service
         self.fetcher = Fetcher(allow, proxies)
-        self.reading = asyncio.Semaphore(1)  # pages are read one at a time, beside the event loop
+        self.reading = asyncio.Semaphore(1)  # pages are parsed one at a time, in a thread
 
     @classmethod
     def configured(cls, text: str, environ: Mapping[str, str], *, allow: Sequence[str] = ()) -> Web:
@@ -354,8 +354,8 @@ class Web:
     async def open(
         self, asked: Mapping[str, JSON], items: Sequence[Unknown], caller: Caller
     ) -> Browser:
-        """A browser for one answer. Raises FaultError for options that make no sense, or that are
-        not possible here."""
+        """A browser for one answer. Raises FaultError for invalid or unsupported
+        options."""
         return Browser(self, options_of(asked), items, caller)
 
     async def close(self) -> None:
@@ -364,7 +364,7 @@ class Web:
 
 
 class Browser(Session):
-    """What the model has for one answer: three functions, and all that was shown so far."""
+    """The browser of one answer: three functions, and everything shown so far."""
 
     namespace = "browser"
 
@@ -374,11 +374,12 @@ class Browser(Session):
         self._web, self._options, self._caller = web, options, caller
         self._views: dict[int, View] = {}  # by cursor
         self._searches = 0
+        self._last = -1  # the latest cursor
         for item in items:
             record = recorded(item)
             if record.name in _FUNCTIONS if record is not None else item.kind == KIND:
                 self._restore(item)
-        self.ended = asyncio.Event()  # of the latest call: that it and all before it have ended
+        self.ended = asyncio.Event()  # set when the latest call and all before it have ended
         self.ended.set()
         self.tools = (
             _Function(self, "search", self._search),
@@ -387,7 +388,7 @@ class Browser(Session):
         )
 
     def cited(self, cursor: int, lines: str) -> Annotation | None:
-        """The page that was shown with a cursor."""
+        """The page of a cursor."""
         view = self._views.get(cursor)
         if view is None or not view.url or LINES.fullmatch(lines) is None:
             return None
@@ -398,7 +399,7 @@ class Browser(Session):
         self._views.clear()
 
     def about(self, name: str) -> str:
-        """What a function is for, as far as the request has a say in it."""
+        """The description of a function, with the request's options."""
         options, about = self._options, [_FUNCTIONS[name][1]]
         if name == "search" and options.place != Place():
             near = options.place
@@ -413,8 +414,8 @@ class Browser(Session):
         return " ".join(about)
 
     def action(self, name: str, text: str) -> dict[str, JSON]:
-        """What a call is about to do, as far as that is known; what a model wrote may be nonsense,
-        and is shown all the same."""
+        """The item of a call at its beginning, as far as its action is known; invalid arguments
+        are shown all the same."""
         wanted, url = text, ""
         try:
             given = _arguments(name, text)
@@ -429,14 +430,14 @@ class Browser(Session):
                 else:
                     url = self._view(asked.cursor).url
         except (ToolError, msgspec.ValidationError, IndexError):
-            pass  # the call says what is wrong
+            pass  # the call reports the error
         return _action(name, wanted, url)
 
-    # ---- what was shown --------------------------------------------------------------------
+    # ---- views -----------------------------------------------------------------------------
 
     def _restore(self, item: Unknown) -> None:
-        """Take over what an earlier answer showed: under the cursor that is in its record, or where
-        there is no record, under the next."""
+        """Restore a view of an earlier answer: under the cursor in its record, or without a
+        record, under the next one."""
         record, cursor, seen, first = recorded(item), self._next(), "", 0
         if record is not None and isinstance(record.output, str):
             seen = record.output
@@ -446,29 +447,29 @@ class Browser(Session):
         with suppress(ToolError, TypeError, LookupError, msgspec.ValidationError):
             kept = _kept(record, item)
             links = [Link(each) for each in kept.links]
+            self._last = max(self._last, cursor)
             self._views[cursor] = View(
                 kept.kind, kept.url, kept.title, None, links, kept.pattern, seen, first
             )
 
     def _next(self) -> int:
-        return max(self._views, default=-1) + 1
+        return self._last + 1
 
     def _view(self, cursor: int) -> View:
-        """What has this cursor; the latest without one. Raises ToolError."""
+        """The view of this cursor; the latest without one. Raises ToolError."""
         if not self._views:
             raise ToolError("Nothing was opened yet: search, or open a URL.")
-        latest = max(self._views)
-        if (view := self._views.get(latest if cursor < 0 else cursor)) is None:
-            raise ToolError(f"There is no cursor {cursor}. The latest is {latest}.")
+        if (view := self._views.get(self._last if cursor < 0 else cursor)) is None:
+            raise ToolError(f"There is no cursor {cursor}. The latest is {self._last}.")
         return view
 
     def _page(self, url: str, kind: Literal["page", "source"]) -> View:
-        """A page that a link leads to: as it was shown last, if it was."""
+        """The page of a link: the latest view of it, if there is one."""
         known = (each for each in self._views.values() if (each.kind, each.url) == (kind, url))
         return next(known, View(kind, url, domain(url)))
 
     async def _load(self, view: View) -> list[str]:
-        """The lines of what was shown, fetched again if need be. Raises ToolError."""
+        """The lines of a view, fetched again if necessary. Raises ToolError."""
         if view.lines:
             return view.lines
         if view.kind == "find":
@@ -545,7 +546,7 @@ class Browser(Session):
             kind: Literal["page", "source"] = "page"
             if given.view_source or url != opens:
                 kind = "source"
-            if self._options.outside:  # what is asked for by its address is as it is now
+            if self._options.outside:  # a page that is opened by its address is fetched anew
                 view = await self._fetched(url, kind)
                 await before.wait()
             else:
@@ -566,13 +567,13 @@ class Browser(Session):
         return self._show(view, _action("open", "", view.url), place, given.num_lines)
 
     async def _link(self, view: View, number: int) -> Link:
-        """A link of what was shown. Raises ToolError."""
+        """A link of a view. Raises ToolError."""
         if view.kind != "results":
             await self._load(view)
         if number >= len(view.links):
             raise ToolError(f"There is no link {number} in that display. Links are `【id†text】`.")
         if view.kind == "page" and view.seen and view.lines:
-            # It was fetched again: what has this number now may be something else.
+            # It was fetched again: this number may be another link now.
             mark = re.compile(rf"【{number}†([^†【】]*)")
             shown, now = (
                 mark.search(" ".join(each)) for each in (shown_lines(view.seen), view.lines)
@@ -592,8 +593,8 @@ class Browser(Session):
         return self._show(find_in(view, given.pattern), _action("find", given.pattern, view.url))
 
     def _show(self, view: View, action: JSON, place: int = 0, count: int = -1) -> Shown:
-        """Show lines from `place` on under a cursor of their own: `count` of them, or what there is
-        room for. Raises ToolError where there is no such line."""
+        """Show lines from `place` on under a new cursor: `count` of them, or as many as
+        fit. Raises ToolError where there is no such line."""
         lines = view.lines or [""]
         last = view.first + len(lines) - 1
         if not view.first <= place <= last:
@@ -604,7 +605,7 @@ class Browser(Session):
             room -= len(shown[-1]) + 1
             if room <= 0:
                 break
-        cursor = self._next()
+        self._last = cursor = self._next()
         self._views[cursor] = view
         loaded = {each: None for each in self._views.values() if each.lines and each.url}
         for each in list(loaded)[:-MOST_LOADED]:
@@ -639,8 +640,8 @@ class _Function(Tool):
         return {"action": self._browser.action(self._name, call.text)}
 
     async def call(self, text: str, context: Context) -> Shown:
-        """Run it. Calls of one round run side by side, but what they show has the order of the
-        calls, as that of the cursors depends on it."""
+        """Run it. Calls of one round run concurrently, but their views are in the order of the
+        calls, which determines the cursors."""
         before, done = self._browser.ended, asyncio.Event()
         self._browser.ended = done
         try:

@@ -28,6 +28,18 @@ def long(text: str) -> JSON:
     return text if len(text) <= LONG else Long(text)
 
 
+def long_size(value: JSON) -> int:
+    """Characters of the long texts in a value.
+
+    >>> long_size({"a": [Long("b")], "c": "d"})
+    1
+    """
+    if isinstance(value, Long):
+        return len(value.text)
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(long_size, each))
+
+
 def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> bytes:
     """Encode what has long texts in it, or halves of surrogate pairs, of which a lone one becomes
     U+FFFD. Behind the fields of an object stand `more`, which are encoded.

@@ -96,6 +96,18 @@ def test_only_so_many_closed_slots_are_remembered(network: Network) -> None:
     assert model.open((900, 901)).length == 1  # it is still open, however old
 
 
+def test_closed_slots_have_so_much_memory_and_are_their_tenants(network: Network) -> None:
+    model = Pocket(network)
+    for number in range(8):
+        slot = model.open([number] * 3_000, f"{number}")
+        slot.chunk([number] * 3_000)
+        slot.read([number] * 3_000)
+        model.close(slot)
+    again = [model.open([number] * 3_000, f"{number}") for number in (2, 3, 7)]
+    assert [slot.length for slot in again] == [0, 2_999, 2_999]
+    assert model.open([7] * 3_000, "4").length == 0
+
+
 def test_prompt_over_the_context_fails_and_the_slot_stays_usable(
     network: Network, model: Pocket
 ) -> None:

@@ -198,7 +198,7 @@ def test_the_model_does_not_wait_for_a_large_grammar() -> None:
 
 
 def test_invalid_combined_grammar_is_reported() -> None:
-    with pytest.raises(FaultError, match="demands on the answer"):
+    with pytest.raises(FaultError, match=r"^The constraint: line 1"):
         GUIDE.constrain(Grammar("start: missing"))
 
 
@@ -230,6 +230,19 @@ def test_a_grammar_that_reached_its_limit_is_compiled_again(monkeypatch) -> None
     second = guide.compiled(grammar)
     assert second is not first
     second.state().mask(np.zeros(256))
+    guide.close()
+
+
+def test_a_grammar_weighs_what_it_has_grown_to_as_answers_were_written(monkeypatch) -> None:
+    """Its size when it was compiled is but a part of that, and it stays in the cache."""
+    guide = GrammarCompiler(ByteTokenizer())
+    monkeypatch.setattr(constraints, "thread_time", iter(np.arange(0.0, 1000.0, 0.5)).__next__)
+    for number in range(8):
+        motion = guide.compiled(Grammar(f'start: "{number}" /[a-z]+/'), tenant="a").state()
+        motion.accept(b"%d" % number)
+        for _ in range(2):
+            motion.mask(np.zeros(256))
+    assert len(guide._kept["a"]) == 2
     guide.close()
 
 

@@ -6,13 +6,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dragoman.core.event import Delta, Event, Failed, Started
+from dragoman.core.event import Delta, Event, Failed, Finished, Started
 from dragoman.core.interfaces import Caller
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.engines.token.scheduler import AHEAD, ThreadQueue
@@ -533,3 +533,48 @@ async def test_a_queue_that_others_filled_takes_who_has_nothing_in_it() -> None:
         model.gate.set()
         assert Failed in map(type, await asyncio.gather(*greedy))
         assert not isinstance(await small, Failed)
+
+
+async def test_a_tenant_whose_readers_take_nothing_leaves_places_to_others() -> None:
+    """All its places are held until they are disconnected."""
+    async with serving(Table(), concurrency=8) as engine, AsyncExitStack() as stack:
+        for _ in range(8):
+            own = engine.stream(asked(max_tokens=4_000), Caller(tenant="a"))
+            stream = await stack.enter_async_context(aclosing(own))
+            await anext(stream)
+        scheduler = engine._source
+        await until(lambda: all(each.behind for each in scheduler._active))
+        waiting = asyncio.ensure_future(ends(engine, "more", "a", max_tokens=2))
+        assert isinstance(await ends(engine, "other", "b", max_tokens=2), Finished)
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_turns_are_remembered_of_those_who_wait_alone() -> None:
+    model = Gated()
+    async with serving(model, concurrency=1) as engine:
+        tasks = [asyncio.ensure_future(ends(engine, "a", "a", max_tokens=1)) for _ in range(20)]
+        tasks += [asyncio.ensure_future(ends(engine, "b", str(n), max_tokens=1)) for n in range(20)]
+        await until(model.inside.is_set)
+        model.gate.set()
+        sizes = []
+        scheduler = engine._source
+        while not all(task.done() for task in tasks):
+            sizes.append(len(scheduler._turns) - 2 * len(scheduler._waiting))
+            await asyncio.sleep(0)
+        assert len(scheduler._turns) <= 2
+    assert max(sizes) <= 6
+
+
+async def test_a_model_that_keeps_what_it_read_gets_the_tenant() -> None:
+    tenants: list[str] = []
+
+    class Keeping(Table):
+        def open(self, ids: Sequence[int], tenant: str = "") -> Slot:
+            tenants.append(tenant)
+            return super().open(ids)
+
+    async with serving(Keeping()) as engine:
+        for tenant in ("a", "b"):
+            await ends(engine, "hi", tenant, max_tokens=1)
+    assert tenants == ["a", "b"]

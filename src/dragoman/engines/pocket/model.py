@@ -229,6 +229,8 @@ def _transposed(weight: Array, norm: Array | None = None) -> Array:
 
 MAX_CLOSED = 32
 """Closed slots that keep their keys and values."""
+MAX_KEPT = 16_384
+"""Tokens for which they have room together (1.5 KB each)."""
 ROOM = 64
 """Tokens a slot has room for at first; it doubles when full."""
 
@@ -246,13 +248,13 @@ class Pocket:
     def context(self) -> int:
         return self._network.shape.max_position_embeddings
 
-    def open(self, ids: Sequence[int]) -> KVCache:
-        """A slot that reuses the longest prefix of the prompt that any slot has read."""
+    def open(self, ids: Sequence[int], tenant: str = "") -> KVCache:
+        """A slot that reuses the longest prefix of the prompt that any of the tenant's has read."""
         prompt = np.array(ids[:-1], np.int32)
-        cache = KVCache(self._network.shape)
+        cache = KVCache(self._network.shape, tenant)
         best, shared = None, 0
         for known in self._slots.values():
-            if (common := known.common(prompt)) > shared:
+            if known.tenant == tenant and (common := known.common(prompt)) > shared:
                 best, shared = known, common
         if best is not None:
             cache.copy(best, shared)
@@ -270,23 +272,31 @@ class Pocket:
         return list(scores)
 
     def close(self, slot: Any) -> None:
-        """Keep a slot for prompts that begin alike; the least recently used one is dropped."""
+        """Keep a slot for prompts that begin alike; the least recently used ones are dropped."""
         self._open.discard(id(slot))
         self._slots.move_to_end(id(slot))
         closed = [key for key in self._slots if key not in self._open]
-        for key in closed[: max(0, len(closed) - self._max_closed)]:
-            del self._slots[key]
+        tokens = sum(self._slots[key].room for key in closed)
+        for left, key in zip(range(len(closed), 1, -1), closed, strict=False):
+            if left <= self._max_closed and tokens <= MAX_KEPT:
+                break
+            tokens -= self._slots.pop(key).room
 
 
 class KVCache:
     """One sequence: the ids that were read, and their keys and values in every layer."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.length = 0
+    def __init__(self, shape: Shape, tenant: str = "") -> None:
+        self.length, self.tenant = 0, tenant
         self._most = shape.max_position_embeddings
         heads = (shape.num_hidden_layers, 2, shape.num_key_value_heads)
         self._values: Array = np.empty((*heads, ROOM, shape.head_dim), np.float32)
         self._ids: NDArray[np.int32] = np.empty(ROOM, np.int32)
+
+    @property
+    def room(self) -> int:
+        """For how many tokens it has memory."""
+        return len(self._ids)
 
     def common(self, ids: NDArray[np.int32]) -> int:
         """How many leading ids are the same."""

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -206,6 +207,11 @@ MAX_KEPT = 128 * 1024 * 1024
 """Bytes of grammars that stay compiled, for each vocabulary."""
 MAX_STATES = 50_000
 """States of a compiled grammar's lexer, which come as answers are written (1 to 2 KB each)."""
+GROWTH = 64 * 1024 * 1024
+"""Bytes that a second of masks is taken to add to a compiled grammar, in such states: llguidance
+does not tell. The most that was seen is twice as much; a grammar with all its states adds none."""
+LEAST = 64 * 1024
+"""Bytes that a compiled grammar takes at the least."""
 PROBES = 8
 """Tokens that a grammar is tried with: some are too large only after the first."""
 
@@ -216,8 +222,8 @@ _LIMITED = ("ParserTooComplex", "LexerTooComplex")
 class Compiled(Struct, eq=False):
     """A compiled grammar, of which every sequence gets a copy.
 
-    The copies share the states of llguidance's lexer, of which there is a limit: one that has
-    reached it is `worn`, and is compiled again for the next request.
+    The copies share the states of llguidance's lexer, with which its `weight` grows, and of which
+    there is a limit: one that has reached it is `worn`, and is compiled again for the next request.
     """
 
     matcher: llguidance.LLMatcher
@@ -332,7 +338,7 @@ class GrammarCompiler:
             raise FaultError(bad_request(f"The grammar of the answer {problem}", only)) from error
         param, problem, weight = msgspec.msgpack.decode(answer, type=tuple[str | None, str, int])
         if problem and param is None:
-            problem = f"The demands on the answer: {problem}"
+            problem = f"The constraint{' ' if problem.startswith('is ') else ': '}{problem}"
         if problem:
             raise FaultError(bad_request(problem, param))
         return whole, weight
@@ -366,7 +372,9 @@ class GrammarState:
         FaultError where llguidance's limits are exceeded."""
         import numpy as np
 
+        started = thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._compiled.weight += int((thread_time() - started) * GROWTH)
         self._check()
         barred = np.unpackbits(~bits, count=self._size, bitorder="little").view(np.bool_)
         np.copyto(logits[: self._size], -np.inf, where=barred)
@@ -421,7 +429,7 @@ def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
         _problem(tokens, _given('start: "a"', ()))  # what any grammar takes is not its weight
         before = _resident()
         problem = _problem(tokens, whole)
-        weight = max(_resident() - before, 4 * len(whole))
+        weight = max(_resident() - before, 4 * len(whole), LEAST)
         # Each alone too: much may come before it, which the few tokens do not get past.
         found = ((param, given, _problem(tokens, given)) for param, given in parts)
         at, given, problem = next((each for each in found if each[2]), (None, "", problem))
@@ -547,6 +555,7 @@ _IN_OUR_WORDS = [
             r"^patternProperty regexes /(.*)/ and /(.*)/ are not disjoint",
             r"a property may fit both \1 and \2: write patterns of which only one fits",
         ),
+        (r'^failed to parse "%json": number out of range.*', "has a number that is too large"),
         (r"^Failed to generate regex for .*", "its range of numbers cannot be enforced"),
         (r" while processing .*$", ""),
         (r";? following (?:\w+ )*are available:.*", ""),

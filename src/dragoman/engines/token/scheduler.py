@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.error import Fault, FaultError
@@ -25,6 +26,8 @@ POLL = 0.001
 """Seconds between two deliveries to a loop: tokens of one moment arrive together."""
 PREFILL = 512
 """Prompt tokens read in one round, all prompts together, so that a long prompt stalls no others."""
+SPARE = 8
+"""For so many places there is one more, for tenants of which nothing runs."""
 GRACE = 10.0
 """Seconds a model may take for its current step when it is closed."""
 
@@ -113,7 +116,13 @@ class RunningSequence:
         self.behind = self._counter.count - self.consumed >= AHEAD and not self.cancelled
         return not self.behind
 
-    def open(self, model: ScoringModel | NextTokenModel, describe: Callable[[int], Token]) -> None:
+    def open(
+        self,
+        model: ScoringModel | NextTokenModel,
+        describe: Callable[[int], Token],
+        apart: bool = False,
+    ) -> None:
+        """Get a slot of the model; of one that keeps tenants `apart`, for its tenant."""
         job = self.job
         self._ids = list(job.prompt)
         if isinstance(model, NextTokenModel):
@@ -123,7 +132,9 @@ class RunningSequence:
 
             self._sampler = Sampler(job.sampling, job.prompt, describe, job.bias)
             # A prompt to be scored is read from its beginning: a single id leaves nothing to reuse.
-            self.slot = model.open(job.prompt[:1] if job.scored else job.prompt)
+            prompt = job.prompt[:1] if job.scored else job.prompt
+            whose: dict[str, Any] = {"tenant": job.tenant} if apart else {}
+            self.slot = model.open(prompt, **whose)
             self._cached = self.slot.length
             self._scores = [describe(job.prompt[0])] if job.scored else None
         if job.limit == 0 and not job.scored:
@@ -237,7 +248,8 @@ class Scheduler:
 
     The next to run is one of the tenant, and of the request, that has fewest running, or waited
     longest for one. No request has more than three quarters of the places: what is asked for beside
-    it begins at once.
+    it begins at once. For tenants of which nothing runs there are some places more (`SPARE`): all
+    others may be taken for long, or by readers that take nothing.
 
     `describe` gives the text of a token, for log-probabilities. The thread starts with the first
     sequence and ends with `close`.
@@ -252,6 +264,7 @@ class Scheduler:
         queue: int,
     ) -> None:
         self._model = model
+        self._apart = "tenant" in signature(model.open).parameters
         self._describe = describe
         self._concurrency = concurrency
         self._queue = queue
@@ -355,14 +368,7 @@ class Scheduler:
             # There was work a moment ago, and no request came or went: skip the lock.
             while (busy and not self._woken and not self._closing) or self._wait():
                 while (sequence := self._next()) is not None:
-                    self._waiting.remove(sequence)
-                    self._active.append(sequence)
-                    turn = len(self._turns) and max(self._turns.values()) + 1
-                    self._turns[sequence.job.tenant] = self._turns[sequence.request] = turn
-                    try:
-                        sequence.open(self._model, self._describe)
-                    except Exception as error:
-                        sequence.fail(error)
+                    self._begin(sequence)
                 busy = self._round()
                 self._deliver()
         finally:
@@ -394,22 +400,39 @@ class Scheduler:
 
     def _next(self) -> RunningSequence | None:
         """The sequence to run next, if there is a place for one."""
-        if not self._waiting:
-            self._turns.clear()
-        if not self._waiting or len(self._active) >= self._concurrency:
+        full = len(self._active) - self._concurrency
+        if not self._waiting or full >= self._concurrency // SPARE:
             return None
         turns = self._turns
         tenants = Counter(each.job.tenant for each in self._active)
         requests = Counter(each.request for each in self._active)
         share = self._concurrency - self._concurrency // 4
         return min(
-            (each for each in self._waiting if requests[each.request] < share),
+            (
+                each
+                for each in self._waiting
+                if requests[each.request] < share and (full < 0 or not tenants[each.job.tenant])
+            ),
             key=lambda each: (
                 *(tenants[each.job.tenant], turns.get(each.job.tenant, -1)),
                 *(requests[each.request], turns.get(each.request, -1)),
             ),
             default=None,
         )
+
+    def _begin(self, sequence: RunningSequence) -> None:
+        """Give a sequence its place."""
+        self._waiting.remove(sequence)
+        self._active.append(sequence)
+        turns, last = self._turns, max(self._turns.values(), default=-1)
+        turns[sequence.job.tenant] = turns[sequence.request] = last + 1
+        if len(turns) > 2 * len(self._waiting) + 2:  # of others nothing waits any more
+            left = {name for each in self._waiting for name in (each.job.tenant, each.request)}
+            self._turns = {name: turn for name, turn in turns.items() if name in left}
+        try:
+            sequence.open(self._model, self._describe, self._apart)
+        except Exception as error:
+            sequence.fail(error)
 
     def _round(self) -> bool:
         """One token for every sequence that can continue; False when none can."""

@@ -42,7 +42,8 @@ class ScoringModel(Protocol):
 
     The scheduler opens a slot for a prompt, calls `step` with the ids that each slot has not read
     yet (the rest of the prompt, then each sampled or forced token), and closes the slot at the end.
-    The model may keep a closed slot's keys and values for prompts that begin alike.
+    The model may keep a closed slot's keys and values for prompts that begin alike. Its `open` has
+    a second parameter `tenant` then: who has another may not find out what was kept.
     """
 
     @property

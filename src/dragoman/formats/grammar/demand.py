@@ -454,16 +454,15 @@ def _fits(body: Body, text: str, matches: Matches) -> bool:
         case Choice(texts=texts):
             return text in texts
         case JSONBody(schema=schema):
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError):
-                return False
 
             def judge(leaf: dict[str, JSON], string: str) -> bool:
                 # Escaped as llguidance's grammar has it.
                 quoted = json.dumps(string, ensure_ascii=False).replace("\x7f", "\\u007f")
                 return matches(JSONBody("", leaf), quoted)
 
-            return valid(value, schema, judge)
+            try:
+                return valid(json.loads(text), schema, judge)
+            except (ValueError, RecursionError):  # it is no JSON, or too much to be looked through
+                return False
         case _:
             return matches(body, text)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -170,6 +171,7 @@ class _Whole:
         self.misfits: list[Misfit] = []
         self.choices: list[tuple[str, list[JSON]]] = []
         self._room = MAX_COMPARED
+        self._validator = _Validator(root, lambda *_: True, MAX_COMPARED)
         self._compared: dict[tuple[int, int], bool] = {}
 
     def overlap(self, place: str, schemas: list[JSON]) -> Misfit | None:
@@ -222,8 +224,10 @@ class _Whole:
                 values = one.get("enum", [one.get("const")])
                 sizes = (1 + len(each.get("enum", ())) for each in objects(other))
                 self._room -= len(values) * sum(sizes)
-                fits = (valid(value, other, lambda *_: True, self.root) for value in values)
-                return self._room > 0 and not any(fits)
+                fits = (self._validator.valid(value, other) for value in values)
+                with suppress(UndecidedError):
+                    return self._room > 0 and not any(fits)
+                return False
         kinds = _kinds(left) & _kinds(right)
         return all(_told_apart(kind, left, right, apart, self.bound) for kind in kinds)
 
@@ -306,7 +310,7 @@ def _looking(value: JSON) -> re.Match[str] | None:
 
 def _wrong(keyword: str, value: JSON, whole: _Whole) -> str | None:
     """What is wrong with the value of a keyword, whatever can be enforced."""
-    number = isinstance(value, int | float) and math.isfinite(value)
+    number = isinstance(value, int | float) and -math.inf < value < math.inf
     match keyword:
         case "type":
             kinds = value if isinstance(value, list) else [value]
@@ -476,70 +480,95 @@ def inside(
 Judge = Callable[[dict[str, JSON], str], bool]
 """Whether a text fits a string schema with a `pattern` or a `format`."""
 
-_MOST = 100
-"""References followed in a row before they count as a circle."""
+MAX_CHECKS = 200_000
+"""Schemas that are applied to a value and what is in it: each of two alternatives may have two."""
 
 
-def valid(
-    value: JSON, schema: JSON, judge: Judge, root: JSON | None = None, steps: int = 0
-) -> bool:
+class UndecidedError(ValueError):
+    """It takes too long to find out whether a value fits a schema."""
+
+
+def valid(value: JSON, schema: JSON, judge: Judge, root: JSON | None = None) -> bool:
     """Whether a value fits a schema, as far as a grammar can enforce it. References are found in
-    `root`, by default the schema itself; `steps` of them were followed in a row.
+    `root`, by default the schema itself. Raises UndecidedError.
 
     >>> valid({"n": 3}, {"properties": {"n": {"maximum": 2}}}, lambda schema, text: True)
     False
     """
-    if not isinstance(schema, dict):
-        return schema is True
-    return all(_checks(value, schema, judge, schema if root is None else root, steps))
+    return _Validator(schema if root is None else root, judge).valid(value, schema)
 
 
-def _checks(
-    value: JSON, schema: dict[str, Any], judge: Judge, root: JSON, steps: int
-) -> Iterator[bool]:
-    if "type" in schema:
-        types = schema["type"]
-        yield any(_is(value, t) for t in (types if isinstance(types, list) else [types]))
-    if "enum" in schema:
-        yield any(_same(value, each) for each in schema["enum"])
-    if "const" in schema:
-        yield _same(value, schema["const"])
-    if "$ref" in schema:  # nothing fits a reference without a target
-        yield steps < _MOST and valid(value, find(root, schema["$ref"]), judge, root, steps + 1)
-    for keyword, most in (("allOf", math.inf), ("anyOf", math.inf), ("oneOf", 1)):
-        if keyword in schema:
-            fits = [valid(value, each, judge, root, steps) for each in schema[keyword]]
-            least = len(fits) if keyword == "allOf" else 1
-            yield least <= fits.count(True) <= most
-    match value:
-        case dict():
-            yield all(name in value for name in schema.get("required", ()))
-            yield _between(len(value), schema, "minProperties", "maxProperties")
-            listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-            for name, each in value.items():
-                known = [listed[name]] if name in listed else []
-                for pattern, inner in patterns.items():
-                    if judge({"type": "string", "pattern": pattern}, name):
-                        known.append(inner)
-                for inner in known or [schema.get("additionalProperties", True)]:
-                    yield valid(each, inner, judge, root)
-        case list():
-            yield _between(len(value), schema, "minItems", "maxItems")
-            first, rest = schema.get("prefixItems", []), schema.get("items", True)
-            if isinstance(rest, list):  # as in older drafts
-                first, rest = rest, schema.get("additionalItems", True)
-            for place, each in enumerate(value):
-                yield valid(each, first[place] if place < len(first) else rest, judge, root)
-        case str():
-            yield _between(len(value), schema, "minLength", "maxLength")
-            leaf = {name: schema[name] for name in schema if name in ("pattern", "format")}
-            yield not leaf or judge({"type": "string", **leaf}, value)
-        case int() | float() if not isinstance(value, bool):
-            step = schema.get("multipleOf")
-            yield _between(value, schema, "minimum", "maximum", -math.inf)
-            yield "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
-            yield "exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"]
-            yield not step or math.isclose(value / step, round(value / step), rel_tol=1e-9)
+class _Validator:
+    """Validates values; `followed` are the references that led to a schema for the same value."""
+
+    def __init__(self, root: JSON, judge: Judge, most: int = MAX_CHECKS) -> None:
+        self._root, self._judge, self._left = root, judge, most
+
+    def valid(self, value: JSON, schema: JSON, followed: frozenset[str] = frozenset()) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            raise UndecidedError("a value and its schema take too many comparisons")
+        if not isinstance(schema, dict):
+            return schema is True
+        return all(self._checks(value, schema, followed))
+
+    def _checks(
+        self, value: JSON, schema: dict[str, Any], followed: frozenset[str]
+    ) -> Iterator[bool]:
+        valid = self.valid
+        if "type" in schema:
+            types = schema["type"]
+            yield any(_is(value, t) for t in (types if isinstance(types, list) else [types]))
+        if "enum" in schema:
+            yield any(_same(value, each) for each in schema["enum"])
+        if "const" in schema:
+            yield _same(value, schema["const"])
+        if "$ref" in schema:  # nothing fits one without a target, nor a circle
+            to = str(schema["$ref"])
+            yield to not in followed and valid(value, find(self._root, to), followed | {to})
+        for keyword, most in (("allOf", math.inf), ("anyOf", math.inf), ("oneOf", 1)):
+            if keyword in schema:
+                fits = [valid(value, each, followed) for each in schema[keyword]]
+                least = len(fits) if keyword == "allOf" else 1
+                yield least <= fits.count(True) <= most
+        match value:
+            case dict():
+                yield all(name in value for name in schema.get("required", ()))
+                yield _between(len(value), schema, "minProperties", "maxProperties")
+                listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+                for name, each in value.items():
+                    known = [listed[name]] if name in listed else []
+                    for pattern, inner in patterns.items():
+                        if self._judge({"type": "string", "pattern": pattern}, name):
+                            known.append(inner)
+                    for inner in known or [schema.get("additionalProperties", True)]:
+                        yield valid(each, inner)
+            case list():
+                yield _between(len(value), schema, "minItems", "maxItems")
+                first, rest = schema.get("prefixItems", []), schema.get("items", True)
+                if isinstance(rest, list):  # as in older drafts
+                    first, rest = rest, schema.get("additionalItems", True)
+                for place, each in enumerate(value):
+                    yield valid(each, first[place] if place < len(first) else rest)
+            case str():
+                yield _between(len(value), schema, "minLength", "maxLength")
+                leaf = {name: schema[name] for name in schema if name in ("pattern", "format")}
+                yield not leaf or self._judge({"type": "string", **leaf}, value)
+            case int() | float() if not isinstance(value, bool):
+                step = schema.get("multipleOf")
+                yield _between(value, schema, "minimum", "maximum", -math.inf)
+                yield "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
+                yield "exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"]
+                yield not step or _is_multiple(value, step)
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    if isinstance(value, int) and isinstance(step, int):
+        return value % step == 0
+    try:
+        return math.isclose(value / step, round(value / step), rel_tol=1e-9)
+    except (OverflowError, ValueError):  # it is infinite, or nearly so
+        return False
 
 
 def _is(value: JSON, kind: JSON) -> bool:

@@ -1,1 +1,1 @@
-"""What the server remembers of requests and answers, and the endpoints that show it."""
+"""Stored responses, conversations and completions: their state, and their endpoints."""

@@ -60,7 +60,7 @@ Read = Callable[[Exchange, Caller, Callable[[bytes, Limits], Any]], Awaitable[An
 Replay = Callable[[Record, int, Exchange, Caller], None]
 """Sends the events of a record from the frame with this number on."""
 Look = Callable[[Exchange, Caller], Awaitable[Callable[[], None]]]
-"""Finds what was asked for; gives what answers with it."""
+"""Looks up an object; returns a function that sends the response."""
 
 T = TypeVar("T")
 
@@ -68,19 +68,19 @@ RESPONSES_PATH = f"/v1{RESPONSES.path}/"
 CONVERSATIONS_PATH = "/v1/conversations"
 COMPLETIONS_PATH = f"/v1{CHAT.path}"
 STORED = (RESPONSES_PATH, CONVERSATIONS_PATH, f"{CONVERSATIONS_PATH}/", f"{COMPLETIONS_PATH}/")
-"""What a server without a store refuses, with each of METHODS."""
+"""Paths that a server without a store refuses, with each of METHODS."""
 METHODS = ("GET", "POST", "DELETE")
 PARAMETERS = 256
-"""Parameters that an address may have: many take long to read."""
+"""The most query parameters of a URL: many take long to parse."""
 PAGE = 100
-"""Completions that are looked at together for those of a model, or with metadata."""
+"""Completions that are read at once when filtering by model or metadata."""
 PAGES = 20
-"""How many times that is done for one list: then it ends where that was."""
+"""The most such reads for one list, which then ends early."""
 
 
 class Query(Struct):
-    """The parameters of a request's address. Lists come as `name` or `name[]`, several times, and
-    entries as `name[key]`."""
+    """The query parameters of a request. Lists are repeated as `name` or `name[]`, and
+    entries of objects are `name[key]`."""
 
     after: str | None = None
     before: str | None = None
@@ -93,11 +93,11 @@ class Query(Struct):
     stream: bool = False
 
     def __post_init__(self) -> None:
-        self.after = self.after or None  # empty is none, with which some clients begin
+        self.after = self.after or None  # empty means absent: some clients send it first
 
     def paging(self, order: Order = "desc") -> Paging:
-        """Which part of a list is wanted; `order` is the default. Raises FaultError for a part that
-        is named by its end."""
+        """The pagination of a list; `order` is the default. Raises FaultError for
+        `before`."""
         if self.before is not None:
             raise FaultError(bad_request("is not supported; use after, and order", "before"))
         return Paging(after=self.after, limit=self.limit, order=self.order or order)
@@ -107,7 +107,7 @@ Q = TypeVar("Q", bound=Query)
 
 
 def asked(exchange: Exchange, kind: type[Q]) -> Q:
-    """What the address of a request asks for. Raises FaultError naming what is wrong with it."""
+    """Decode the query parameters. Raises FaultError naming the invalid one."""
     if exchange.query.count(b"&") >= PARAMETERS:
         raise FaultError(bad_request(f"The address has more than {PARAMETERS} parameters."))
     pairs = parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True)
@@ -124,8 +124,8 @@ def asked(exchange: Exchange, kind: type[Q]) -> Q:
 def paged(
     entries: Sequence[T], name: Callable[[T], str | None], paging: Paging
 ) -> tuple[Sequence[T], bool]:
-    """The part of a list that is asked for, and whether more follows it; `name` gives an entry's
-    id. Raises FaultError where it is to follow what is not there."""
+    """A page of a list, and whether more follows it; `name` gives an entry's
+    id. Raises FaultError for an unknown `after`."""
     ordered = entries if paging.order == "asc" else entries[::-1]
     if paging.after is not None:
         places = [place for place, entry in enumerate(ordered) if name(entry) == paging.after]
@@ -136,7 +136,7 @@ def paged(
 
 
 class Handlers:
-    """What a client can ask of that which is stored."""
+    """Handlers for stored responses, conversations and completions."""
 
     def __init__(
         self, memory: Memory, roster: InFlight, lane: Gate, read: Read, replay: Replay
@@ -149,7 +149,7 @@ class Handlers:
         self._replay = replay
 
     def routes(self) -> tuple[Route, ...]:
-        """The routes to what is stored."""
+        """The routes to these handlers."""
         return (
             Route("GET", RESPONSES_PATH, partial(self._look, self.get_response)),
             Route("POST", RESPONSES_PATH, self.cancel),
@@ -165,7 +165,7 @@ class Handlers:
         )
 
     async def _look(self, look: Look, exchange: Exchange, caller: Caller) -> None:
-        """Answer with what is stored; a client that disconnects meanwhile ends that."""
+        """Look up and send a stored object; cancelled when the client disconnects."""
         with Watch(self._roster, exchange):
             answer = await look(exchange, caller)
         answer()
@@ -173,18 +173,18 @@ class Handlers:
     # ---- responses -----------------------------------------------------------------------
 
     async def get_response(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
-        """A response, its replay, or the items it was asked with."""
+        """A response, its replay, or its input items."""
         room = Room(count=exchange.count)
         record, rest = await self._find(RESPONSES, exchange, caller, room, "", "input_items")
         query = asked(exchange, Query)
         request = record.request
-        if query.include:  # to see more than the answer showed
+        if query.include:  # fields that the response did not include
             request = replace(request, include=(*request.include, *query.include))
             record = replace(record, request=request)
         if rest == "input_items":
             request = replace(request, previous_response_id=record.previous)
             fits = room_of(self._memory.settings, exchange.count)
-            fits.left = fits.most = 2 * fits.most  # its own and what came before fitted
+            fits.left = fits.most = 2 * fits.most  # its items and the earlier ones did fit
             whole = await understand(request, self._store, record.tenant, fits)
             found, more = paged(_placed(whole, record.id), _name, query.paging())
             items = [replace(place[0], id=_name(place)) for place in found]
@@ -198,26 +198,26 @@ class Handlers:
     async def _replayed(
         self, record: Record, room: Room, first: int, exchange: Exchange, caller: Caller
     ) -> Callable[[], None]:
-        """Send the events of a response from a frame on, when there is room for those that are held
-        at a time, and for what is made of them. Raises FaultError."""
+        """Send the events of a response from a frame on, when there is room for a batch of them
+        and for its frames. Raises FaultError."""
         _, together = await self._store.log_size(record.id, SEGMENTS)
         if record.version != ENCODER_VERSION or not (record.running or together):
-            problem = "the events of this response are no longer kept; read it without stream"
+            problem = "the events of this response are no longer stored; read it without stream"
             raise FaultError(bad_request(problem, "stream"))
-        # Its last events have all of it, and so have the frames that are made of them. The largest
+        # Its last events have the whole answer, and so have their frames. The largest
         # wait until there is room.
         room.hold(min(together + room.held, exchange.room))
         exchange.counted = not record.running
         return partial(self._replay, replace(record, response=None), first, exchange, caller)
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
-        """Stop a run; one that has ended stays as it is."""
+        """Cancel a run; one that has ended is not changed."""
         room = Room(count=exchange.count)
         record, _ = await self._find(RESPONSES, exchange, caller, room, "cancel")
         (await self._shown(exchange, await self._memory.runs.cancel(record), room))()
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
-        """Forget a response, or a completion."""
+        """Delete a response, or a completion."""
         room = Room(count=exchange.count)
         record, _ = await self._find(wire, exchange, caller, room, "")
         if record.running:
@@ -230,7 +230,7 @@ class Handlers:
             exchange.reply(200, json.dump({**gone, "deleted": True}))
 
     async def _shown(self, exchange: Exchange, record: Record, room: Room) -> Callable[[], None]:
-        """Answer with a response as it is now."""
+        """Send a response in its current state."""
         response = record.response
         if response is None:
             size, _ = await self._store.log_size(record.id, SEGMENTS)
@@ -253,11 +253,11 @@ class Handlers:
     async def _find(
         self, wire: Wire, exchange: Exchange, caller: Caller, room: Room, *rests: str
     ) -> tuple[Record, str]:
-        """The record that a path below that of a wire names, and the rest of the path, which is one
-        of these. Raises FaultError where there is none, and where there is no room for it."""
+        """The record that a path names, below that of a wire, and the rest of the path, one of
+        `rests`. Raises FaultError where there is none, and where there is no room for it."""
         id, _, rest = exchange.path.removeprefix(f"/v1{wire.path}/").partition("/")
         record = await self._store.get(caller.tenant, bare(id), room)
-        # A completion is there once it has ended: this wire has no form for less.
+        # A completion exists once it has ended: this wire has no form for a running one.
         if record is None or record.wire != wire.name or (wire is CHAT and record.running):
             what = "stored completion" if wire is CHAT else "response"
             problem = f"There is no {what} {quoted(id)}, or no longer."
@@ -269,7 +269,7 @@ class Handlers:
     # ---- conversations -------------------------------------------------------------------
 
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
-        """Make a conversation."""
+        """Create a conversation."""
         items, metadata, losses = await self._read(exchange, caller, decode_opening)
         id, moment = new_id(), now()
         made = Conversation(
@@ -290,7 +290,7 @@ class Handlers:
                 page = await self._store.list_items(caller.tenant, bare(id), query.paging(), room)
                 if page is None:
                     raise FaultError(no_conversation(id))
-                after = query.after if not page.items else None  # which may be the last, or none
+                after = query.after if not page.items else None  # it may be the last item, or none
                 if after and not await self._store.get_item(caller.tenant, bare(id), after, room):
                     raise FaultError(_nowhere(after))
                 make = partial(encode_list, shown(page.items, query.include), page.more)
@@ -330,7 +330,7 @@ class Handlers:
             raise FaultError(nothing_at(exchange.path))
 
     async def delete_conversation(self, exchange: Exchange, caller: Caller) -> None:
-        """Forget a conversation, or one of its items."""
+        """Delete a conversation, or one of its items."""
         id, rest = _place(exchange)
         match rest:
             case []:
@@ -357,10 +357,10 @@ class Handlers:
     # ---- completions ---------------------------------------------------------------------
 
     async def list_completions(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
-        """The stored completions, the earliest first unless asked otherwise. Where few of many are
-        wanted, a list may end before its limit: there is more, after its `last_id`."""
+        """The stored completions, by default the earliest first. A filtered
+        list may end before its limit: there is more, after its `last_id`."""
         query, room = asked(exchange, Query), Room(count=exchange.count)
-        async with self._lane.place(caller.tenant):  # or all of them would be unpacked in one turn
+        async with self._lane.place(caller.tenant):  # not all at once
             records, last = await self._matching(caller, query, room)
 
             def make() -> bytes:
@@ -372,8 +372,8 @@ class Handlers:
     async def _matching(
         self, caller: Caller, query: Query, room: Room
     ) -> tuple[list[Record], str | None]:
-        """The completions that a list is to show, and one more where there are more; and the id of
-        the last that was looked at, where it ends before that."""
+        """The completions of a list, and one more where there are more; and the id of
+        the last that was read, where the list ends early."""
         after = query.after and bare(query.after)
         if after is not None:
             known = await self._store.get(caller.tenant, after, room)
@@ -390,7 +390,7 @@ class Handlers:
             except FaultError:
                 if limit == few:
                     raise
-                limit = few  # so many have no room
+                limit = few  # they do not fit
                 continue
             wanted = [each for each in page.items if _is_wanted(each, query)]
             found += wanted
@@ -421,7 +421,7 @@ class Handlers:
         return partial(exchange.reply, 200, body, *headers)
 
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
-        """Give a completion other metadata."""
+        """Replace the metadata of a completion."""
         await self._find(CHAT, exchange, caller, Room(count=exchange.count), "")
         metadata = await self._read(exchange, caller, decode_metadata)
         room = Room(count=exchange.count)
@@ -433,17 +433,17 @@ class Handlers:
 
 
 def _place(exchange: Exchange) -> tuple[str, list[str]]:
-    """The conversation's id in the path, and what stands behind it."""
+    """The conversation's id in the path, and the rest of the path."""
     id, *rest = exchange.path.removeprefix(f"{CONVERSATIONS_PATH}/").split("/", 2)  # as in an item
     return id, rest
 
 
 _Place = tuple[Item, str, int]
-"""An item, the response that was asked with it, and its place there."""
+"""An item, the response that has it as input, and its position there."""
 
 
 def _placed(asked: Asked, id: str) -> list[_Place]:
-    """The items of a response and what came before it, the earliest first."""
+    """The input items of a response, with earlier ones, in order."""
     found, start, items = list[_Place](), 0, asked.whole.items
     for owner, length in (*asked.before, (id, len(items))):
         own = items[start : start + length]
@@ -453,7 +453,7 @@ def _placed(asked: Asked, id: str) -> list[_Place]:
 
 
 def _name(entry: _Place) -> str | None:
-    """The id of an item, which it came with or has here."""
+    """The id of an item: its own, or the one assigned here."""
     item, owner, place = entry
     return item.id or (input_id(item, owner, place) if owner else None)
 
@@ -479,7 +479,7 @@ def _no_item(id: str, item: str) -> Fault:
 
 
 def _reports(wire: Wire, record: Record, response: Response) -> Headers:
-    """The headers that the answer had, as far as it has come."""
+    """The loss and guarantee headers of the answer so far."""
     losses, sure = response.losses + judge(response, wire.losses), response.guarantee
     if response.status != "queued" and response.error is None:
         sure = sure or default_guarantee(record.request)
@@ -487,7 +487,7 @@ def _reports(wire: Wire, record: Record, response: Response) -> Headers:
 
 
 def _completion(record: Record) -> dict[str, Any]:
-    """A completion as it was answered, with its metadata."""
+    """A completion as it was sent, with its metadata."""
     if record.response is None:
         raise RuntimeError("only what was answered can be shown")
     completion = json.load(CHAT.encode_response(record.response, record.request, STANDARD))
@@ -495,7 +495,7 @@ def _completion(record: Record) -> dict[str, Any]:
 
 
 def _is_wanted(record: Record, query: Query) -> bool:
-    """Whether a completion belongs to a list."""
+    """Whether a completion matches a list's filters."""
     of_model = query.model in (None, record.request.model)
     labelled = query.metadata.items() <= (record.metadata or {}).items()
     return record.response is not None and of_model and labelled

@@ -34,15 +34,15 @@ PAGE = 100
 
 
 class History:
-    """What a store has of one tenant."""
+    """The stored requests and answers of one tenant."""
 
     def __init__(self, store: Store, tenant: str = "") -> None:
         self._store = store
         self._tenant = tenant
 
     async def records(self, search: str = "") -> AsyncGenerator[Record, None]:
-        """What was asked and answered, the newest first; with `search` only what has these words
-        somewhere, in capitals or not."""
+        """The records, the newest first; with `search` only those that contain this text,
+        case-insensitively."""
         wanted, after = search.casefold(), None
         while True:
             page = await self._store.list_responses(
@@ -56,14 +56,14 @@ class History:
             after = page.items[-1].id
 
     async def events(self, id: str) -> Batches:
-        """The events of a response from the first on: those there are, and those that come until
-        its end. Raises FaultError when there is none, or its events are no longer kept."""
+        """The events of a response from the first on: the stored ones, then live ones until
+        its end. Raises FaultError when there is none, or its events are no longer stored."""
         record = await self._store.get(self._tenant, bare(id))
         if record is None:
             problem = f"There is no response {quoted(id)} in this store, or no longer."
             raise FaultError(Fault("not_found", problem, "client"))
         if not record.running and not await self._store.log(record.id, 0, 1):
-            problem = f"The events of {id[:100]} are no longer kept; dragoman log has its answer."
+            problem = f"The events of {id[:100]} are no longer stored; dragoman log has its answer."
             raise FaultError(Fault("not_found", problem, "client"))
         async for batch in Runs(self._store, upkeep=False).follow(record):
             yield batch
@@ -73,8 +73,8 @@ class History:
 async def open_history(
     address: str, pubsub: str, environ: Mapping[str, str], key: Secret | None
 ) -> AsyncGenerator[History, None]:
-    """What the store at an address has for the holder of a key. Raises ConfigurationError for one
-    that has nothing to be read from here."""
+    """The history of a key's tenant in the store at an address. Raises ConfigurationError for one
+    that cannot be read from here."""
     file = store_path(address, environ)
     if file is not None and not file.exists():  # reading does not create a store
         raise ConfigurationError(f"There is no store at {file}: nothing has been stored there yet.")
@@ -90,17 +90,17 @@ async def open_history(
 
 
 def name(record: Record) -> str:
-    """The id of a response as its clients know it."""
+    """The id of a response with the prefix of its wire."""
     return WIRES[record.wire].id_prefix + record.id
 
 
 def asked(record: Record) -> str:
-    """The last words of what was asked."""
+    """The text of the last input message."""
     return next((text for text in _texts(reversed(record.request.items)) if text), "")
 
 
 def answered(record: Record) -> str:
-    """The words of the answer, or why there are none."""
+    """The text of the answer, or why there is none."""
     response = record.response
     if response is None:
         return ""
@@ -110,7 +110,7 @@ def answered(record: Record) -> str:
 
 
 def exported(record: Record) -> bytes:
-    """One line of JSON: the request and the answer as they stood on their wire."""
+    """One line of JSON: the request and the answer as their wire encodes them."""
     wire, dialect = WIRES[record.wire], DIALECTS[record.dialect]
     request, _ = wire.encode_request(record.request, dialect)
     response = None
@@ -130,7 +130,7 @@ def exported(record: Record) -> bytes:
 
 
 def _texts(items: Iterable[Item]) -> Iterable[str]:
-    """The words of items, one after the other."""
+    """The text of items, joined."""
     for item in items:
         match item:
             case Message() | Reasoning():

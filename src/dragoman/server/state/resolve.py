@@ -49,7 +49,7 @@ NOTHING_STORED = "this server stores nothing that could be referred to"
 
 
 def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
-    """The request as the engine gets it, and what is not done as it was asked.
+    """The request as the engine gets it, and its losses.
 
     Raises FaultError for a request that cannot be answered without a store.
     """
@@ -77,7 +77,7 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
 
 
 def decided(extra: Extra | None) -> Extra | None:
-    """The fields without the note that `store` was left out: an upstream might store then."""
+    """The fields without the one for an absent `store`: an upstream might store then."""
     left: Extra = {}
     for wire, fields in (extra or {}).items():
         if others := {name: value for name, value in fields.items() if name != "store"}:
@@ -86,11 +86,11 @@ def decided(extra: Extra | None) -> Extra | None:
 
 
 Recent = dict[str, Record]
-"""What a connection remembers, by its id; the request of each record is whole."""
+"""The records cached by a connection, by id; the request of each is whole."""
 
 
 def too_much(field: str, room: Room, items: bool = False) -> FaultError:
-    """Why a request is refused that would become too large by what a field stands for: have too
+    """The fault for a request whose references make it too large: too
     many items, or bytes."""
     most = f"{room.items} items" if items else f"{room.most} bytes"
     problem = (
@@ -102,16 +102,16 @@ def too_much(field: str, room: Room, items: bool = False) -> FaultError:
 
 
 def room_of(settings: Settings, count: Callable[[int], None] | None = None) -> Room:
-    """The room of a request with all that it builds on."""
+    """The memory for a request with everything it references."""
     most = settings.body_limit
     return Room(most, most, count, items=settings.history_items)
 
 
 class Asked(Struct, frozen=True):
-    """What a request asks for: `whole` is as the engine gets it, `conversation` the id of the one
-    it belongs to, `answers` are those of the chain that it goes on from, and `size` how many bytes
-    of what is stored it brings along. `before` says whose its first items are, and how many: those
-    that a response was asked with, or, without an id, others that have their own."""
+    """A resolved request: `whole` is as the engine gets it, `conversation` the id of its
+    conversation, `answers` are those of the chain that it continues, and `size` the bytes
+    of stored items in it. `before` counts its first items by origin: the input of
+    a response, by its id, or, with an empty id, items that have ids of their own."""
 
     whole: Request
     conversation: str | None = None
@@ -129,10 +129,10 @@ async def understand(
     inherit: bool = False,
     recent: Recent | None = None,
 ) -> Asked:
-    """Find what a request builds on, in `recent` first. `inherit` says whether instructions
-    left out are those of the response before.
+    """Resolve the references of a request, in `recent` first. With `inherit`, absent
+    instructions are those of the previous response.
 
-    Raises FaultError, naming the field, when something it refers to is not there, or there is no
+    Raises FaultError, naming the field, when something it refers to does not exist, or there is no
     room for it.
     """
     recent = recent or {}
@@ -194,16 +194,16 @@ async def understand(
 _OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
 REFERRING = frozenset((ItemReference,))
 RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall, Unknown))
-"""The items that make it necessary to look something up: what they refer to, or, where the answer
-is stored, the reasoning of the calls that are brought back, and what calls that this server ran had
-found."""
+"""Items that need a lookup: references, and, where the answer is stored, calls that the client
+sends back, for their reasoning, and calls that this server ran, for their
+results."""
 RAN = frozenset((*RESULTS, "mcp_call", "mcp_approval_request"))
 
 
 def for_engine(
     request: Request, items: tuple[Item, ...], instructions: str | tuple[Item, ...] | None
 ) -> Request:
-    """The request as an engine gets it, whole: with these items, and nothing to look up."""
+    """The request as an engine gets it: with these items, and without references."""
     return replace(
         request,
         extra=request.extra and decided(request.extra),
@@ -303,7 +303,7 @@ async def _resolved(
 
 
 def _was_ran(item: Unknown) -> bool:
-    """Whether an item is a call that a server ran, and says no more than a client is shown."""
+    """Whether an item is a call that a server ran, without the record that clients do not get."""
     known = item.extra is not None and RECORD in item.extra
     return item.kind in RAN and bool(item.id) and not known
 
@@ -321,7 +321,7 @@ def bare(id: str) -> str:
 
 
 def no_conversation(id: str, param: str | None = None) -> Fault:
-    """The fault for a conversation that is not there."""
+    """The fault for an unknown conversation."""
     return Fault(
         "not_found", f"There is no conversation {quoted(id)}, or no longer.", "client", param
     )
@@ -333,19 +333,19 @@ TOO_LARGE_ANSWERS = (
     "request may be (body_limit)"
 )
 COSTLY = 8
-"""Arguments that are read and written take as long as so many times their bytes unpacked."""
+"""The cost of parsing and writing arguments, relative to unpacking their bytes."""
 PER_CALL = 40
-"""A call takes as long as so many characters of its arguments."""
+"""The cost of a call, in characters of arguments."""
 
 
 async def recalled(
     asked: Asked, store: Store, tenant: str, room: Room
 ) -> tuple[Request, tuple[Loss, ...]]:
-    """The whole request with the thoughts that are missing in it, and what was left out because
-    another model encrypted it, or there is no room for it. The same request, where nothing is to be
-    done."""
+    """The whole request with the reasoning that is missing in it, and the losses: reasoning that
+    another model encrypted, or that there is no room for. The same request, where nothing is to be
+    added."""
     whole = asked.whole
-    # The thoughts of a chain are in it; only whose they are may matter.
+    # The reasoning of a chain is in it; only its origin may matter.
     answers = [answer for answer in asked.answers if answer.model != whole.model]
     near = {id(item) for answer in asked.answers for item in answer.response.output}
     calls: list[Call] = [
@@ -363,7 +363,7 @@ async def recalled(
             answers += await store.find_answers(tenant, tuple(digests), room)
         except TooMuchError:
             forgone = (Loss("reasoning", "dropped", TOO_LARGE_ANSWERS),)
-        except StoreError:  # an answer without its past is better than none
+        except StoreError:  # an answer without earlier reasoning is better than none
             pass
     if not answers:
         return whole, forgone

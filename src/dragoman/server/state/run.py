@@ -45,7 +45,7 @@ from dragoman.stores.sql import Store
 T = TypeVar("T")
 
 Batches = AsyncGenerator[list[Event], None]
-"""Events, as many at a time as there are."""
+"""Batches of events, each with all that are available."""
 
 Announce = Callable[[Record, Response], Sequence[OutboxMessage]]
 """The messages that announce the end of a run in the background."""
@@ -58,17 +58,17 @@ BEHIND = 0.25
 LEASE = 30.0
 """Seconds a lease lasts."""
 LOOK = 10.0
-"""Seconds to wait for more of a run elsewhere before looking whether it goes on."""
+"""Seconds to wait for more of a run elsewhere before checking that it is running."""
 SEGMENTS = 4
-"""Segments of a log that are read at once for somebody who may read slowly."""
+"""Segments of a log that are read at once for a client that may read slowly."""
 PATIENCE = 5.0
-"""Seconds to wait until a run that shall end has ended."""
+"""Seconds to wait for the end of a run that was cancelled."""
 RETRY = 0.5
-"""Seconds until a store that failed is asked again by those who can wait."""
+"""Seconds between attempts with a failing store, for work that can wait."""
 FOLLOWED = 30.0
-"""Seconds for which those who follow a run wait for a store that fails."""
+"""Seconds that followers of a run wait for a failing store."""
 HELD = 600.0
-"""Seconds for which the end of a background run is held for a store that fails."""
+"""Seconds that the end of a background run waits for a failing store."""
 
 NOT_STORED = Loss("store", "dropped", "this response could not be stored")
 DIED = Fault(
@@ -96,13 +96,13 @@ class Run:
         self.record = record
         self.events: list[Event] = []
         self.visible = 0
-        self.begun = False  # the store knows of it
+        self.begun = False  # it is in the store
         self.ended = False
         self.response: Response | None = None  # once the run has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
-        self.hold: Held | None = None  # of what it was asked, in the background
+        self.hold: Held | None = None  # of its request, in the background
         self.turn: asyncio.Future[None] | None = None  # that it has or waits for
-        self.losses: tuple[Loss, ...] = ()  # those known before the engine began
+        self.losses: tuple[Loss, ...] = ()  # those before the engine was called
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
         self._put = put
@@ -111,22 +111,22 @@ class Run:
         self._beginning: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Any] | None = None
-        self._changed: asyncio.Event | None = None  # set when there is more to read, if anybody is
+        self._changed: asyncio.Event | None = None  # set for new events, where a reader waits
         self._appended = 0  # what `_size` was when its events were stored last
-        self._size = 0  # bytes of the answer, where they are many
+        self._size = 0  # bytes of a large answer
         self._count: Callable[[int], None] | None = None  # of the caller
         self.fold = Fold()
         self._folded = 0  # how many events it has
         self._first = 0  # how many events came before `events`
         self._stored = 0  # how many events the store has
-        self._broken = False  # the store failed: go on without it
-        self._complete = False  # all events have come
+        self._broken = False  # the store failed: continue without it
+        self._complete = False  # all events were received
 
-    # ---- as a handle: what the reader does ------------------------------------------------
+    # ---- the handle, for the reader -------------------------------------------------------
 
     def start(self, engine: Engine, request: Request, caller: Caller, sink: Sink | None) -> Handle:
-        """Have the engine answer, for this reader: none in the background, where the store knows of
-        the run already."""
+        """Start the engine, for this reader: none in the background, where the run is in the
+        store already."""
         if self._complete:  # it was stopped before its turn
             return self
         self._sink = sink
@@ -141,18 +141,18 @@ class Run:
         return self
 
     def _counted(self, more: int) -> None:
-        """So many bytes more of a large answer are held. Raises FaultError for no room."""
+        """Account for more bytes of a large answer. Raises FaultError for no room."""
         if self._count is not None:
             self._count(more)
         self._size += more
 
     def pause(self) -> None:
-        """Produce as little as may be until `resume`."""
+        """Pause the engine until `resume`."""
         if self._handle is not None:
             self._handle.pause()
 
     def resume(self) -> None:
-        """Produce again."""
+        """Resume the engine."""
         if self._handle is not None:
             self._handle.resume()
 
@@ -161,8 +161,8 @@ class Run:
         self.abandon(CANCELLED)
 
     def abandon(self, fault: Fault) -> None:
-        """The reader is gone for this reason, and receives nothing more. What came is stored, with
-        that end; of a run whose reader saw nothing, nothing remains."""
+        """Detach the reader, which receives nothing more. Received events are stored, with
+        this end; a run whose reader got nothing is not stored."""
         self._sink = None
         self.stop(fault)
 
@@ -180,7 +180,7 @@ class Run:
         else:
             self._withdraw([Failed(fault)])
 
-    # ---- as a sink: what the engine gives -------------------------------------------------
+    # ---- the sink, for the engine ---------------------------------------------------------
 
     def receive(self, events: list[Event]) -> None:
         """Store events, and pass them on."""
@@ -188,7 +188,7 @@ class Run:
             return
         if not (self._first or self.events):
             first = events[0]
-            if isinstance(first, Started):  # the response is known by the id it is stored under
+            if isinstance(first, Started):  # the response has the id it is stored under
                 record, losses = self.record, self.losses + first.losses
                 own = replace(first, id=record.id, created_at=record.created_at, losses=losses)
                 events = [own, *events[1:]]
@@ -198,7 +198,7 @@ class Run:
             else:
                 events = [self._started(), *events]
         self.events += events
-        if isinstance(events[-1], TERMINAL):  # the end is shown once all is stored
+        if isinstance(events[-1], TERMINAL):  # the end is sent once everything is stored
             self._end()
         elif self.record.background:
             if self._writing is None or self._writing.done():
@@ -227,7 +227,7 @@ class Run:
             self._ending = asyncio.ensure_future(self._delete())
 
     def _show(self, count: int) -> None:
-        """Let the readers have so many events."""
+        """Make so many events visible to readers."""
         if count > self.visible:
             events = self.events[self.visible - self._first : count - self._first]
             self.visible = count
@@ -247,7 +247,7 @@ class Run:
             self._runs.write_soon(self)
 
     def write_behind(self) -> None:
-        """Store what has come since the last time."""
+        """Store the events since the last time."""
         if self._complete or self._broken:
             return
         if self._writing is None or self._writing.done():
@@ -256,7 +256,7 @@ class Run:
             self._runs.write_soon(self)
 
     async def _write_ahead(self) -> None:
-        """Store what has come, and show it then; the last events are stored with the response."""
+        """Store the new events, then make them visible; the last are stored with the response."""
         while self._stored < self._first + len(self.events) and not (
             self._broken or self._complete
         ):
@@ -269,7 +269,7 @@ class Run:
     async def _write(self) -> None:
         if self._complete:
             return
-        # What the last write stored goes now: followers have had the time between to take it.
+        # Drop what the last write stored: followers have had time to read it.
         del self.events[: self._stored - self._first]
         self._first = self._stored
         events = tuple(self.events)
@@ -295,8 +295,8 @@ class Run:
             self._writing = None
 
     def _cut(self, error: Exception, left: int) -> None:
-        """Leave out an event out of order, of which nothing can be made, and the last ones, which
-        follow it; the run ends there."""
+        """Drop an event that is out of order, and all that follow it; the run ends
+        there."""
         fault = fault_from(error)
         del self.events[-1 - left :]
         self._folded = self._first + len(self.events)
@@ -308,7 +308,7 @@ class Run:
             self.stop(fault)
 
     def _end(self, earlier: asyncio.Future[None] | None = None) -> None:
-        """Store the end, once what came earlier is stored."""
+        """Store the end, once the earlier events are stored."""
         self._complete = True
         if self._beginning is not None:
             self._beginning.add_done_callback(self._end)
@@ -344,12 +344,12 @@ class Run:
         self._ending.add_done_callback(self._ended)
 
     def _ended(self, ending: asyncio.Future[bool | None] | None = None) -> None:
-        """Show the end; where the store failed, it says so."""
+        """Send the end; where the store failed, it is a failure."""
         try:
             stored = ending is not None and ending.result() is not False
         except (StoreError, asyncio.CancelledError):
             stored = False
-        except Exception as error:  # the client must not wait for ever for what it has
+        except Exception as error:  # the client must not wait forever for what it has
             fault_from(error)
             stored = False
         last = self.events[-1]
@@ -372,16 +372,16 @@ class Run:
         if self.hold is not None:
             self.hold.close()
         if self.turn is not None:
-            self.turn.cancel()  # if it has not come
-        self._handle = None  # it knows this sink
+            self.turn.cancel()  # if it was not received
+        self._handle = None  # a reference cycle
         self._runs.live.pop(self.record.id, None)
         self._show(self._first + len(self.events))
-        self._sink = None  # it knows this handle
+        self._sink = None  # a reference cycle
 
     # ---- reading --------------------------------------------------------------------------
 
     async def follow(self) -> Batches:
-        """All events from the first on: those that came, and those that come."""
+        """All events from the first on: the earlier ones, then live ones."""
         place = 0
         while True:
             if place < self._first:
@@ -424,15 +424,15 @@ def unstarted(record: Record) -> Response:
 
 
 Launch = Callable[[Run, Request | None, Caller], Coroutine[Any, Any, None]]
-"""Carries out a run in the background: the request, or without one what its record asked for."""
+"""Executes a run in the background: the request, or without one that of its record."""
 
 
 class Runs:
     """The runs of this server.
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
-    of ended. One that has events never is: nothing is answered twice. `launch` is set by the
-    responder, which has the engine, and `places`, where runs in the background have their turns, by
+    of ended. One with events never is: nothing is answered twice. `launch` is set by the
+    responder, which has the engine, and `places`, the queue of background runs, by
     the application.
     """
 
@@ -453,8 +453,8 @@ class Runs:
         self.live: dict[str, Run] = {}
         self._requeue = requeue
         self.lease = lease
-        self._over = False  # nothing is held any more
-        self._turn = asyncio.Lock()  # of those who read runs that others read, too
+        self._over = False  # everything is released
+        self._turn = asyncio.Lock()  # of readers of runs that have several
         self.behind: dict[Run, None] = {}  # those with events to store
         self._timer: asyncio.TimerHandle | None = None
         self._with_upkeep = upkeep
@@ -467,7 +467,7 @@ class Runs:
         return Run(record, self, turn, put)
 
     def write_soon(self, run: Run) -> None:
-        """Have a run store its events, all runs at the same time: so they share a commit."""
+        """Schedule a run to store its events, with all other runs, so that they share a commit."""
         self.behind[run] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BEHIND, self._write_behind)
@@ -478,7 +478,7 @@ class Runs:
             run.write_behind()
 
     async def begin_in_background(self, run: Run, request: Request, caller: Caller) -> None:
-        """Store a run, and start it when it is its turn. Raises FaultError where too many wait."""
+        """Store a run, and queue it. Raises FaultError where too many wait."""
         turn = self.places.queue(caller.tenant)
         try:
             await self.store.begin(run.record)
@@ -498,7 +498,7 @@ class Runs:
     async def _when_due(
         self, run: Run, turn: asyncio.Future[None], request: Request | None, caller: Caller
     ) -> None:
-        """Carry out a run when its turn comes, or the run has ended before that."""
+        """Execute a run when it has a place, unless it has ended before."""
         if self.launch is None:
             raise RuntimeError("there is no engine to answer in the background")
         try:
@@ -530,14 +530,14 @@ class Runs:
             running = await self.held(wait, FOLLOWED)
 
     def send(self, record: Record, sink: Sink) -> Handle:
-        """Have a sink receive the events of a run from the first on, wherever it runs."""
+        """Send the events of a run to a sink from the first on, wherever it runs."""
 
         async def events() -> AsyncGenerator[Event, None]:
             event: Event | None = None
             size = 0  # of the text up to here, which events at its end repeat
             async with aclosing(self.follow(record)) as batches:
                 async for batch in batches:
-                    async with self._turn:  # others wait for one reader's events, and not for all
+                    async with self._turn:  # other runs wait for one batch, and not for all
                         await asyncio.sleep(0)
                     for event in batch:
                         yield event
@@ -555,7 +555,7 @@ class Runs:
         return driver
 
     async def held(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """What the store is asked, again and again for a while where it fails, but not beyond a
+        """Call the store, with retries for a while, but not beyond a
         shutdown. Raises StoreError."""
         end = time.monotonic() + seconds
         while True:
@@ -587,23 +587,23 @@ class Runs:
     # ---- upkeep --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Renew leases, and end the runs of dead servers, from now on."""
+        """Start the upkeep: renew leases, and end the runs of dead servers."""
         if self._with_upkeep and (self._upkeep is None or self._upkeep.done()):
             self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
 
     @property
     def background(self) -> int:
-        """How many answers are being given here in the background."""
+        """The number of runs in progress in the background."""
         return len(self._in_background())
 
     def stop_all(self) -> None:
-        """Stop what runs in the background now."""
+        """Cancel the background runs now."""
         self._over = True
         for run in self._in_background():
             run.stop(SHUT_DOWN)
 
     async def drain(self, patience: float) -> None:
-        """Let what runs in the background end within `patience` seconds, then stop it."""
+        """Give background runs `patience` seconds to end, then cancel them."""
         timer = asyncio.get_running_loop().call_later(patience, self.stop_all)
         try:
             async with asyncio.timeout(patience + PATIENCE):
@@ -618,7 +618,7 @@ class Runs:
         return [run for run in self.live.values() if run.record.background and not run.ended]
 
     async def close(self) -> None:
-        """Stop what still runs, wait until that is stored, and end the upkeep."""
+        """Cancel the remaining runs, wait until that is stored, and end the upkeep."""
         for timer in (self._upkeep, self._timer):
             if timer is not None:
                 timer.cancel()
@@ -637,7 +637,7 @@ class Runs:
         try:
             while True:
                 await self._tended(self._renew())
-                # After a failure of the store its owners have the time to renew their leases.
+                # After a failure of the store, owners get time to renew their leases.
                 if time.monotonic() > calm and not await self._tended(self._end_orphans()):
                     calm = time.monotonic() + self.lease
                 if sweeping is None or sweeping.done():  # leases do not wait for it
@@ -651,13 +651,13 @@ class Runs:
                 sweeping.cancel()
 
     async def _tended(self, work: Awaitable[object]) -> bool:
-        """A part of the upkeep, which is tried again where the store fails: then False."""
+        """Run a part of the upkeep; False where the store fails, and it is tried again."""
         try:
             await work
         except StoreError:  # the store has logged it
             return False
         except Exception:
-            _log.exception("The upkeep of runs failed, and goes on.")
+            _log.exception("The upkeep of runs failed, and is tried again.")
         return True
 
     async def _renew(self) -> None:
@@ -680,7 +680,7 @@ class Runs:
             if not events and record.background and self._requeue and self.launch is not None:
                 items = record.request.items if record.conversation is not None else ()
                 run = Run(record, self, named(items, record.id))
-                with suppress(FaultError):  # too many wait: its lease ends, and it is taken again
+                with suppress(FaultError):  # too many wait: its lease expires, then it is retried
                     turn = self.places.queue(record.tenant)
                     self._launch(run, turn, None, Caller(tenant=record.tenant))
                 continue

@@ -51,10 +51,10 @@ ENCODER_VERSION = 2
 
 
 class Plan(Struct, frozen=True):
-    """How a request is answered: `request` is for the engine, `echoed` what the answer repeats.
+    """How to answer a request: `request` is for the engine, `echoed` is repeated in the response.
 
-    `run` stores the answer, if it is stored; a `background` run goes on without its client. `size`
-    is how many bytes of what is stored the request brings along.
+    `run` stores the answer, if it is stored; a `background` run does not need its client. `size`
+    counts the bytes of stored items in the request.
     """
 
     request: Request
@@ -66,8 +66,8 @@ class Plan(Struct, frozen=True):
 
 
 class Memory:
-    """A store and the runs of this server; without `upkeep`, a store that no other server shares
-    and that is never swept."""
+    """A store and the runs of this server; without `upkeep`, the store is not shared
+    and never swept."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Memory:
         self.settings = settings
 
     def begin(self) -> None:
-        """See to the runs, and send what there is to send, from now on."""
+        """Start the upkeep of runs, and the outbox."""
         self.runs.begin()
         self._sender.begin()
 
@@ -122,7 +122,7 @@ class Memory:
             or not (RECALLING if stored else REFERRING).isdisjoint(map(type, request.items))
         ):
             return self._look_up(wire, request, caller, stored, recent or {}, count, losses)
-        # Whole as it is: nothing is looked up. An upstream is not to store it.
+        # It is complete: nothing is looked up. An upstream must not store it.
         extra = request.extra and decided(request.extra)
         whole = replace(request, extra=extra, background=None, store=False)
         if not stored:
@@ -140,7 +140,7 @@ class Memory:
         losses: tuple[Loss, ...],
     ) -> Plan:
         previous = request.previous_response_id
-        near = previous is not None and bare(previous) in recent  # it may be forgotten meanwhile
+        near = previous is not None and bare(previous) in recent  # it may be evicted meanwhile
         room = room_of(self.settings, count)
         asked = await understand(
             request,
@@ -156,7 +156,7 @@ class Memory:
         whole, found = await recalled(asked, self.store, caller.tenant, room)
         losses += found
         if previous and near and not await self._has(caller.tenant, bare(previous)):
-            # Only the connection has what came before, so that the record must hold it.
+            # Only the connection has the earlier items, so that the record must hold them.
             request, previous = replace(request, items=asked.whole.items), None
         if not stored:
             return Plan(whole, replace(request, store=False), losses, size=asked.size)
@@ -178,7 +178,7 @@ class Memory:
         previous: str | None = None,
         conversation: str | None = None,
     ) -> Plan:
-        """The plan of a request: `whole` is answered, and `own` stored with the answer."""
+        """The plan of a request: the engine gets `whole`, and `own` is stored with the answer."""
         background = bool(own.background)
         items = own.items
         if Unknown in map(type, items):
@@ -208,8 +208,8 @@ class Memory:
         return Plan(whole, record.request, losses, run, background)
 
     async def reread(self, record: Record, count: Callable[[int], None]) -> Request:
-        """What a record asked for, with all that it builds on. Raises FaultError when something it
-        names is not there any more."""
+        """The request of a record, with its references resolved. Raises FaultError when one
+        does not exist any more."""
         inherit = self.settings.inherit_instructions
         room = Room(count=count)
         asked = await understand(record.request, self.store, record.tenant, room, inherit=inherit)
@@ -218,7 +218,7 @@ class Memory:
         return whole
 
     async def close(self) -> None:
-        """End what runs and let go of the store."""
+        """End the runs and close the store."""
         await self.runs.close()
         await self._sender.close()
         await self.store.close()
@@ -251,8 +251,8 @@ def open_cipher(settings: Settings, environ: Mapping[str, str]) -> ReasoningCiph
 
 
 def file_key(path: Path) -> Callable[[], bytes]:
-    """Reads the key in a file, and makes both where they are missing. Where the file can be
-    neither read nor made, the key lives as long as the process."""
+    """Read the key from a file, and create both where they are missing. Where the file can be
+    neither read nor created, the key lives as long as the process."""
 
     def key() -> bytes:
         with suppress(OSError):
@@ -266,7 +266,7 @@ def file_key(path: Path) -> Callable[[], bytes]:
 
 
 def _make(path: Path) -> None:
-    """Make the file for its owner alone, whole at once: another server may be making it too."""
+    """Create the file atomically, for its owner alone: another server may be creating it too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -283,13 +283,13 @@ def _fresh() -> bytes:
 
 
 MARK = "whsec_"
-"""What a secret begins with that messages are signed with; the rest is base64."""
+"""The prefix of a signing secret; the rest is base64."""
 
 
 def open_memory(
     settings: Settings, environ: Mapping[str, str], webhooks: Sequence[Webhook] = ()
 ) -> Memory | None:
-    """The memory, or None where nothing shall be remembered. Raises StoreError, and
+    """The service, or None where nothing is stored. Raises StoreError, and
     ConfigurationError for webhooks that cannot be signed or sent,
     and for a key that is not there."""
     receivers = Webhooks([_receiver(webhook, environ) for webhook in webhooks])

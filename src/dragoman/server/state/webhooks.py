@@ -29,18 +29,18 @@ from dragoman.wire.responses.response import SNAPSHOT_PREFIX
 DELAYS = (5.0, 60.0, 300.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0, 50_400.0)
 """Seconds between one attempt and the next; after the last there is none."""
 GONE = 410
-"""The status by which a receiver says that it wants no more of this."""
+"""The status with which a receiver refuses further attempts."""
 LOOK = 1.0
-"""Seconds between two looks into the outbox."""
+"""Seconds between two polls of the outbox."""
 AT_ONCE = 8
-"""Messages that are on their way to one receiver at a time: a slow one holds up no other."""
+"""Concurrent messages to one receiver: a slow one blocks no other."""
 PATIENCE = 30.0
 """Seconds an attempt may take."""
 
 
 class Receiver(Struct, frozen=True, kw_only=True):
-    """A webhook: what is sent where. `key` is what messages are signed with; addresses that are not
-    public are sent to only where `allow` lists them, or their network."""
+    """A webhook: the events and their receiver. `key` signs the messages; addresses that are not
+    public must be listed in `allow`, or their network."""
 
     url: str
     key: bytes
@@ -59,7 +59,7 @@ class Webhooks:
         return bool(self.receivers)
 
     def messages(self, record: Record, response: Response) -> tuple[OutboxMessage, ...]:
-        """The messages about a background run that ends so."""
+        """The messages about the end of a background run."""
         name = f"response.{response.status}"
         wanted = [receiver for receiver in self.receivers.values() if name in receiver.events]
         return tuple(_message(receiver.url, name, record.id, self.clock()) for receiver in wanted)
@@ -82,7 +82,7 @@ def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
 
 
 class Sender:
-    """Sends what is in the outbox, as long as it is not closed."""
+    """Sends the messages of the outbox until it is closed."""
 
     def __init__(self, store: Store, webhooks: Webhooks) -> None:
         self._store = store
@@ -91,14 +91,14 @@ class Sender:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Send from now on, if there are webhooks."""
+        """Start sending, if there are webhooks."""
         if not self._tasks:
             loop = asyncio.get_running_loop()
             receivers = self._webhooks.receivers.values()
             self._tasks = [loop.create_task(self._run(receiver)) for receiver in receivers]
 
     async def close(self) -> None:
-        """Stop; what has not arrived stays in the outbox."""
+        """Stop; undelivered messages stay in the outbox."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -111,7 +111,7 @@ class Sender:
             while True:
                 messages: Sequence[OutboxMessage] = ()
                 if room := AT_ONCE - len(sending):
-                    with suppress(StoreError):  # a store that fails now is asked again
+                    with suppress(StoreError):  # a failing store is tried again
                         messages = await self._take(receiver, room)
                 for message in messages:
                     task = asyncio.get_running_loop().create_task(self._send(message, receiver))
@@ -134,14 +134,14 @@ class Sender:
         problem, worth = await self._attempt(message, receiver)
         if worth and message.attempts <= len(DELAYS):
             due = self._store.now() + DELAYS[message.attempts - 1]
-        with suppress(StoreError):  # it is sent again then: the receiver knows it by its id
+        with suppress(StoreError):  # it is sent again then: the receiver deduplicates by its id
             await self._store.settle(message.id, due)
         if problem and due is None:
             problem = f"A webhook was given up after {message.attempts} attempts: {problem}."
             LINES.write(f"{problem}\n")
 
     async def _attempt(self, message: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
-        """What went wrong, and whether it is worth to try again; empty if nothing."""
+        """The problem, empty for none, and whether to retry."""
         moment = int(time.time())
         headers = (
             ("content-type", "application/json"),

@@ -10,7 +10,7 @@ import msgspec
 from dragoman.core.conversation import item_id, type_of
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
-from dragoman.core.item import JSON, Audio, FunctionCall, Part, Text, Unknown
+from dragoman.core.item import JSON, Audio, FunctionCall, Part, Text
 from dragoman.core.session_values import (
     Answer,
     BufferCleared,
@@ -42,6 +42,7 @@ from dragoman.core.session_values import (
 )
 from dragoman.wire.error import describe, error_object
 from dragoman.wire.json import Fields, dense
+from dragoman.wire.pieces import long
 
 from .config import (
     decode_config,
@@ -82,7 +83,6 @@ _CLOSING = frozenset(
         "response.output_audio.done",
         "response.output_audio_transcript.done",
         "response.function_call_arguments.done",
-        f"{_MCP_ARGUMENTS}.done",
     )
 )
 """Events that say again what the one behind them says: of the part, or of the item."""
@@ -176,9 +176,11 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
         case Delta(kind="arguments", data=data) if kind == "mcp_call":
             return [(f"{_MCP_ARGUMENTS}.delta", {**head, "delta": data})]
         case Delta(kind="arguments", data=data):
-            return [(_DELTAS["arguments"], {**head, "call_id": answer.call_id, "delta": data})]
+            return [
+                (_DELTAS["arguments"], {**head, "call_id": answer.call_id, "delta": long(data)})
+            ]
         case Delta(kind=sense, part_index=number, data=data):
-            return [(_DELTAS[sense], {**head, "content_index": number, "delta": data})]
+            return [(_DELTAS[sense], {**head, "content_index": number, "delta": long(data)})]
         case ItemAdded(item=item):
             return [("response.output_item.added", {**listed, "item": encode_item(item)})]
         case PartAdded(part_index=number, part=part):
@@ -199,12 +201,15 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
         case ItemDone(item=item):
             done = ("response.output_item.done", {**listed, "item": encode_item(item)})
             if isinstance(item, FunctionCall):
-                call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+                call = {
+                    "call_id": item.call_id,
+                    "name": item.name,
+                    "arguments": long(item.arguments),
+                }
                 return [("response.function_call_arguments.done", {**head, **call}), done]
-            if isinstance(item, Unknown) and kind == "mcp_call":
-                arguments = {"arguments": item.value.get("arguments", "")}
-                return [(f"{_MCP_ARGUMENTS}.done", {**head, **arguments}), done]
             return [done]
+        case Progress(state="raw", data={"realtime": {"arguments": arguments}}):
+            return [(f"{_MCP_ARGUMENTS}.done", {**head, "arguments": arguments})]
         case Progress(state="in_progress" | "completed" | "failed" as state):
             del head["response_id"]
             if kind == "mcp_call":
@@ -217,7 +222,7 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
 def _encode_part(part: Part) -> Object:
     if isinstance(part, Audio):
         return {"type": "audio", "transcript": part.transcript or ""}
-    return {"type": "text", "text": getattr(part, "text", "")}
+    return {"type": "text", "text": long(getattr(part, "text", ""))}
 
 
 # ---- decoding ------------------------------------------------------------------------------------
@@ -376,6 +381,9 @@ def _decode_answer(kind: str, fields: Fields) -> list[SessionEvent]:
             of, call_id = "function_call", fields.string("call_id")
     elif kind == f"{_MCP_ARGUMENTS}.delta":
         of, event = "mcp_call", Delta(index, 0, "arguments", fields.string("delta") or "")
+    elif kind == f"{_MCP_ARGUMENTS}.done":
+        text = fields.string("arguments") or ""
+        of, event = "mcp_call", Progress(index, "raw", {"realtime": {"arguments": text}})
     elif kind in ("response.content_part.added", "response.content_part.done"):
         given = fields.object("part") or Fields({})
         part: Text | Audio = Text(given.string("text") or "")

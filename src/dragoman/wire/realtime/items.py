@@ -25,11 +25,12 @@ from dragoman.core.item import (
 )
 from dragoman.wire import json
 from dragoman.wire.json import Fields, dense
+from dragoman.wire.pieces import long
 
 WIRE: Final = "realtime"
 """The key of this wire in every `extra`."""
 
-MAX_PARTS = 4_096
+MAX_PARTS = 1_024
 """Content parts of one message, which several events repeat."""
 ROLES = ("system", "user", "assistant", "developer")
 STATES: tuple[ItemStatus, ...] = ("in_progress", "completed", "incomplete")
@@ -103,10 +104,10 @@ def encode_item(item: Item) -> dict[str, JSON]:
             return _object(item, "message", {"status": item.status, "role": role, "content": parts})
         case FunctionCall(call_id=call_id, name=name, arguments=arguments):
             known: dict[str, JSON] = {"status": item.status, "call_id": call_id, "name": name}
-            return _object(item, "function_call", {**known, "arguments": arguments})
+            return _object(item, "function_call", {**known, "arguments": long(arguments)})
         case FunctionCallOutput(call_id=call_id, output=output):
             text = output if isinstance(output, str) else _text(output)
-            known = {"status": item.status, "call_id": call_id, "output": text}
+            known = {"status": item.status, "call_id": call_id, "output": long(text)}
             return _object(item, "function_call_output", known)
         case ItemReference(id=id):
             return {"type": "item_reference", "id": id}
@@ -122,13 +123,14 @@ def encode_part(part: Part, role: str) -> dict[str, JSON]:
     side = "output" if role == "assistant" else "input"
     match part:
         case Text(text=text) | Refusal(text=text):
-            known: dict[str, JSON] = {"type": f"{side}_text", "text": text}
+            known: dict[str, JSON] = {"type": f"{side}_text", "text": long(text)}
         case Audio(data=data, transcript=transcript):
-            known = {"type": f"{side}_audio", **dense({"audio": data, "transcript": transcript})}
+            known = dense({"audio": data and long(data), "transcript": transcript})
+            known = {"type": f"{side}_audio", **known}
             if side == "input":  # the Agents SDK in JavaScript wants null where there is none yet
                 known["transcript"] = transcript
         case Image(url=str(url), detail=detail):
-            known = {"type": "input_image", "image_url": url, **dense({"detail": detail})}
+            known = {"type": "input_image", "image_url": long(url), **dense({"detail": detail})}
         case UnknownPart(value=value):
             return value
         case _:

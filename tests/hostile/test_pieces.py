@@ -1,0 +1,268 @@
+"""What is long is worked on in pieces, or in threads: the others do not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from base64 import b64decode, b64encode
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.asyncio.client import connect
+from websockets.exceptions import PayloadTooBig, ProtocolError
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from dragoman.core.conversation import with_sounds
+from dragoman.core.item import Audio, Message
+from dragoman.core.session import Session
+from dragoman.core.session_values import (
+    Append,
+    Commit,
+    Generate,
+    Respond,
+    SessionConfig,
+    Transcribe,
+)
+from dragoman.core.sound import wav
+from dragoman.engines import session as sessions
+from dragoman.server import frames
+from dragoman.server.app import App
+from dragoman.server.channel import Later
+from dragoman.server.frames import Fragments, SocketProtocol
+from dragoman.server.settings import Settings
+from dragoman.wire import json as wire_json
+from dragoman.wire.pieces import LONG
+from tests.server.stubs import Stub, served
+
+MANUAL = SessionConfig(model="m", turn_detection=None)
+
+
+# ---- frames that come ---------------------------------------------------------------------------
+
+
+def parser(most: int, *, cut: bool) -> ServerProtocol:
+    made = ServerProtocol(max_size=most)
+    made.state = State.OPEN
+    made.parser.close()
+    made.parser = super(ServerProtocol, made).parse()
+    next(made.parser)
+    if cut:
+        cast(Any, made.reader).read_exact = Fragments(made.reader, most)
+    return made
+
+
+def parsed(protocol: ServerProtocol, stream: bytes, step: int) -> list[Frame]:
+    found: list[Frame] = []
+    for at in range(0, len(stream), step):
+        protocol.receive_data(stream[at : at + step])
+        found += [event for event in protocol.events_received() if isinstance(event, Frame)]
+        if protocol.parser_exc is not None:
+            break
+    return found
+
+
+def messages(found: list[Frame]) -> list[tuple[Opcode, bytes]]:
+    """Messages, and control frames where they stand among them."""
+    whole: list[tuple[Opcode, bytes]] = []
+    data, kind = b"", None
+    for frame in found:
+        if frame.opcode >= Opcode.CLOSE:
+            whole.append((frame.opcode, bytes(frame.data)))
+            continue
+        kind = kind if frame.opcode is Opcode.CONT else frame.opcode
+        data += frame.data
+        if frame.fin:
+            assert kind is not None
+            whole.append((kind, data))
+            data, kind = b"", None
+    return whole
+
+
+ANY_FRAME = st.tuples(
+    st.sampled_from([Opcode.TEXT, Opcode.BINARY, Opcode.CONT, Opcode.PING, Opcode.PONG]),
+    st.integers(0, 3).map(lambda n: (0, 5, 126, 70_000)[n]),
+    st.booleans(),
+)
+
+
+@given(st.lists(ANY_FRAME, max_size=5), st.sampled_from([1_000, 4_096, 70_001, 10**6]))
+def test_long_frames_are_parsed_as_fragments_of_the_same_message(sent: Any, step: int) -> None:
+    stream = b"".join(
+        Frame(opcode, bytes(range(256)) * (size // 256) + bytes(size % 256), fin).serialize(
+            mask=True
+        )
+        for opcode, size, fin in sent
+        if opcode < Opcode.CLOSE or (size < 126 and fin)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "PIECE", 4_096)
+        one, other = parser(100_000, cut=False), parser(100_000, cut=True)
+        whole, cut = parsed(one, stream, step), parsed(other, stream, step)
+    assert max([len(frame.data) for frame in cut], default=0) <= 4_096
+    assert type(one.parser_exc) is type(other.parser_exc)
+    if one.parser_exc is None:
+        assert messages(cut) == messages(whole)
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        (b"\x81\xff" + (1 << 40).to_bytes(8, "big"), PayloadTooBig),
+        (b"\xc1\xff" + (1 << 16).to_bytes(8, "big"), ProtocolError),  # a reserved bit
+        (b"\x81\x7f" + (1 << 19).to_bytes(8, "big"), ProtocolError),  # without a mask
+        (b"\x80\xff" + (1 << 19).to_bytes(8, "big"), ProtocolError),  # of no message
+    ],
+)
+def test_a_head_that_makes_no_sense_is_refused(head: bytes, problem: type) -> None:
+    protocol = parser(1 << 20, cut=True)
+    parsed(protocol, head + b"mask" + bytes(1 << 19), 4_096)
+    assert isinstance(protocol.parser_exc, problem)
+
+
+def test_a_stream_that_ends_in_a_frame_is_an_end() -> None:
+    protocol = parser(1 << 20, cut=True)
+    parsed(protocol, b"\x81\xff" + (1 << 19).to_bytes(8, "big") + b"mask" + bytes(300_000), 4_096)
+    protocol.receive_eof()
+    assert isinstance(protocol.parser_exc, EOFError)
+
+
+def test_a_message_in_fragments_is_not_put_together_again() -> None:
+    protocol = cast(Any, object.__new__(SocketProtocol))
+    protocol.queue, protocol.close_sent, protocol.read_paused = asyncio.Queue(), False, True
+    protocol.curr_msg_data_type, protocol.frames = "bytes", [b"ab"]
+    protocol.handle_cont(Frame(Opcode.CONT, b"cd", fin=False))
+    collected = protocol.frames[0]
+    protocol.handle_cont(Frame(Opcode.CONT, b"ef"))
+    message = protocol.queue.get_nowait()
+    assert message["bytes"] is collected
+    assert collected == b"abcdef"
+
+
+# ---- frames that go -----------------------------------------------------------------------------
+
+
+def test_a_long_frame_is_not_copied_to_be_sent() -> None:
+    protocol = cast(Any, object.__new__(SocketProtocol))
+    protocol.conn, protocol.transport = parser(9, cut=False), Mock()
+    long = b"x" * (frames.PIECE + 1)
+    protocol.write_long(long)
+    written = [call.args[0] for call in protocol.transport.write.call_args_list]
+    assert written[-1] is long
+    assert b"".join(written) == Frame(Opcode.TEXT, long).serialize(mask=False)
+    protocol.conn.state = State.CLOSING
+    with pytest.raises(ConnectionError):
+        protocol.write_long(long)
+
+
+@pytest.mark.parametrize("beta", [False, True])
+async def test_long_items_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, beta) -> None:
+    """And events keep their order."""
+    where: list[bool] = []
+    dump = wire_json.dump
+
+    def noted(value: Any, more: bytes = b"") -> bytes:
+        data = dump(value, more)
+        if len(data) > LONG:
+            where.append(threading.current_thread() is threading.main_thread())
+        return data
+
+    monkeypatch.setattr(wire_json, "dump", noted)
+    text = "\N{GRINNING FACE}" * (LONG + 1)
+    part = {"type": "input_text", "text": text}
+    item = {"type": "message", "role": "user", "id": "a", "content": [part]}
+    said = [
+        {"type": "conversation.item.create", "item": item},
+        {"type": "conversation.item.retrieve", "item_id": "a"},
+        {"type": "input_audio_buffer.clear"},
+    ]
+    async with served(App(Stub(), Settings())) as port:
+        url = f"ws://127.0.0.1:{port}/v1/realtime?model=stub"
+        headers = {"openai-beta": "realtime=v1"} if beta else {}
+        async with connect(url, max_size=None, additional_headers=headers) as socket:
+            for event in said:
+                await socket.send(json.dumps(event))
+            kinds = []
+            while not kinds or kinds[-1] != "input_audio_buffer.cleared":
+                event = json.loads(await socket.recv())
+                kinds.append(event["type"])
+                if "item" in event:
+                    assert event["item"]["content"][0]["text"] == text
+    assert where == [False] * (2 if beta else 3)
+    assert [kind for kind in kinds if "item" in kind] == [
+        *(["conversation.item.created"] if beta else []),
+        *([] if beta else ["conversation.item.added", "conversation.item.done"]),
+        "conversation.item.retrieved",
+    ]
+
+
+def test_what_is_encoded_later_counts_before() -> None:
+    assert len(Later(bytes, 7)) == 7
+
+
+# ---- sound --------------------------------------------------------------------------------------
+
+
+def test_committed_sound_is_not_copied() -> None:
+    session = Session("1", MANUAL, transcribes=True)
+    session.receive(Append(audio=bytes(10_000)))
+    buffer = session._buffer
+    session.receive(Commit())
+    assert session.items.sound.get(("item_10001", 0)) is buffer
+    (work,) = [each for each in session.work if isinstance(each, Transcribe)]
+    assert work.audio is buffer
+    session.receive(Append(audio=b"ab" * 5_000))
+    session.receive(Commit())
+    assert session.items.sound.get(("item_10002", 0)) == b"ab" * 5_000
+    assert buffer == bytes(10_000)
+
+
+def test_sound_without_a_transcript_is_not_encoded_by_the_rules() -> None:
+    session, sound = Session("1", MANUAL), bytes(range(256)) * 8_000
+    session.receive(Append(audio=sound))
+    session.receive(Commit())
+    session.receive(Respond())
+    (work,) = [each for each in session.work if isinstance(each, Generate)]
+    assert work.sounds == (sound,)
+    assert work.size >= len(sound) * 4 // 3
+    (item,) = with_sounds(work.request.items, work.sounds)
+    assert isinstance(item, Message)
+    (part,) = item.parts
+    assert isinstance(part, Audio)
+    assert b64decode(part.data or "") == wav(sound)
+
+
+async def test_sound_without_a_transcript_is_encoded_and_asked_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, sound, where = Stub(), bytes(sessions.LARGE), list[threading.Thread]()
+
+    def noted(*given: Any) -> Any:
+        where.append(threading.current_thread())
+        return with_sounds(*given)
+
+    monkeypatch.setattr(sessions, "with_sounds", noted)
+    async with served(App(engine, Settings())) as port:
+        url = f"ws://127.0.0.1:{port}/v1/realtime?model=stub"
+        async with connect(url, max_size=None) as socket:
+            audio = {"input": {"turn_detection": None}}
+            for event in (
+                {"type": "session.update", "session": {"type": "realtime", "audio": audio}},
+                {"type": "input_audio_buffer.append", "audio": b64encode(sound).decode()},
+                {"type": "input_audio_buffer.commit"},
+                {"type": "response.create"},
+            ):
+                await socket.send(json.dumps(event))
+            while json.loads(await socket.recv())["type"] != "response.done":
+                pass
+    ((request, caller),) = engine.asked
+    part = cast(Message, request.items[0]).parts[0]
+    assert isinstance(part, Audio)
+    assert b64decode(part.data or "") == wav(sound)
+    assert caller.size > sessions.LARGE
+    assert where != [threading.main_thread()]
