@@ -200,7 +200,8 @@ class Script:
                     raise cue
                 case Delta():
                     yield cue
-                    await asyncio.sleep(self._pace)
+                    # A model writes its choices side by side.
+                    await asyncio.sleep(self._pace / (request.sampling.n or 1))
                 case _ if callable(cue):
                     await cue()
                 case _:
