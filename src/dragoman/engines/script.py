@@ -200,8 +200,7 @@ class Script:
                     raise cue
                 case Delta():
                     yield cue
-                    # A model writes its choices side by side.
-                    await asyncio.sleep(self._pace / (request.sampling.n or 1))
+                    await asyncio.sleep(self._pace / (request.sampling.n or 1))  # side by side
                 case _ if callable(cue):
                     await cue()
                 case _:
