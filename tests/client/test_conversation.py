@@ -170,6 +170,10 @@ async def test_a_key_is_for_the_server_at_an_address_and_for_nothing_else() -> N
     assert server.asked[-1].headers["authorization"] == "Bearer k1"
     with pytest.raises(TypeError, match="key"):
         Conversation("pocket", key="k1")
+    wrong: Any = 3
+    async with Conversation(Stub(), model="stub") as talk:
+        with pytest.raises(TypeError, match=r"texts and items \(Message, …\), and not int"):
+            await talk.say(wrong)
 
 
 async def test_r3_9_r3_10_a_turn_has_its_text_calls_and_usage() -> None:

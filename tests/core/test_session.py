@@ -556,11 +556,47 @@ def test_hosted_tools_are_shown_as_far_as_the_protocol_has_them() -> None:
         "ItemAdded",
         "Delta",
         "Progress",
+        "Progress",
         "ItemDone",
         "ItemAdded",
+        "Progress",
         "ItemDone",
     ]
-    assert told[3].event == ItemDone(0, replace(whole, id="item_s0002"))
+    assert told[2].event == Progress(0, "raw", {"realtime": {"arguments": "{}"}})
+    assert told[4].event == ItemDone(0, replace(whole, id="item_s0002"))
+
+
+def test_arguments_of_a_call_by_the_server_come_before_it_is_in_progress() -> None:
+    session = opened()
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    call = Unknown("responses", "mcp_call", {"name": "n", "arguments": ""})
+    responses = {"type": "response.mcp_call_arguments.delta", "delta": "{}"}
+    events = [
+        ItemAdded(0, call),
+        Progress(0, "in_progress"),
+        Progress(0, "raw", {"responses": responses}),
+        Progress(0, "raw", {"responses": {"arguments": "{}"}}),
+        Progress(0, "completed"),
+        ItemDone(0, Unknown("responses", "mcp_call", {"arguments": "{}"})),
+        ItemAdded(1, call),
+        Delta(1, 0, "arguments", "[]"),
+        Progress(1, "in_progress"),
+        Progress(1, "failed"),
+        Progress(None, "raw"),
+        Progress(1, "raw"),
+        Finished("completed"),
+    ]
+    found = session.receive(Answered(work.response_id, events))
+    shown = [each.event for each in found if isinstance(each, Answer)]
+    assert [(e.index, e.state, e.data) for e in shown if isinstance(e, Progress)] == [
+        (0, "raw", {"realtime": {"arguments": "{}"}}),
+        (0, "in_progress", None),
+        (0, "completed", None),
+        (1, "raw", {"realtime": {"arguments": "[]"}}),
+        (1, "in_progress", None),
+        (1, "failed", None),
+    ]
 
 
 def test_sound_that_is_none_fails_the_answer() -> None:

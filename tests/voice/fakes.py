@@ -21,11 +21,15 @@ class Speaker:
     def __init__(self, fault: Fault | None = None, held: asyncio.Event | None = None) -> None:
         self.said: list[str] = []
         self.how: list[Speaking] = []
+        self.expected: list[Speaking] = []
         self.made = 0
         self.stopped = 0
         self.closed = False
         self._fault = fault
         self._held = held
+
+    def expect(self, how: Speaking) -> None:
+        self.expected.append(how)
 
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         self.said.append(text)

@@ -134,11 +134,53 @@ async def test_a_cancelled_task_ends_the_process(installed) -> None:
     assert not running(folder)
 
 
+async def test_a_process_is_started_before_its_text_is_there_and_ends_without_one(
+    installed, monkeypatch
+) -> None:
+    folder = installed("espeak-ng", "echo $$ >> pids; read text; cat sound")
+    (folder / "sound").write_bytes(wav(PCM))
+    (folder / "pids").touch()
+
+    async def started(count: int) -> int:
+        while len(pids := (folder / "pids").read_text().split()) < count:
+            await asyncio.sleep(0.001)
+        assert len(pids) == count
+        return int(pids[-1])
+
+    async def gone(pid: int) -> None:
+        while Path(f"/proc/{pid}").exists():
+            await asyncio.sleep(0.001)
+
+    speaker = ESpeak()
+    for how in (HI, HI, Speaking(voice="--path")):  # one for each voice that is one
+        speaker.expect(how)
+    await started(1)
+    assert await said(speaker) == PCM
+    await started(1)
+    assert await said(speaker) == PCM
+    await started(2)
+    speaker.expect(HI)
+    os.kill(await started(3), 9)
+    await asyncio.sleep(0.05)  # until that is known
+    assert await said(speaker) == PCM
+    await started(4)
+    monkeypatch.setattr(programs, "_AHEAD_SECONDS", 0.01)
+    speaker.expect(HI)
+    await gone(await started(5))
+    monkeypatch.setattr(programs, "_AHEAD_SECONDS", 30)
+    speaker.expect(HI)
+    waiting = await started(6)
+    await speaker.close()
+    assert not Path(f"/proc/{waiting}").exists()
+    assert len(asyncio.all_tasks()) == 1
+
+
 async def test_piper_speaks_with_its_file(installed) -> None:
     folder = installed("piper", 'echo "$@" > args; cat > text; cat sound')
     (folder / "sound").write_bytes(PCM)
     (folder / "a.onnx.json").write_text(json.dumps({"audio": {"sample_rate": RATE}}))
     piper = Piper(str(folder / "a.onnx"))
+    piper.expect(Speaking(speed=2.0))
     assert await said(piper, "Two\nlines", Speaking(voice="nova", speed=2.0)) == PCM
     assert "--output-raw --length-scale 0.5" in (folder / "args").read_text()
     assert (folder / "text").read_text() == "Two lines\n"

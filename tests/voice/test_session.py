@@ -18,6 +18,7 @@ from dragoman.core.session_values import (
     Append,
     BufferSpeechStarted,
     BufferSpeechStopped,
+    Configure,
     ItemRetrieved,
     ItemTruncated,
     ResponseDone,
@@ -192,6 +193,23 @@ async def test_at_any_instant_an_interruption_leaves_what_was_heard() -> None:
         assert engine.stopped
         await client.session.close()
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_at_a_pause_an_answer_is_expected_that_is_spoken_as_the_last_one() -> None:
+    speaker = Speaker()
+    engine = Plays(BEGUN, *message("Good day."), ENDED)
+    client = await Client.open(engine, studio(speaker), voice="nova")
+    question = said("what is the weather")
+    for number, modalities in enumerate([("audio",), ("text",), ("text",)]):
+        client.session.send(Configure(changes={"modalities": modalities}))
+        client.hear(question[: -250 * BYTES_PER_MS])
+        assert len(client.of(ResponseDone)) == number
+        assert len(speaker.expected) == [0, 2, 2][number]
+        client.hear(question[-250 * BYTES_PER_MS :])
+        while len(client.of(ResponseDone)) <= number:
+            await asyncio.sleep(0)
+    assert [how.voice for how in speaker.expected] == ["nova"] * 2
+    await client.session.close()
 
 
 async def test_an_interruption_stops_engine_and_synthesizer() -> None:

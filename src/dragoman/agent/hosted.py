@@ -98,6 +98,7 @@ class HostedTools(Wrapper):
             wanted[len(request.tools)] = search, {"type": "web_search", **options}
             request = replace(request, web_search=None)
         if wanted:
+            _check_once(request, wanted)
             if (request.sampling.n or 1) > 1:
                 raise FaultError(unsupported("an answer with tools is one choice", "n"))
             events = self._answer(request, caller, wanted)
@@ -195,6 +196,16 @@ def _renumbered(losses: Iterable[Loss], numbers: Sequence[int]) -> tuple[Loss, .
     return tuple(found)
 
 
+def _check_once(request: Request, wanted: Mapping[int, tuple[Hosted, dict[str, JSON]]]) -> None:
+    """Raises FaultError where a tool is named twice: each would be opened."""
+    named: dict[tuple[int, str], int] = {}
+    for number, (tool, asked) in wanted.items():
+        first = named.setdefault((id(tool), str(asked.get("server_label"))), number)
+        if first != number:
+            at = f"tools[{number}]" if number < len(request.tools) else "web_search_options"
+            raise FaultError(bad_request(f"brings what tools[{first}] brings already", at))
+
+
 def _check_names(request: Request, number: int, session: Session, taken: dict[str, int]) -> None:
     """Raises FaultError where a hosted tool brings a name that is the client's, or already `taken`
     by another hosted tool."""
@@ -214,35 +225,44 @@ def _check_names(request: Request, number: int, session: Session, taken: dict[st
 def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | None:
     """The tool choice, with functions in place of hosted tools."""
 
-    def named(entry: UnknownTool) -> list[NamedTool]:
-        found: list[NamedTool] = []
-        for number, session in sessions.items():
-            tool = request.tools[number] if number < len(request.tools) else None
-            if not isinstance(tool, UnknownTool) or tool.kind != entry.kind:
-                continue
-            label, name = entry.value.get("server_label"), entry.value.get("name")
-            if label is not None and label != tool.value.get("server_label"):
-                continue
-            found += [
-                NamedTool(each.spec.name, _kind(each.spec), session.namespace)
-                for each in session.tools
-                if entry.kind != "mcp" or name in (None, each.spec.name, _shown_name(each))
-            ]
-        return found
+    if not isinstance(request.tool_choice, UnknownTool | AllowedTools):
+        return request.tool_choice
+    brought: list[tuple[UnknownTool, dict[JSON, list[NamedTool]]]] = []  # by name, None for all
+    for number, session in sessions.items():
+        tool = request.tools[number] if number < len(request.tools) else None
+        if isinstance(tool, UnknownTool):
+            by_name: dict[JSON, list[NamedTool]] = {None: []}
+            for each in session.tools:
+                own = NamedTool(each.spec.name, _kind(each.spec), session.namespace)
+                alone = tool.kind == "mcp"  # only these are chosen one by one
+                for name in {None, *((each.spec.name, _shown_name(each)) if alone else ())}:
+                    by_name.setdefault(name, []).append(own)
+            brought.append((tool, by_name))
+    seen: set[tuple[str, str, str]] = set()
+
+    def named(entry: UnknownTool) -> list[NamedTool | UnknownTool]:
+        """What an entry stands for; nothing where an earlier one stands for it."""
+        label, name = entry.value.get("server_label"), entry.value.get("name")
+        key = entry.kind, repr(label), repr(name)
+        if key in seen:
+            return []
+        seen.add(key)
+        name = name if entry.kind == "mcp" else None
+        found: list[NamedTool | UnknownTool] = []
+        for tool, by_name in brought:
+            if tool.kind == entry.kind and label in (None, tool.value.get("server_label")):
+                found += by_name.get(name, ()) if isinstance(name, str | None) else ()
+        return found or [entry]
 
     match choice := request.tool_choice:
         case UnknownTool():
-            tools = named(choice)
-            if not tools:
-                return choice  # of the engine inside, or unknown
+            tools = named(choice)  # or itself, for the engine inside
             return tools[0] if len(tools) == 1 else AllowedTools("required", tuple(tools))
         case AllowedTools(tools=entries):
             every: list[NamedTool | UnknownTool] = []
             for entry in entries:
-                every += (named(entry) if isinstance(entry, UnknownTool) else []) or [entry]
+                every += named(entry) if isinstance(entry, UnknownTool) else [entry]
             return replace(choice, tools=tuple(every))
-        case _:
-            return choice
 
 
 def _shown_name(tool: Tool) -> JSON:

@@ -216,6 +216,10 @@ class Conversation:
         """Put an item, or a user's text, at the end of the conversation."""
         if isinstance(item, str):
             item = Message("user", item)
+        given: object = item
+        if not isinstance(given, Struct):
+            kind = type(given).__name__
+            raise TypeError(f"a conversation takes texts and items (Message, …), and not {kind}")
         if item.id is None:
             item = replace(item, id=f"item_{new_id()[:24]}")
         id = item.id or ""

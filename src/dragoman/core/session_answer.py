@@ -29,6 +29,7 @@ class Open(Struct):
     done: dict[int, Text | Audio] = field(default_factory=dict)
     parts: dict[int, tuple[int, Text | Audio, list[str]]] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
+    held: list[Event] | None = None
 
 
 class AnswerView:
@@ -69,7 +70,7 @@ class AnswerView:
                 return self._item_done(index, item)
             case Delta():
                 return self._delta(open, event)
-        return [replace(cast(Progress, event), index=open.place)]
+        return self._progress(open, cast(Progress, event))
 
     def close(self) -> list[Event]:
         """The events that close what is open."""
@@ -93,8 +94,28 @@ class AnswerView:
             return []
         place = len(self.items)
         self.items.append(item)
-        self._open[event.index] = Open(item, place)
+        called = isinstance(item, Unknown) and item.kind == "mcp_call"
+        self._open[event.index] = Open(item, place, held=[] if called else None)
         return [ItemAdded(place, item)]
+
+    def _progress(self, open: Open, event: Progress) -> list[Event]:
+        state, shown = event.state, replace(event, index=open.place)
+        if state == "raw":
+            values = event.data.values() if isinstance(event.data, dict) else ()
+            given = [fields["arguments"] for fields in values if "arguments" in fields]
+            return self._argued(open, given[0]) if given else []
+        if state == "in_progress" and open.held is not None:
+            open.held.append(shown)
+            return []
+        return [*self._argued(open, "".join(open.arguments)), shown]
+
+    def _argued(self, open: Open, arguments: str) -> list[Event]:
+        """The arguments of a call by the server, and that it is in progress: in sessions the one
+        comes before the other, in responses it is the other way round."""
+        held, open.held = open.held, None
+        if held is None:
+            return []
+        return [Progress(open.place, "raw", {"realtime": {"arguments": arguments}}), *held]
 
     def _part_added(self, open: Open, event: PartAdded) -> list[Event]:
         part: Part = Text("") if isinstance(event.part, Refusal) else event.part
@@ -141,4 +162,5 @@ class AnswerView:
         elif item is not None:
             whole = replace(item, id=whole.id)
         self.output.append(whole)
-        return [ItemDone(open.place, whole)]
+        value = whole.value if isinstance(whole, Unknown) else {}
+        return [*self._argued(open, value.get("arguments", "")), ItemDone(open.place, whole)]

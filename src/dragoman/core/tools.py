@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from .error import FaultError, bad_request
 from .item import (
     Call,
     CallOutput,
@@ -33,6 +34,9 @@ _ONE_INPUT = {
     "additionalProperties": False,
 }
 
+
+MAX_COMPARED = 100_000
+"""Tools of kinds that are not known here that the entries of one choice are held against."""
 
 _Name = tuple[str | None, str]
 """A namespace (or none) and a name in it."""
@@ -220,28 +224,45 @@ class ToolFilter:
     __slots__ = ("expanded", "tools")
 
     def __init__(self, choice: AllowedTools, tools: tuple[Tool, ...]) -> None:
-        self.tools: list[tuple[int, Tool]] = []
-        for number, tool in enumerate(tools):
-            left = tuple(
-                member
-                for group, member in flat((tool,))
-                if any(_matches(entry, group, member) for entry in choice.tools)
-            )
-            if left:
-                kept = replace(tool, tools=left) if isinstance(tool, Namespace) else tool
-                self.tools.append((number, kept))
+        members = flat(tools)
+        places = _places(members)
+        chosen: set[int] = set()
         entries: dict[tuple[str | None, str, str] | int, NamedTool | UnknownTool] = {}
+        left = MAX_COMPARED
+        seen: set[_Key] = set()
         for number, entry in enumerate(choice.tools):
-            found = False
-            for group, member in flat(tools):
-                if not isinstance(member, UnknownTool) and _matches(entry, group, member):
+            key = _key(entry)
+            found = places.get(key, ())
+            if isinstance(entry, UnknownTool) and key[0] == "kind":
+                left -= len(found)
+                if left < 0:
+                    raise FaultError(bad_request("names too many of these tools", "tool_choice"))
+                found = [place for place in found if _includes(members[place][1], entry)]
+            elif key in seen:
+                continue
+            seen.add(key)
+            chosen.update(found)
+            expanded = False
+            for place in found:
+                group, member = members[place]
+                if not isinstance(member, UnknownTool):
                     kind: Kind = "custom" if isinstance(member, CustomTool) else "function"
                     extra = entry.extra if isinstance(entry, NamedTool) else None
                     named = NamedTool(member.name, kind, group, extra)
                     entries.setdefault((group, member.name, kind), named)
-                    found = True
-            if not found and isinstance(entry, UnknownTool):
+                    expanded = True
+            if not expanded and isinstance(entry, UnknownTool):
                 entries[number] = entry
+        self.tools: list[tuple[int, Tool]] = []
+        place = 0
+        for number, tool in enumerate(tools):
+            size = len(tool.tools) if isinstance(tool, Namespace) else 1
+            kept = [n for n in range(place, place + size) if n in chosen]
+            place += size
+            if isinstance(tool, Namespace) and kept:
+                tool = replace(tool, tools=tuple([members[n][1] for n in kept]))
+            if kept:
+                self.tools.append((number, tool))
         self.expanded: tuple[NamedTool | UnknownTool, ...] = tuple(entries.values())
 
     @property
@@ -268,14 +289,37 @@ def flat(
     return flat
 
 
-def _matches(entry: NamedTool | UnknownTool, group: str | None, tool: Tool) -> bool:
-    """Whether an entry of a choice means this tool of a namespace, or of none."""
-    match entry, tool:
-        case UnknownTool(), UnknownTool():
-            return tool.kind == entry.kind and entry.value.items() <= tool.value.items()
-        case NamedTool(), FunctionTool() | CustomTool():
-            return entry.name == tool.name and entry.namespace in (None, group)
-        case UnknownTool(kind="namespace", value={"name": space}), _:
-            return group is not None and group == space
+_Key = tuple[str | None, ...]
+
+
+def _places(
+    members: Iterable[tuple[str | None, FunctionTool | CustomTool | UnknownTool]],
+) -> dict[_Key, list[int]]:
+    """Where the tools are that an entry of a choice may mean, by its `_key`."""
+    places: dict[_Key, list[int]] = {}
+    for place, (group, tool) in enumerate(members):
+        keys: list[_Key]
+        if isinstance(tool, UnknownTool):
+            keys = [("kind", tool.kind)]
+        else:
+            keys = [("name", tool.name)]
+            keys += [("name", tool.name, group), ("group", group)] if group is not None else []
+        for key in keys:
+            places.setdefault(key, []).append(place)
+    return places
+
+
+def _key(entry: NamedTool | UnknownTool) -> _Key:
+    match entry:
+        case NamedTool(name=name, namespace=None):
+            return "name", name
+        case NamedTool(name=name, namespace=space):
+            return "name", name, space
+        case UnknownTool(kind="namespace", value={"name": str(space)}):
+            return "group", space
         case _:
-            return False
+            return "kind", entry.kind
+
+
+def _includes(tool: Tool, entry: UnknownTool) -> bool:
+    return isinstance(tool, UnknownTool) and entry.value.items() <= tool.value.items()

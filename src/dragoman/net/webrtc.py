@@ -43,6 +43,8 @@ MISSING = Fault(
 MAX_LINES = 300
 """Lines of an offer, without candidates: browsers write about a hundred, and aiortc compares each
 source, format and feedback with all others."""
+MAX_SOURCES = 8
+"""Sources of a call (SSRC): aiortc remembers each, and fails where a report has more than 31."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
 _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
@@ -156,6 +158,8 @@ class Peer:
         except Exception as error:  # aiortc raises errors of many kinds for an odd offer
             problem = f"cannot be answered: {type(error).__name__}: {error}"
             raise FaultError(bad_request(problem[:300], "sdp")) from error
+        for transceiver in connection.getTransceivers():
+            _bound_sources(transceiver.receiver.transport._rtp_router)
         self._answered = True
         if not any(each.iceGatherer.getLocalCandidates() for each in self._transports()):
             where = ", ".join(addresses)
@@ -269,6 +273,18 @@ def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
     connection.get_component_candidates = lambda component, addresses: gather(
         component=component, addresses=[*here]
     )
+
+
+def _bound_sources(router: Any) -> None:
+    """Have packets of more sources go nowhere."""
+    route, known = router.route_rtp, set[int]()
+
+    def bounded(packet: Any) -> Any:
+        if len(known) < MAX_SOURCES:
+            known.add(packet.ssrc)
+        return route(packet) if packet.ssrc in known else None
+
+    router.route_rtp = bounded
 
 
 class Sound:

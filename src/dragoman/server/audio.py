@@ -128,7 +128,7 @@ class AudioHandlers:
             service.settings,
             service.roster,
             hold,
-            media_type=MEDIA_TYPE,
+            media_type=(MEDIA_TYPE,),
             limit=limit + FORM,
             setting="audio_limit",
         )

@@ -458,7 +458,7 @@ class Calls:
             service.settings,
             service.roster,
             hold,
-            media_type=MEDIA_TYPE if form else SDP,
+            media_type=(SDP, MEDIA_TYPE),
             limit=MAX_OFFER,
             setting="of an offer",
         )

@@ -8,13 +8,26 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from dragoman.core.error import FaultError
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 
 from .asgi import BUFFER, Receive, Room, Send
 from .exchange import Exchange
 from .limits import Hold
 from .responder import Service
+
+
+def of_message(fault: Fault) -> Fault:
+    """A fault of what came by a WebSocket: what has a body in HTTP is a message there.
+
+    >>> of_message(Fault("bad_request", "The body is an array.")).message
+    'The message is an array.'
+    """
+    rest = fault.message.removeprefix("The body ")
+    return fault if rest == fault.message else replace(fault, message=f"The message {rest}")
+
 
 LIFETIME = 3600.0
 """Seconds a connection may last."""

@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from hashlib import sha256
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.interfaces import Caller, Secret
@@ -84,6 +85,7 @@ class ClientSecrets:
         if passes and self._service.settings.workers > 1:
             raise FaultError(SHARED)
         seconds, session, config = await self._service.read(exchange, caller, _decode)
+        await self._check_model(config.model, caller)
         expires, id = now() + seconds, secrets.token_urlsafe(12)
         content = json.dump(
             {"id": id, "expires": expires, "tenant": caller.tenant, "session": session}
@@ -105,6 +107,15 @@ class ClientSecrets:
         shown = encode_session(f"sess_{new_id()}", config, 0)
         answer: dict[str, JSON] = {"value": value, "expires_at": expires, "session": shown}
         exchange.reply(200, json.dump(answer))
+
+    async def _check_model(self, name: str, caller: Caller) -> None:
+        """Raise FaultError for a model that is known not to be here: a page would learn it late."""
+        route = getattr(self._service.engine, "route", None)
+        if name and route is not None:
+            try:
+                await route(name, caller)
+            except FaultError as error:
+                raise FaultError(replace(error.fault, param="session.model")) from None
 
     def redeem(self, value: str) -> ClientSecret | None:
         """The session that a secret opens, which uses it up; None for a key of

@@ -88,7 +88,7 @@ class FileHandlers:
             settings,
             service.roster,
             hold,
-            media_type=MEDIA_TYPE,
+            media_type=(MEDIA_TYPE,),
             limit=settings.max_file_bytes + FORM,
             setting="max_file_bytes",
         )

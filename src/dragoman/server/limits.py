@@ -275,7 +275,7 @@ async def read_body(
     roster: InFlight,
     hold: Hold,
     *,
-    media_type: str = _JSON,
+    media_type: tuple[str, ...] = (_JSON,),
     limit: int | None = None,
     setting: str = "body_limit",
 ) -> bytes:
@@ -316,7 +316,10 @@ async def read_body(
 
 
 def check_head(
-    exchange: Exchange, limit: int, wanted: str = _JSON, setting: str = "body_limit"
+    exchange: Exchange,
+    limit: int,
+    wanted: tuple[str, ...] = (_JSON,),
+    setting: str = "body_limit",
 ) -> int:
     """The Content-Length, or 0. Raises FaultError where the headers are
     enough to refuse the body."""
@@ -324,10 +327,10 @@ def check_head(
     media_type = _JSON
     if headers.get(b"content-type") != b"application/json":  # the common case
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-    if media_type != wanted:
+    if media_type not in wanted:
         # Any web page can make a browser send text/plain to this machine, but not JSON (CORS).
         what = f"is {quoted(media_type)}" if media_type else "is missing"
-        problem = f"The content-type {what}, and must be {wanted}."
+        problem = f"The content-type {what}, and must be {' or '.join(wanted)}."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     coding = ""
     if b"content-encoding" in headers:

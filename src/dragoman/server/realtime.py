@@ -51,9 +51,9 @@ from dragoman.wire.registry import BASE
 from .asgi import Receive, Room, Scope, Send
 from .auth import presented
 from .cancellation import GONE, too_late
-from .channel import LIFETIME, Channel, Later
+from .channel import LIFETIME, Channel, Later, of_message
 from .client_secrets import ClientSecret, ClientSecrets
-from .exchange import Exchange, Route, fault_of
+from .exchange import Exchange, Route, fault_of, nothing_at
 from .limits import HEAVY, LIGHT, SMALL, weigh, widened
 from .log import Entry
 from .responder import Service
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 SOCKET = BASE + PATH
 
+BETA_SESSIONS = ("sessions", "transcription_sessions")
+"""Where the beta API made keys for pages."""
 OF_ITS_OWN = Fault(
     "authentication",
     "A client secret opens a session of its own: a call is joined with the key that it was made "
@@ -189,12 +191,13 @@ class ServedSession:
                     hold.close()
         except Exception as problem:  # the session goes on
             self._asking = client
-            self.receive([Refused(fault_of(problem, self._request[1], self.caller.key))])
+            fault = fault_of(problem, self._request[1], self.caller.key)
+            self.receive([Refused(of_message(fault))])
             self._asking = None
             return
         for command in commands:
             self.send(command, client)
-            if isinstance(command, Append):
+            if isinstance(command, Append) and len(command.audio) > LIGHT:
                 await self.live.drain()
 
     def send(self, command: Command, client: Participant | None = None) -> None:
@@ -464,7 +467,13 @@ class Realtime:
         return [
             Route("GET", SOCKET, self.plain),
             Route("POST", BASE + SECRETS_PATH, self._secrets.make),
+            *[Route("POST", f"{SOCKET}/{name}", self.beta_sessions) for name in BETA_SESSIONS],
         ]
+
+    def beta_sessions(self, exchange: Exchange, caller: Caller) -> None:
+        """Say where the sessions of the beta API are made now."""
+        hint = f" Pages get a key for a session by POST {BASE + SECRETS_PATH}, as in the GA API."
+        raise FaultError(nothing_at(exchange.path, hint))
 
     def plain(self, exchange: Exchange, caller: Caller) -> None:
         """Answer a GET that asks for no WebSocket."""

@@ -31,7 +31,7 @@ from dragoman.wire.responses.encode import Encoder
 
 from .asgi import Receive, Room, Scope, Send
 from .cancellation import GONE, TERMINAL
-from .channel import Channel
+from .channel import Channel, of_message
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import HEAVY, LIGHT, SMALL, Hold, too_large, widened
 from .log import Entry
@@ -48,7 +48,7 @@ def refusal(fault: Fault, lane: str | None) -> bytes:
     Its code is always a string: clients of sockets tell errors apart by it alone, and some know
     no null there. Over HTTP the protocol has null where the type says it all.
     """
-    object = error.error_object(fault)
+    object = error.error_object(of_message(fault))
     object["code"] = object["code"] or fault.code
     frame = {"type": "error", "status": error.status(fault), "error": object}
     return json.dump(frame if lane is None else {**frame, "stream_id": lane})

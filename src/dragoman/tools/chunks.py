@@ -176,6 +176,8 @@ def _whole(data: bytes, place: int) -> int:
 _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
                        "\uac00-\ud7af\uf900-\ufaff]+")  # fmt: skip
+_ACCENTS = re.compile(r"([\W\uff9e\uff9f]{32})[\W\uff9e\uff9f]+")
+"""More signs in a row than a text has: to order them takes quadratic time (UAX #15, 13)."""
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _LITTLE = """a an and are as at be but by can do does for from had has have how i if in into is it
 its me my no not of on or our she so that the their them then there they thi to wa we were what when
@@ -192,7 +194,7 @@ def find_words(text: str) -> list[str]:
     ['run', 'test', 'readfil', 'read', 'fil', '\u6771\u4eac', '\u4eac\u90fd']
     """
     found: list[str] = []
-    for match in _WORD.finditer(unicodedata.normalize("NFKC", text)):
+    for match in _WORD.finditer(unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", text))):
         word = match[0]
         if word.isascii():
             word = word[:LONGEST_WORD]

@@ -119,6 +119,7 @@ class Reading(Session):
             if record is not None and isinstance(record.output, str):
                 for head in _HEAD.finditer(record.output):
                     self._shown[int(head[1])] = head[3], head[2]
+        self._last = max(self._shown, default=FIRST - 1)
         self.tools = (_Function(self),)
 
     def cited(self, number: int, _: str) -> Annotation | None:
@@ -139,7 +140,7 @@ class Reading(Session):
         return Shown(text, {"queries": list(queries), "results": results})
 
     def _show(self, found: Found) -> str:
-        number = max(self._shown, default=FIRST - 1) + 1
+        self._last = number = self._last + 1
         name = re.sub("[†【】]", "", found.name)[-LONGEST_MARK:]
         id = FILE_PREFIX + found.file
         self._shown[number] = id, found.name

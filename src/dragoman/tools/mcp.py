@@ -60,6 +60,8 @@ MOST_SESSIONS, PER_TENANT = 64, 32
 """The most sessions, of all servers and tenants; and those that one tenant may use at a time."""
 MOST_TOOLS = 256
 """The most tools of one server for a model."""
+MOST_KNOWN = 2_000
+"""The most tools in a list of the conversation that is used: servers may list no more."""
 MOST_SCHEMAS = 1024 * 1024
 """Bytes of their names, descriptions and schemas."""
 GRACE = 10.0
@@ -516,9 +518,11 @@ def _known(items: Sequence[Unknown], label: str) -> list[_Listed] | None:
     """The tools of a server that the conversation lists already."""
     for item in reversed(items):
         if item.kind == LIST and item.value.get("server_label") == label:
+            tools = item.value.get("tools")
+            if item.value.get("error") or (isinstance(tools, list) and len(tools) > MOST_KNOWN):
+                continue
             with suppress(msgspec.ValidationError):
-                if not item.value.get("error"):
-                    return msgspec.convert(item.value.get("tools"), list[_Listed])
+                return msgspec.convert(tools, list[_Listed])
     return None
 
 

@@ -374,6 +374,7 @@ class Browser(Session):
         self._web, self._options, self._caller = web, options, caller
         self._views: dict[int, View] = {}  # by cursor
         self._searches = 0
+        self._last = -1  # the latest cursor
         for item in items:
             record = recorded(item)
             if record.name in _FUNCTIONS if record is not None else item.kind == KIND:
@@ -446,20 +447,20 @@ class Browser(Session):
         with suppress(ToolError, TypeError, LookupError, msgspec.ValidationError):
             kept = _kept(record, item)
             links = [Link(each) for each in kept.links]
+            self._last = max(self._last, cursor)
             self._views[cursor] = View(
                 kept.kind, kept.url, kept.title, None, links, kept.pattern, seen, first
             )
 
     def _next(self) -> int:
-        return max(self._views, default=-1) + 1
+        return self._last + 1
 
     def _view(self, cursor: int) -> View:
         """The view of this cursor; the latest without one. Raises ToolError."""
         if not self._views:
             raise ToolError("Nothing was opened yet: search, or open a URL.")
-        latest = max(self._views)
-        if (view := self._views.get(latest if cursor < 0 else cursor)) is None:
-            raise ToolError(f"There is no cursor {cursor}. The latest is {latest}.")
+        if (view := self._views.get(self._last if cursor < 0 else cursor)) is None:
+            raise ToolError(f"There is no cursor {cursor}. The latest is {self._last}.")
         return view
 
     def _page(self, url: str, kind: Literal["page", "source"]) -> View:
@@ -604,7 +605,7 @@ class Browser(Session):
             room -= len(shown[-1]) + 1
             if room <= 0:
                 break
-        cursor = self._next()
+        self._last = cursor = self._next()
         self._views[cursor] = view
         loaded = {each: None for each in self._views.values() if each.lines and each.url}
         for each in list(loaded)[:-MOST_LOADED]:

@@ -187,6 +187,9 @@ class LocalSynthesizer(Library):
 
     ignores = ("instructions",)
 
+    def expect(self, how: Speaking) -> None:
+        """The library is loaded already."""
+
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16, a sentence at a time."""
         order = {"text": text, "voice": how.voice, "speed": how.speed}

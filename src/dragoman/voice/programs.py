@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncGenerator, Sequence
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import cast
@@ -30,6 +31,8 @@ _AT_ONCE = 8
 """Processes of one synthesizer."""
 _SECONDS = 60.0
 """How long a program may take for its next sound before it is given up."""
+_AHEAD_SECONDS = 30.0
+"""How long a process waits for a text that was expected."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "ESPEAK_DATA_PATH", "SYSTEMROOT")
 """What of our environment a program sees: keys are none of its business."""
 
@@ -51,18 +54,41 @@ class Program:
             raise FaultError(Fault("unsupported", problem))
         self._path = path
         self._places = Places(name, self.at_once)
+        self._ahead: dict[tuple[str, ...], asyncio.Task[Process]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
-    async def run(self, arguments: Sequence[str], text: str) -> AsyncGenerator[bytes, None]:
+    async def _start(self, arguments: tuple[str, ...]) -> Process:
+        return await asyncio.create_subprocess_exec(
+            self._path,
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={name: os.environ[name] for name in _PASSED if name in os.environ},
+        )
+
+    def start_ahead(self, arguments: tuple[str, ...]) -> None:
+        """Start a process for the next text with these arguments: that takes 40 ms, most of the way
+        from a text to its sound. There is one for each voice, and it waits for so long."""
+        if arguments not in self._ahead and len(self._ahead) < self.at_once:
+            task = self._ahead[arguments] = asyncio.ensure_future(self._start(arguments))
+            asyncio.get_running_loop().call_later(_AHEAD_SECONDS, self._drop, arguments, task)
+
+    def _drop(self, arguments: tuple[str, ...], task: asyncio.Task[Process]) -> None:
+        """End a process that was started ahead, if it still waits."""
+        if self._ahead.get(arguments) is task:
+            del self._ahead[arguments]
+            ending = asyncio.ensure_future(_end_started(task))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def run(self, arguments: tuple[str, ...], text: str) -> AsyncGenerator[bytes, None]:
         """What the program writes. Its process ends with the generator. Raises FaultError."""
         async with self._places:
-            process = await asyncio.create_subprocess_exec(
-                self._path,
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={name: os.environ[name] for name in _PASSED if name in os.environ},
-            )
+            ahead = self._ahead.pop(arguments, None)
+            process = None if ahead is None else await ahead
+            if process is None or process.returncode is not None:
+                process = await self._start(arguments)
             stdin, stdout = cast(StreamWriter, process.stdin), cast(StreamReader, process.stdout)
             errors = asyncio.ensure_future(_tail(cast(StreamReader, process.stderr)))
             try:
@@ -84,20 +110,32 @@ class Program:
             except TimeoutError:
                 raise FaultError(failed(self.name, f"no sound for {_SECONDS:g} s")) from None
             finally:
-                if process.returncode is None:
-                    with suppress(ProcessLookupError):
-                        process.kill()
-                await asyncio.shield(process.wait())
+                await _end(process)
                 errors.cancel()
 
     async def close(self) -> None:
-        """Nothing runs but what somebody reads."""
+        """End what was started ahead: nothing else runs but what somebody reads."""
+        for arguments, task in [*self._ahead.items()]:
+            self._drop(arguments, task)
+        await asyncio.gather(*self._ending)
 
 
 _INSTALL = {
     "espeak-ng": "apt install espeak-ng, brew install espeak-ng, or an installer from its project",
     "piper": "pip install piper-tts",
 }
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+    await asyncio.shield(process.wait())
+
+
+async def _end_started(task: asyncio.Task[Process]) -> None:
+    with suppress(OSError):  # it could not be started: who asks for speech is the one to learn that
+        await _end(await task)
 
 
 async def _tail(stream: StreamReader) -> bytes:
@@ -142,8 +180,12 @@ class ESpeak(Program):
             raise FaultError(bad_request(_no_voice(voice)))
         self._voice = voice
 
-    async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
-        """PCM16 as espeak-ng writes it."""
+    def expect(self, how: Speaking) -> None:
+        """Start a process for what is to be said next."""
+        with suppress(FaultError):  # `speak` raises it
+            self.start_ahead(self._arguments(how))
+
+    def _arguments(self, how: Speaking) -> tuple[str, ...]:
         voice = self._voice
         if how.voice in _VARIANTS:
             voice = f"{voice.partition('+')[0]}+{_VARIANTS[how.voice]}"
@@ -152,8 +194,11 @@ class ESpeak(Program):
                 raise FaultError(bad_request(_no_voice(how.voice), "voice"))
             voice = how.voice
         words = round(_WORDS_A_MINUTE * min(max(how.speed, 0.25), 4.0))
-        reader = WavReader()
-        arguments = ("--stdin", "--stdout", "-b", "1", "-v", voice, "-s", str(words))
+        return ("--stdin", "--stdout", "-b", "1", "-v", voice, "-s", str(words))
+
+    async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
+        """PCM16 as espeak-ng writes it."""
+        arguments, reader = self._arguments(how), WavReader()
         async with aclosing(self.run(arguments, text + "\n")) as pieces:
             try:
                 async for data in pieces:
@@ -162,7 +207,8 @@ class ESpeak(Program):
             except FaultError as error:
                 if "voice does not exist" not in error.fault.message:
                     raise
-                raise FaultError(bad_request(_no_voice(voice), "voice")) from None
+                named = how.voice or self._voice
+                raise FaultError(bad_request(_no_voice(named), "voice")) from None
         if pcm := read_sound(self.name, reader, b"", last=True):
             yield pcm
 
@@ -194,11 +240,17 @@ class Piper(Program):
             raise FaultError(bad_request(problem)) from None
         self._rate = described.audio.sample_rate
 
+    def expect(self, how: Speaking) -> None:
+        """Start a process for what is to be said next: it loads its voice first."""
+        self.start_ahead(self._arguments(how))
+
+    def _arguments(self, how: Speaking) -> tuple[str, ...]:
+        scale = str(round(1 / min(max(how.speed, 0.25), 4.0), 3))
+        return ("-m", str(self._model), "--output-raw", "--length-scale", scale)
+
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16 as piper writes it."""
-        resampler = Resampler(self._rate, RATE)
-        scale = str(round(1 / min(max(how.speed, 0.25), 4.0), 3))
-        arguments = ("-m", str(self._model), "--output-raw", "--length-scale", scale)
+        arguments, resampler = self._arguments(how), Resampler(self._rate, RATE)
         line = " ".join(text.split()) + "\n"  # it speaks line by line
         async with aclosing(self.run(arguments, line)) as pieces:
             async for data in pieces:

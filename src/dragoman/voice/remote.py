@@ -93,6 +93,9 @@ class RemoteSynthesizer(_Endpoint):
         self._model = model
         self._voice = voice
 
+    def expect(self, how: Speaking) -> None:
+        """The server is ready, or not."""
+
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16 as the server sends it."""
         request = wire.SpeechRequest(

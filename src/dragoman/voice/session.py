@@ -39,6 +39,7 @@ class Voice:
         self.early: Early | None = None
         self.listening = Listening()
         """What the last turn was recognised with."""
+        self._spoken: Spoken | None = None
         self._lines: dict[str, Telephone] = {}
         self._turn = asyncio.Lock()
         self._waiting = 0  # bytes of sound
@@ -87,7 +88,13 @@ class Voice:
         """The engine, whose answers are spoken where that is asked for."""
         if self.synthesizer is None:
             raise FaultError(NO_SYNTHESIZER)
-        return Spoken(engine, self.synthesizer)
+        self._spoken = Spoken(engine, self.synthesizer)
+        return self._spoken
+
+    def expect_answer(self) -> None:
+        """The user has paused: if that was all, an answer is spoken next."""
+        if self._spoken is not None:
+            self._spoken.expect()
 
     def decode(self, audio: bytes, format: str) -> bytes:
         """PCM16 of what a telephone sends, `pcmu` or `pcma`."""
@@ -194,6 +201,8 @@ class SessionDetector:
 
     def _ask(self, start: int | None) -> None:
         self._voice.early = None
+        if start is not None:
+            self._voice.expect_answer()
         if start is None or self._transcriber is None:
             return
         if self._running is not None and not self._running.done:

@@ -78,6 +78,10 @@ class Synthesizer(Protocol):
         """Fields of `Speaking` that it cannot follow."""
         ...
 
+    def expect(self, how: Speaking) -> None:
+        """`speak` is likely to be called soon: do beforehand what can be done, within bounds."""
+        ...
+
     def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16 at 24 kHz, as it is made. To stop it, close the generator. Raises FaultError."""
         ...

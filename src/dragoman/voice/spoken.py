@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import ClassVar, Literal
 
 from msgspec.structs import replace
@@ -40,11 +40,21 @@ class Spoken(Wrapper):
     def __init__(self, engine: Engine, synthesizer: Synthesizer) -> None:
         super().__init__(engine)
         self._synthesizer = synthesizer
+        self._how: Speaking | None = None  # of the last answer, if it was spoken
+
+    def expect(self) -> None:
+        """An answer is likely to be wanted soon: get ready to speak it as the last one."""
+        if self._how is not None:
+            self._synthesizer.expect(self._how)
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Leave a request that asks for no audio alone."""
+        self._how = None
         if "audio" not in (request.modalities or ()):
             return None
+        with suppress(FaultError):  # the answer says so
+            self._how = speaking(request)
+        self.expect()
         return Prepared(request, engine=_Speaker(self.engine, self._synthesizer))
 
 
@@ -134,7 +144,9 @@ class _Speaker(Wrapper):
             async for pcm in sound:
                 part.sound.append(pcm)
                 held += pcm
-                whole = len(held) - len(held) % _AUDIO_DELTA
+                # The first is sent as it is: somebody waits for it.
+                rest = len(held) % _AUDIO_DELTA if len(part.sound) > 1 else 0
+                whole = len(held) - rest
                 for start in range(0, whole, _AUDIO_DELTA):
                     yield "audio", b64encode(held[start : start + _AUDIO_DELTA]).decode()
                 held = held[whole:]

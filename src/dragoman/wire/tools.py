@@ -199,7 +199,7 @@ class ToolCodec:
     def _extra(self, rest: dict[str, JSON]) -> Extra | None:
         return {self._wire: rest} if rest else None
 
-    def decode_choice(self, value: JSON) -> ToolChoice:
+    def decode_choice(self, value: JSON, limits: Limits = LIMITS) -> ToolChoice:
         """The field `tool_choice`."""
         match value:
             case "none" | "auto" | "required":
@@ -207,6 +207,8 @@ class ToolCodec:
                 return mode
             case dict():
                 chosen: ToolChoice = self._choice(Fields(value, "tool_choice"))
+                if isinstance(chosen, AllowedTools) and len(chosen.tools) > limits.max_tools:
+                    raise json.too_many("tool_choice", limits.max_tools, "max_tools")
                 return chosen
             case _:
                 problem = f"is {repr(value) if isinstance(value, str) else json.kind(value)}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aioice import ice
 from aiortc.mediastreams import MediaStreamError
+from aiortc.rtp import RtpPacket
 from av import AudioFrame
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
@@ -305,6 +306,25 @@ async def test_gaps_are_silence_and_a_second_channel_is_closed() -> None:
 OFFER = "v=0\r\nm=audio 9 UDP/TLS/RTP/SAVPF 96\r\na=mid:0\r\na=rtpmap:96 opus/48000/2\r\n"
 
 
+async def test_sound_of_many_sources_does_not_keep_a_call_from_ending() -> None:
+    async with calling() as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        call = next(iter(app._realtime.calls.values()))
+        receiver = call.line.peer._connection.getReceivers()[0]
+        sender = phone.peer.getSenders()[0]
+        while not receiver._RTCRtpReceiver__remote_streams:
+            for ssrc in range(1, 100):
+                packet = RtpPacket(96, ssrc=ssrc, payload=b"\xf8\xff\xfe")
+                await sender.transport._send_rtp(
+                    packet.serialize(sender._RTCRtpSender__rtp_header_extensions_map)
+                )
+            await asyncio.sleep(0.01)
+        assert len(receiver._RTCRtpReceiver__remote_streams) <= webrtc.MAX_SOURCES
+        assert await phone.hang_up() == 200
+        await phone.closed.wait()
+
+
 def form(**fields: str) -> tuple[str, dict[str, str]]:
     lines = [
         f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
@@ -320,7 +340,7 @@ async def test_what_cannot_be_answered_is_refused_and_says_why(monkeypatch) -> N
     several = Settings(workers=2)
     upstream = Router([Route(Remote("http://127.0.0.1:1/v1"), ("stub",), realtime="ga")])
     rows: list[tuple[str, str, dict[str, str], int, str]] = [
-        ("?model=m", "", {"content-type": "application/json"}, 415, SDP),
+        ("?model=m", "", {"content-type": "application/json"}, 415, f"{SDP} or multipart/form"),
         ("?model=m", "hello", plain, 400, "no session description"),
         ("?model=m", OFFER + video, plain, 400, "one audio track"),
         ("?model=m", mute, plain, 400, "offers no Opus"),

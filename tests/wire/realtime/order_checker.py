@@ -30,7 +30,7 @@ class Order:
         self.answers: dict[str, dict[str, Any]] = {}  # those that are not over
         self.ended: set[str] = set()
         self.speaking = ""
-        self.committed: set[str] = set()
+        self.called: set[str] = set()  # calls by the server whose arguments are there
 
     def feed(self, event: dict[str, Any]) -> None:
         kind = event["type"]
@@ -112,6 +112,10 @@ class Order:
                 assert not self.pending & set(answer["output"])
             return
         if kind.startswith(("response.mcp_call.", "response.mcp_call_")):
+            if kind == "response.mcp_call_arguments.done":
+                self.called.add(event["item_id"])
+            elif not kind.endswith(".delta"):
+                assert event["item_id"] in self.called, "arguments come before the call"
             return
         answer = self.answers[event["response_id"]]
         items, index = answer["items"], event["output_index"]

@@ -402,6 +402,7 @@ EVENTS: list[SessionEvent] = [
     Refused(FAULT, "mine"),
     Answer("resp_1", "item_9", ItemAdded(0, CALL), "mcp_call"),
     Answer("resp_1", "item_9", Delta(0, 0, "arguments", "{"), "mcp_call"),
+    Answer("resp_1", "item_9", Progress(0, "raw", {"realtime": {"arguments": "{}"}}), "mcp_call"),
     Answer("", "item_9", Progress(0, "in_progress"), "mcp_call"),
     Answer("", "item_9", Progress(0, "completed"), "mcp_call"),
     Answer("", "item_9", Progress(0, "failed"), "mcp_call"),

@@ -11,11 +11,11 @@ from itertools import chain, islice
 from operator import mul
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
-from dragoman.core.files import Found, IndexedFile, StoredFile, VectorStore
+from dragoman.core.files import Condition, Found, IndexedFile, StoredFile, VectorStore
 from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import JSON
 from dragoman.engines.base import now
@@ -44,6 +44,12 @@ MOST_WORDS = 64
 """Words of all questions that are searched for."""
 VECTORS = 500
 """Vectors that are read and compared at a time."""
+MOST_DIMENSIONS = 16_384
+"""Numbers of a vector."""
+QUERY = 128
+"""What a character of a question weighs: it may stand for twenty (NFKC)."""
+FILE = 4_096
+"""What a file weighs that is held against conditions."""
 ACTIVE = 60
 """Seconds within which a vector store that is searched again is as active as it was."""
 
@@ -137,14 +143,7 @@ class Library:
         """The vectors of texts, each of length 1."""
         request: dict[str, JSON] = {"model": self._settings.embedding_model, "input": texts}
         answer = await embed(self._engine, {**request, "encoding_format": "float"}, caller)
-        try:
-            each = msgspec.json.decode(json.dump(answer.get("data")), type=list[_Vector])
-        except msgspec.DecodeError as error:
-            raise FaultError(_no_vectors(f"no vectors: {error}")) from None
-        found = {vector.index: vector.embedding for vector in each}
-        if sorted(found) != list(range(len(texts))):
-            raise FaultError(_no_vectors(f"{len(each)} vectors for {len(texts)} texts"))
-        return [_normalised(found[number]) for number in range(len(texts))]
+        return await self.store.turns.take(_vectors, answer.get("data"), len(texts))
 
     # ---- search --------------------------------------------------------------------------
 
@@ -157,10 +156,11 @@ class Library:
         only: set[int] | None = None
         if (condition := search.condition) is not None:
             files = await self.store.searched(opened)
-            only = {file.seq for file in files if condition.fits(file.attributes)}
+            only = await self.store.apart(FILE * len(files), _meant, files, condition)
             if not only:
                 return []
-        questions = [asked_words(query) for query in search.queries]
+        length = sum(map(len, search.queries))
+        questions = await self.store.apart(QUERY * length, _asked, search.queries)
         words = list(dict.fromkeys(chain.from_iterable(questions)))[:MOST_WORDS]
         seqs = dict.fromkeys(await self.store.matching(opened, only, words, CANDIDATES))
         vectors: list[bytes] = []
@@ -172,7 +172,9 @@ class Library:
             chunks = await self.store.get_chunks(seqs, room)
             found = await self.store.indexed([chunk.file for chunk in chunks])
             total = await self.store.count_chunks(opened, only)
-            size = sum([len(chunk.text) for chunk in chunks])
+            size = 8 * sum([len(chunk.text) for chunk in chunks])
+            size += 2 * len(chunks) * sum(map(len, questions))
+            size += len(vectors) * sum([len(chunk.vector or b"") for chunk in chunks])
             rank = partial(_ranked, chunks, found, questions, vectors, total, search)
             ranked = await self.store.apart(size, rank)
         finally:
@@ -211,6 +213,34 @@ def _pieces(text: str, entry: IndexedFile) -> Iterator[Piece]:
 
 def _several(pieces: Iterator[Piece]) -> list[Piece]:
     return list(islice(pieces, BATCH))
+
+
+def _asked(queries: Sequence[str]) -> list[list[str]]:
+    return [asked_words(query) for query in queries]
+
+
+def _meant(files: Sequence[IndexedFile], condition: Condition) -> set[int]:
+    return {file.seq for file in files if condition.fits(file.attributes)}
+
+
+def _vectors(data: JSON, count: int) -> list[bytes]:
+    """The vectors of so many texts, each of length 1. Raises FaultError."""
+    found: dict[int, bytes] = {}
+    sizes: set[int] = set()
+    try:
+        # One after the other: others may run between two.
+        for each in msgspec.json.decode(json.dump(data), type=list[Raw]):
+            vector = msgspec.json.decode(each, type=_Vector)
+            sizes.add(size := len(vector.embedding))
+            if not 0 < size <= MOST_DIMENSIONS or len(sizes) > 1:
+                what = f"vectors of {min(sizes)} to {max(sizes)} numbers; all must have as many"
+                raise FaultError(_no_vectors(f"{what}, at most {MOST_DIMENSIONS}"))
+            found[vector.index] = _normalised(vector.embedding)
+    except msgspec.DecodeError as error:
+        raise FaultError(_no_vectors(f"no vectors: {error}")) from None
+    if sorted(found) != list(range(count)):
+        raise FaultError(_no_vectors(f"{len(found)} vectors for {count} texts"))
+    return [found[number] for number in range(count)]
 
 
 def _normalised(vector: Sequence[float]) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 from dragoman.core.conversation import item_id, type_of
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
-from dragoman.core.item import JSON, Audio, FunctionCall, Part, Text, Unknown
+from dragoman.core.item import JSON, Audio, FunctionCall, Part, Text
 from dragoman.core.session_values import (
     Answer,
     BufferCleared,
@@ -83,7 +83,6 @@ _CLOSING = frozenset(
         "response.output_audio.done",
         "response.output_audio_transcript.done",
         "response.function_call_arguments.done",
-        f"{_MCP_ARGUMENTS}.done",
     )
 )
 """Events that say again what the one behind them says: of the part, or of the item."""
@@ -208,10 +207,9 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
                     "arguments": long(item.arguments),
                 }
                 return [("response.function_call_arguments.done", {**head, **call}), done]
-            if isinstance(item, Unknown) and kind == "mcp_call":
-                arguments = {"arguments": item.value.get("arguments", "")}
-                return [(f"{_MCP_ARGUMENTS}.done", {**head, **arguments}), done]
             return [done]
+        case Progress(state="raw", data={"realtime": {"arguments": arguments}}):
+            return [(f"{_MCP_ARGUMENTS}.done", {**head, "arguments": arguments})]
         case Progress(state="in_progress" | "completed" | "failed" as state):
             del head["response_id"]
             if kind == "mcp_call":
@@ -383,6 +381,9 @@ def _decode_answer(kind: str, fields: Fields) -> list[SessionEvent]:
             of, call_id = "function_call", fields.string("call_id")
     elif kind == f"{_MCP_ARGUMENTS}.delta":
         of, event = "mcp_call", Delta(index, 0, "arguments", fields.string("delta") or "")
+    elif kind == f"{_MCP_ARGUMENTS}.done":
+        text = fields.string("arguments") or ""
+        of, event = "mcp_call", Progress(index, "raw", {"realtime": {"arguments": text}})
     elif kind in ("response.content_part.added", "response.content_part.done"):
         given = fields.object("part") or Fields({})
         part: Text | Audio = Text(given.string("text") or "")

@@ -261,7 +261,7 @@ def _decode(data: bytes, limits: Limits) -> Request:
         model=body.model,
         items=_input(body.input, limits),
         tools=() if body.tools is ABSENT else TOOLS.decode_all(body.tools, limits),
-        tool_choice=None if choice is None else TOOLS.decode_choice(choice),
+        tool_choice=None if choice is None else TOOLS.decode_choice(choice, limits),
         sampling=decode_sampling(body, probabilities, body.top_logprobs, rest, limits),
         stream=body.stream or False,
         store=body.store,

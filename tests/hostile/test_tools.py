@@ -1,0 +1,198 @@
+"""Requests that make hosted tools, choices and searches of files work more than they say."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from dragoman.agent.hosted import HostedTools
+from dragoman.core import tools
+from dragoman.core.error import FaultError
+from dragoman.core.interfaces import ANYONE
+from dragoman.core.item import Unknown
+from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Namespace, UnknownTool
+from dragoman.core.tools import ToolFilter
+from dragoman.tools import chunks
+from dragoman.tools.mcp import LIST, MOST_KNOWN, _known
+from dragoman.tools.web import KIND, Browser, options_of
+from dragoman.wire.files import MOST_CONDITIONS, decode_search
+from dragoman.wire.json import LIMITS
+from dragoman.wire.registry import WIRES
+from tests.agent.hosting import mcp, python, search
+from tests.agent.stage import Model
+from tests.server.state.storing import storing
+from tests.server.test_files import Embedder, filing, library
+
+FUNCTION = {"type": "function", "name": "f"}
+
+
+# ---- choices ---------------------------------------------------------------------------------
+
+
+def test_n3_a_choice_of_many_looks_at_each_tool_a_few_times(monkeypatch) -> None:
+    looked = 0
+    key = tools._key
+
+    def counted(entry: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return key(entry)
+
+    monkeypatch.setattr(tools, "_key", counted)
+    offered = tuple(FunctionTool(f"f{n}") for n in range(500))
+    allowed = ToolFilter(
+        AllowedTools("auto", tuple(NamedTool(f"f{n % 500}") for n in range(2_000))), offered
+    )
+    assert looked == 2_000
+    assert [tool for _, tool in allowed.tools] == [*offered]
+    assert [each.name for each in allowed.expanded] == [tool.name for tool in offered]
+
+
+def test_n3_a_choice_of_many_tools_of_other_kinds_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(tools, "MAX_COMPARED", 10)
+    entry = UnknownTool("responses", "mcp", {"server_label": "b"})
+    offered = tuple(UnknownTool("responses", "mcp", {"server_label": x}) for x in "abc")
+    group = Namespace("n", (FunctionTool("f"), offered[0]))
+    found = ToolFilter(AllowedTools("auto", (entry,)), (*offered, group))
+    assert found.tools == [(1, offered[1])]
+    with pytest.raises(FaultError, match="too many"):
+        ToolFilter(AllowedTools("auto", (entry,) * 3), (*offered, group))
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        (
+            "responses",
+            {
+                "input": "x",
+                "tools": [FUNCTION],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [FUNCTION] * 1_025,
+                },
+            },
+        ),
+        (
+            "chat",
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "f"}}] * 1_025,
+                    },
+                },
+            },
+        ),
+    ],
+)
+def test_n3_a_choice_has_no_more_entries_than_there_may_be_tools(wire, body) -> None:
+    with pytest.raises(FaultError, match=r"tool_choice: .*max_tools"):
+        WIRES[wire].decode_request(json.dumps({"model": "m", **body}).encode(), LIMITS)
+
+
+# ---- hosted tools ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tool", "asked"),
+    [
+        (search, [{"type": "web_search"}] * 2),
+        (python, [{"type": "code_interpreter"}] * 2),
+        (mcp, [{"type": "mcp", "server_label": "shop"}] * 2),
+    ],
+)
+async def test_h2_a_tool_that_is_named_twice_is_opened_for_none(tool, asked) -> None:
+    hosted = tool()
+    async with storing(HostedTools(Model(), [hosted])) as server:
+        refused = await server.ask(tools=asked)
+        assert refused.status == 400
+        assert "tools[1]: brings what tools[0] brings" in refused.json["error"]["message"]
+    assert hosted.asked == []
+
+
+async def test_h1_a_cursor_is_not_looked_for_among_all(monkeypatch) -> None:
+    item = Unknown("responses", KIND, {"action": {"type": "search", "query": "q"}})
+    browser = Browser(Any, options_of({}), [item] * 3, ANYONE)
+    monkeypatch.setattr(browser, "_views", {0: browser._view(0)})
+    assert browser._next() == 3
+
+
+def test_h4_a_list_of_more_tools_than_a_server_has_is_not_used() -> None:
+    def listed(count: int) -> Unknown:
+        tools = [{"name": f"t{n}", "input_schema": {}} for n in range(count)]
+        return Unknown("responses", LIST, {"server_label": "x", "tools": tools})
+
+    assert _known([listed(MOST_KNOWN + 1)], "x") is None
+    assert len(_known([listed(2), listed(MOST_KNOWN + 1)], "x") or ()) == 2
+
+
+# ---- files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["\u0301\u0316" * 4_000, "\u0301\uff9e" * 4_000])
+def test_f2_accents_are_not_put_in_order_by_the_thousand(run, monkeypatch) -> None:
+    seen: list[str] = []
+    normalize = chunks.unicodedata.normalize
+    monkeypatch.setattr(
+        chunks.unicodedata,
+        "normalize",
+        lambda form, text: normalize(form, seen.append(text) or text),
+    )
+    assert chunks.find_words(f"one {run} two")[:: len(chunks.find_words(f"one {run} two")) - 1] == [
+        "one",
+        "two",
+    ]
+    assert max(map(len, seen)) < 50
+    assert chunks.find_words("e\u0301te\u0301") == ["\u00e9t\u00e9"]
+
+
+def test_f6_each_value_of_a_list_is_a_condition() -> None:
+    def search(count: int, **more: Any) -> Any:
+        listed = {"type": "in", "key": "k", "value": [*range(count)]}
+        filters = {"type": "and", "filters": [listed, {"type": "in", "key": "k", "value": []}]}
+        return decode_search(json.dumps({"query": "x", "filters": filters}).encode())
+
+    assert search(MOST_CONDITIONS - 2).condition is not None
+    with pytest.raises(FaultError, match="more than 1000 conditions"):
+        search(MOST_CONDITIONS - 1)
+
+
+async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch) -> None:
+    async with filing() as server:
+        id, _ = await library(server.ada, **{f"n{n}": b"word" for n in range(65)})
+        taken: list[Any] = []
+        take = server.store.turns.take
+
+        async def counted(work: Any, *given: Any) -> Any:
+            taken.append(getattr(work, "func", work).__name__)
+            return await take(work, *given)
+
+        monkeypatch.setattr(server.store.turns, "take", counted)
+        search = server.ada.vector_stores.search
+        await search(id, query="word")
+        assert taken == []
+        await search(id, query="word", filters={"type": "ne", "key": "k", "value": 1})
+        assert taken == ["_meant"]
+        await search(id, query="word " * 800)
+        assert taken == ["_meant", "_asked"]
+        await search(
+            id, query=["word " + " ".join(f"w{n * m}" for n in range(600)) for m in (1, 7, 9, 11)]
+        )
+        assert taken[2:] == ["_asked", "_ranked"]
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 4), (16_385, 16_385)])
+async def test_f8_f9_vectors_of_odd_sizes_are_refused(sizes) -> None:
+    engine = Embedder("x")
+    async with filing(engine, embedding_model="small") as server:
+        id, _ = await library(server.ada, cat=b"a cat")
+        engine.broken = [{"index": n, "embedding": [1.0] * size} for n, size in enumerate(sizes)]
+        with pytest.raises(openai.InternalServerError, match="at most 16384") as raised:
+            await server.ada.vector_stores.search(id, query=["a", "b"])
+        assert raised.value.status_code == 502
