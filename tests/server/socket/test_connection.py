@@ -172,7 +172,7 @@ async def test_2e_06_fragments_take_no_more_than_they_weigh() -> None:
     assert sum(map(sys.getsizeof, protocol.frames)) < 30_000
 
 
-async def test_2f_01_frames_that_nobody_reads_count_by_their_bytes() -> None:
+async def test_2f_01_unread_frames_count_by_their_bytes() -> None:
     client = Client(Stub(*OPENING, word("\N{GRINNING FACE}" * 50_000), *closing("ab")), reads=1)
     budget = client.connection.service.budget
     client.ask()
