@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dragoman.tools.page import (
@@ -273,6 +273,7 @@ MARKUP = st.sampled_from(
 
 
 @given(st.lists(MARKUP | st.text(max_size=5), max_size=12))
+@example(["<a href=http://x", "【", "<li>", "0"])  # the host of a link is text too
 def test_any_text_is_a_page(pieces) -> None:
     found = page("".join(pieces))
     assert found.lines

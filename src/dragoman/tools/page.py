@@ -420,7 +420,7 @@ class _Reader:
         if text:
             number = self._links.setdefault(url, len(self._links))
             host = domain(url)
-            place = "" if host == domain(self._url) else f"†{host}"
+            place = "" if host == domain(self._url) else f"†{one_line(host)}"
             self._line.append(f"【{number}†{text}{place}】")
             self._size += len(self._line[-1]) - len(text)
 

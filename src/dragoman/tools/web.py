@@ -527,7 +527,7 @@ class Browser(Session):
             found = [Found(each.url, each.title) for each in matching][: options.results]
         lines, links = list[str](), list[Link]()
         for number, each in enumerate(found):
-            host, about = domain(each.url), one_line(each.text)[: options.longest]
+            host, about = one_line(domain(each.url)), one_line(each.text)[: options.longest]
             title = one_line(each.title)[:LONGEST_TITLE] or host
             lines += wrapped(f"* 【{number}†{title}†{host}】 {about}")
             links.append(Link(each.url, words=about))
