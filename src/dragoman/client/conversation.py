@@ -405,12 +405,12 @@ class Conversation:
                 del self._items[id]
                 self._order.remove(id)
             case TranscriptionCompleted(item_id=id, content_index=number, transcript=text):
-                item = self._items.get(id)
-                if isinstance(item, Message) and number < len(item.parts):
-                    parts = [*item.parts]
+                have = self._items.get(id)
+                if isinstance(have, Message) and number < len(have.parts):
+                    parts = [*have.parts]
                     if isinstance(part := parts[number], Audio):
                         parts[number] = replace(part, transcript=text.strip())
-                    self._items[id] = replace(item, content=tuple(parts))
+                    self._items[id] = replace(have, content=tuple(parts))
             case ResponseCreated(response=response):
                 self.active.add(response.id)
                 self._labels = self._labels or _MARK in (response.metadata or {})
