@@ -16,7 +16,7 @@ from .multipart import MEDIA_TYPE, Part
 
 SPEECH, TRANSCRIPTIONS = "/audio/speech", "/audio/transcriptions"
 LONGEST_INPUT = 4_096
-"""Characters that are spoken at once (OpenAI's limit), and of instructions."""
+"""Characters of the input of one request (OpenAI's limit), and of instructions."""
 LONGEST_NAME = 256
 SPEECH_FORMATS = ("mp3", "wav", "pcm", "opus", "aac", "flac")
 TRANSCRIPT_FORMATS = ("json", "text", "srt", "verbose_json", "vtt", "diarized_json")
@@ -47,7 +47,7 @@ def decode_speech(data: bytes, limits: Limits = LIMITS) -> SpeechRequest:
     """
     fields = json.parse(data)
     voice = fields.any("voice")
-    if isinstance(voice, dict):  # one that was made from a recording
+    if isinstance(voice, dict):  # a custom voice
         voice = Fields(voice, "voice").need("id")
     if not isinstance(voice, str | None) or len(voice or "") > LONGEST_NAME:
         raise fields.wrong("voice", f"must be a name of at most {LONGEST_NAME} characters")
@@ -68,7 +68,7 @@ def decode_speech(data: bytes, limits: Limits = LIMITS) -> SpeechRequest:
 
 
 def encode_speech(request: SpeechRequest) -> bytes:
-    """The body of a request. Options that are as usual are left out: some servers know none."""
+    """The body of a request. Default options are left out: some servers support none."""
     body: dict[str, JSON] = {
         "model": request.model,
         "input": request.text,
@@ -88,7 +88,7 @@ def speech_delta(base64: str) -> bytes:
 
 
 def speech_done() -> bytes:
-    """The last event. It must have counts of tokens; what speaks here counts none."""
+    """The last event. It must have token counts, which our backends do not have."""
     usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
     return sse.frame(json.dump({"type": "speech.audio.done", "usage": usage}))
 
@@ -110,7 +110,7 @@ class TranscriptionRequest(Struct, frozen=True, kw_only=True):
 
 
 class Segment(Struct, frozen=True):
-    """A stretch of a transcript; times are seconds. `words` are those in it, with their times."""
+    """A segment of a transcript; times are seconds. `words` are those in it, with their times."""
 
     text: str
     start: float
@@ -127,7 +127,7 @@ _IGNORED = frozenset(
         *("known_speaker_names", "known_speaker_references"),
     }
 )
-"""Hints: an answer without them is still the answer."""
+"""Fields that are hints, and are ignored with a loss."""
 
 
 def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
@@ -242,8 +242,8 @@ def _said(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _segment(number: int, segment: Segment) -> dict[str, JSON]:
-    """A segment as Whisper has them; what other recognisers do not know is zero, as all fields must
-    be there."""
+    """A segment in Whisper's format; values that other recognisers do not have are zero, as all
+    fields are required."""
     zeros = {"temperature": 0.0, "avg_logprob": 0.0, "compression_ratio": 0.0}
     times = {"start": round(segment.start, 3), "end": round(segment.end, 3)}
     return {
@@ -267,8 +267,8 @@ def _time(seconds: float, mark: str) -> str:
 
 
 def read_transcript(body: bytes) -> str:
-    """The text of an answer as JSON. Raises FaultError for an error in it, and ValueError for what
-    is no answer."""
+    """The text of a JSON response. Raises FaultError for an error in it, and ValueError for an
+    invalid one."""
     value = json.load(body)
     match value:
         case {"text": str(text)}:
@@ -279,8 +279,8 @@ def read_transcript(body: bytes) -> str:
 
 
 def read_transcript_event(event: bytes, known: str) -> str:
-    """What an event of a streamed answer adds to what is known of it. Raises FaultError for one
-    that is an error.
+    """The text that an event adds to a streamed transcript. Raises FaultError for an error
+    event.
 
     >>> read_transcript_event(b'{"type": "transcript.text.done", "text": "Hi all."}', "Hi")
     ' all.'
@@ -288,7 +288,7 @@ def read_transcript_event(event: bytes, known: str) -> str:
     try:
         value = json.load(event)
     except ValueError:
-        return ""  # [DONE], which some send
+        return ""  # [DONE], sent by some servers
     if (fault := error.describe(value)) is not None:
         raise FaultError(fault)
     match value:

@@ -1,4 +1,4 @@
-"""A cache of decoded and encoded values, by the bytes that they were made of."""
+"""A cache of decoded and encoded values, by their source bytes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _T = TypeVar("_T")
 
 
 class Cache(Generic[_T]):
-    """Values that are dear to make, by key; the least recently used go beyond `limit` bytes.
+    """Expensive values by key, with a `limit` in bytes; the least recently used are evicted.
 
-    Keys are bytes that a client sent, and values immutable: tenants may share them, as nothing but
-    the time that an answer takes could tell one what another has sent.
+    Keys are bytes that a client sent, and values immutable: tenants may share them, as only
+    the timing of a response could reveal what another has sent.
 
     >>> cache = Cache[str](limit=10)
     >>> cache.put("a", "A", 6); cache.put("b", "B", 6); cache.get("a"), cache.get("b")
@@ -25,20 +25,20 @@ class Cache(Generic[_T]):
         self._limit = limit
         self._size = 0
         # The least recently used first. Large bodies are decoded in threads: each step on the
-        # entries is one that no other divides.
+        # entries is atomic.
         self._entries = OrderedDict[Hashable, tuple[_T, int]]()
 
     def get(self, key: Hashable) -> _T | None:
-        """The value, which is the most recently used now."""
+        """The value, which becomes the most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
-        with suppress(KeyError):  # another thread may have made room just now
+        with suppress(KeyError):  # another thread may have evicted it just now
             self._entries.move_to_end(key)
         return entry[0]
 
     def put(self, key: Hashable, value: _T, size: int) -> None:
-        """Remember a value that takes `size` bytes."""
+        """Store a value of `size` bytes."""
         entry = (value, size)
         if self._entries.setdefault(key, entry) is entry:
             self._size += size

@@ -1,4 +1,4 @@
-"""Decodes what wires have in common: fields of requests, and answers made of `choices`, streamed
+"""Decodes and encodes what wires share: request fields, and answers with `choices`, streamed
 and whole.
 """
 
@@ -27,15 +27,15 @@ from .protocol import Dialect, check_stop
 from .usage import decode_usage, encode_usage
 
 CHOICES = "choices"
-"""The key, in the extra of an answer, of the unknown fields of each choice."""
+"""The key of the unknown fields of choices in the extra of an answer."""
 BROKEN_OFF = Fault(
     "upstream_error", "The model's server broke the answer off and did not say why.", "upstream"
 )
 FIRST = 512
-"""How many bytes of a long read are looked at for what its chunks have in common."""
+"""Bytes of a long read that are decoded first, to find the template of its chunks."""
 
 LONG = 64 * 1024
-"""Bytes of a chunk that is too long for others to be like it."""
+"""Bytes of a chunk that is too long to be a template."""
 _CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _ERROR = b'{"error"'
@@ -44,7 +44,7 @@ _EMPTY: tuple[JSON, ...] = (None, [], {})
 
 # ---- requests ----------------------------------------------------------------------------
 
-# A number is written again as it was: 1 does not become 1.0.
+# A number is encoded as it was decoded: 1 does not become 1.0.
 Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
 _Temperature = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
 _Penalty = Annotated[int, Meta(ge=-2, le=2)] | Annotated[float, Meta(ge=-2, le=2)]
@@ -73,7 +73,7 @@ class SamplingFields(Struct, kw_only=True):
 
 
 class ConversationFields(SamplingFields, kw_only=True):
-    """The fields that bodies with a conversation have in common, in Chat and in Responses."""
+    """The fields that Chat and Responses have in common."""
 
     model: ModelName
     tools: Raw = ABSENT
@@ -97,7 +97,7 @@ LABELS = (
     *("parallel_tool_calls", "metadata", "user", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "prompt_cache_options", "service_tier", "moderation"),
 )
-"""Those of them that the core calls the same and has as they are."""
+"""Those that are unchanged, and have the same name, in the core."""
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
     *("seed", "n"),
@@ -112,14 +112,14 @@ def decode_sampling(
     unknown: dict[str, JSON],
     limits: Limits,
 ) -> Sampling:
-    """The sampling values; what is given under two names is added to the unknown fields. Raises
-    FaultError for more of them than there may be."""
+    """The sampling values; a duplicate under another name is added to the unknown fields. Raises
+    FaultError for too many values."""
     penalty, other = body.repetition_penalty, body.repeat_penalty
     if None not in (penalty, other) and penalty != other:
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
     if isinstance(stop, str):
-        stop = [stop] if stop else None  # an empty one ends nothing
+        stop = [stop] if stop else None  # an empty one has no effect
     if stop:
         check_stop("stop", stop, limits)
     if bias is not None and len(bias) > limits.max_logit_bias:
@@ -157,7 +157,7 @@ def decode_stream_options(given: Any, wire: str) -> StreamOptions | None:
 def encode_stream(
     request: Request, dialect: Dialect, wire: str, notes: list[Note]
 ) -> dict[str, JSON]:
-    """The fields that ask for a stream, where one is asked for."""
+    """The fields for a stream, where one is requested."""
     options = request.stream_options
     if not request.stream:
         if options is not None:
@@ -178,8 +178,8 @@ def encode_body(
     losses: tuple[Loss, ...],
     notes: list[Note],
 ) -> tuple[bytes, tuple[Loss, ...]]:
-    """The body with these fields, the sampling values that are not among them and the unknown
-    fields, without what this server refuses; and all losses, those noted included."""
+    """The body with these fields, the other sampling values and the unknown
+    fields, without those that the server refuses; and all losses, including the noted ones."""
     given = asdict(request.sampling)
     given[dialect.repetition_penalty] = given.pop("repetition_penalty")
     given |= {"stop": request.sampling.stop or None, **fields}
@@ -200,14 +200,14 @@ def encode_body(
 
 
 def rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
-    """The fields we do not know, without empty ones."""
+    """The unknown fields, without empty ones."""
     if known.issuperset(value):
         return {}
     return {n: v for n, v in value.items() if n not in known and v not in _EMPTY}
 
 
 def decode_finish(value: JSON, words: dict[str, str]) -> str | None:
-    """A finish reason in the protocol's words; None where there is none yet."""
+    """The protocol's finish reason; None where there is none yet."""
     if value is None or value == "":
         return None
     word = value.lower().replace("-", "_") if isinstance(value, str) else ""
@@ -243,9 +243,9 @@ def decode_tokens(listed: JSON, wire: str) -> tuple[Token, ...]:
 
 
 class Template(NamedTuple):
-    """An event with one string in it that changes: the bytes around the string, and what it is.
+    """A template of events that differ in one string: the bytes around it, and its kind.
 
-    The chunks of a stream differ in nothing but that string, as a rule, so only it is decoded.
+    The chunks of a stream usually differ only in that string, so only it is decoded.
     `call` is the index of the call that arguments belong to. `padding` splits the suffix where
     OpenAI puts a random text (`obfuscation`).
     """
@@ -258,15 +258,15 @@ class Template(NamedTuple):
     padding: tuple[bytes, bytes] | None
 
     def strings(self, data: bytes) -> tuple[list[str], bytes]:
-        """The strings of the chunks like this with which the bytes begin, and the bytes behind
-        them. An empty string, and what cannot be decoded, is left to the reader of whole chunks."""
+        """The strings of matching chunks at the beginning of the bytes, and the remaining
+        bytes. Empty and undecodable strings are left to the reader of whole chunks."""
         head, suffix = self.head, self.tail[:-2]
         if not data.startswith(head) or len(data) > sse.MAX_EVENT:
             return [], data
         *blocks, _ = data.split(b"\n\n")
         inner = slice(len(head), -len(suffix))
         pieces = [block[inner] for block in blocks]
-        # One comparison with what the bytes should have been is cheaper than one for each chunk.
+        # One comparison with the expected bytes is cheaper than one for each chunk.
         alike = head + (self.tail + head).join(pieces) + self.tail
         if not data.startswith(alike):
             same = map(eq, blocks, alike.split(b"\n\n"))
@@ -299,8 +299,8 @@ _GARBLED = "The model's server sent events that are not JSON objects."
 class ChoicesDecoder:
     """Decodes one answer into a turn, from pieces of any size.
 
-    A wire says what it knows of a choice (`fields`), what it calls its ends (`words`), how many
-    choices there may be (`most`), and reads what is in a choice.
+    A wire provides its state of a choice (`fields`), the names of finish reasons (`words`), the
+    limit of choices (`most`), and the reader of a choice.
     """
 
     name: ClassVar[str]
@@ -311,41 +311,41 @@ class ChoicesDecoder:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._head = b""  # the first bytes, until a chunk was read
+        self._head = b""  # the first bytes, until a chunk was decoded
         self._whole: bytearray | None = None  # an answer that is one JSON value
         self._sse: sse.SSEDecoder | None = None  # of an answer that is a stream
-        self._started = False  # a chunk was read
+        self._started = False  # a chunk was decoded
         self._garbled = 0  # events that were no JSON object
         self._ended = False  # `[DONE]` was read
-        self.ended = False  # that, or the answer is over; usage may still follow
+        self.ended = False  # `[DONE]`, or the end of the answer; usage may still follow
         self._beside: dict[str, JSON] | None = None  # unknown fields of chunks so far
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
-        self._choices: dict[int, Any] = {}  # what the wire remembers of each choice
+        self._choices: dict[int, Any] = {}  # the wire's state of each choice
         self._template: Template | None = None  # of the last chunk, if it has one
         self._append: Callable[[list[str]], None] = turn.texts  # the strings of such chunks
-        self._running = False  # such chunks are read here, and not by the SSE decoder
-        self._rest = b""  # behind them: the beginning of another one
+        self._running = False  # matching chunks are decoded here, not by the SSE decoder
+        self._rest = b""  # the rest: the beginning of another one
 
-    # ---- what a wire adds ----------------------------------------------------------------
+    # ---- implemented by wires ------------------------------------------------------------
 
     @abstractmethod
     def _content(
         self, number: int, choice: dict[str, JSON], beside: dict[str, JSON], *, ends: bool
     ) -> dict[str, JSON] | None:
-        """Read what a choice says. Gives the unknown fields of its delta; None for a whole message.
+        """Decode a choice. Returns the unknown fields of its delta; None for a whole message.
 
         `beside` are the unknown fields of the choice; more may be added.
         """
 
     def _learn(self, data: bytes, value: dict[str, JSON]) -> None:
-        """Set the template of a chunk that was read, if it has one."""
+        """Set the template of a decoded chunk, if it has one."""
 
     # ---- bytes ---------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that became clear with these bytes."""
+        """The events that these bytes complete."""
         template, turn = self._template, self._turn
-        # One chunk like the last one, which is how the stream of a model comes, in few calls.
+        # The fast path: one chunk that matches the template, in few calls.
         if (
             template is not None
             and self._running
@@ -358,7 +358,7 @@ class ChoicesDecoder:
                 text = decode_string(piece)
             except BROKEN:
                 text = ""
-            # JSON allows line ends beside the string, and in SSE they have a meaning.
+            # JSON allows line ends beside the string, but in SSE they end the line.
             if text and b"\n" not in piece and b"\r" not in piece and len(data) <= sse.MAX_EVENT:
                 self._append([text])
                 events, turn.events = turn.events, []  # as `take` does
@@ -380,7 +380,7 @@ class ChoicesDecoder:
         return events
 
     def close(self) -> list[Event]:
-        """No more bytes will come: the answer ends now, as what it is."""
+        """End the input, and with it the answer."""
         turn = self._turn
         if self._whole is not None and not turn.over:
             whole, self._whole = bytes(self._whole), bytearray()  # it may be large
@@ -392,7 +392,7 @@ class ChoicesDecoder:
             garbled = self._garbled
             for name, data in self._sse.close() if self._sse else ():
                 self._event(name, data, last=True)
-            self._garbled = garbled  # half an event is not garbage
+            self._garbled = garbled  # an incomplete event is a cut
             self._end()
         self.ended = True
         events, turn.events = turn.events, []
@@ -409,19 +409,19 @@ class ChoicesDecoder:
         while data:
             if self._template is not None:
                 if not self._running and (held := decoder.release(FIRST)) is not None:
-                    self._running, self._rest = True, held  # it may be the beginning of a run
+                    self._running, self._rest = True, held  # it may begin a run of matching chunks
                 if self._running:
                     strings, data = self._template.strings(self._rest + data)
                     self._rest = b""
                     if strings:
                         self._append(strings)
                     if len(data) < FIRST and b"\n\n" not in data and b"\r" not in data:
-                        self._rest = data  # nothing, or the beginning of one that may be like them
+                        self._rest = data  # nothing, or the beginning of a chunk that may match
                         return
                     if strings:
                         continue
             self._running = False
-            # Decode some of it, as it may show the template of all that follows.
+            # Decode some of it, which may give the template of the rest.
             end = data.find(b"\n\n", size) + 2
             size *= 2
             some, data = (data[:end], data[end:]) if end > 1 else (data, b"")
@@ -458,7 +458,7 @@ class ChoicesDecoder:
         if not isinstance(value, dict):
             self._pass_over()
             return
-        if self._ended:  # nothing but counts is news after the end
+        if self._ended:  # only usage is read after the end
             value = {"usage": value.get("usage")}
         elif name == "error" and "error" not in value:
             value = {"error": value}
@@ -467,8 +467,8 @@ class ChoicesDecoder:
             self._learn(data, value)
 
     def _repair(self, name: str, data: bytes, last: bool) -> None:
-        """Not JSON: several events with no blank line between, or an error after half of one. A
-        piece of the answer that cannot be read fails it: without that it would look whole."""
+        """Handle invalid JSON: several events without a blank line between, or an error after
+        a part of one. An undecodable piece fails the answer, which would else look complete."""
         lines = data.split(b"\n")
         at = data.rfind(_ERROR)
         if data.strip() == sse.END:
@@ -555,7 +555,7 @@ class ChoicesDecoder:
 
     def _choice(self, choice: dict[str, JSON], position: int) -> None:
         turn, given, reason = self._turn, choice.get("index"), choice.get("finish_reason")
-        # The number of a choice is its index, or its position where the index is a mistake.
+        # The number of a choice is its index, or its position where the index is invalid.
         number = given if type(given) is int and 0 <= given < self.most else position
         turn.expect(number)
         fault = BROKEN_OFF if reason in ("error", "abort") else None
@@ -579,14 +579,14 @@ class ChoicesDecoder:
             turn.finish(reason, number)
 
     def _pass_ends(self) -> None:
-        """Pass on the unknown fields of choices that ended: nothing more will be read."""
+        """Pass on the unknown fields of finished choices, at the end."""
         if self._ends:
             ends = [{"index": number, **fields} for number, fields in sorted(self._ends.items())]
             self._turn.header(extra={self.name: {CHOICES: ends}})
 
 
 def _missing(value: JSON) -> str | None:
-    """What keeps a JSON value from being an answer."""
+    """Why a JSON value is no answer."""
     if not isinstance(value, dict):
         return f"{json.kind(value)}, and not with an object"
     choices = value.get("choices")
@@ -603,15 +603,15 @@ def _missing(value: JSON) -> str | None:
 # ---- answers, encoded --------------------------------------------------------------------
 
 MAX_REPEATED = 8 * 1024
-"""Bytes of an answer's fields that each chunk repeats; of more, those that are not known are in the
-first chunk alone."""
+"""Bytes of an answer's fields that each chunk repeats; if there are more, unknown ones are only in
+the first chunk."""
 OPENING, CLOSING = sse.frame(b"\0").split(b"\0")
 
 
 class ChoicesEncoder:
-    """Encodes the events of one answer as chunks, as the request asked for it.
+    """Encodes the events of one answer as chunks, with the options of the request.
 
-    A wire says what a chunk is called (`object`), what a choice has in it that says nothing
+    A wire provides the name of a chunk (`object`), the content of an empty choice
     (`blank`), and its finish reasons.
     """
 
@@ -627,7 +627,7 @@ class ChoicesEncoder:
         self._wants_usage = bool(options and options.include_usage)
         self._request = request
         self._dialect = dialect
-        self._head = self._tail = b""  # a chunk before and behind its choice
+        self._head = self._tail = b""  # a chunk before and after its choice
         self._envelope: dict[str, JSON] = {}
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of the ends of choices
         self._choices: dict[int, Any] = {}  # what the wire remembers of each choice
@@ -654,7 +654,7 @@ class ChoicesEncoder:
         return self._head + json.dump(merge(choice, more) if more else choice) + self._tail
 
     def _unknown(self, event: Started | Finished) -> dict[str, JSON]:
-        """The unknown fields of the answer; those of its choices are remembered."""
+        """The unknown fields of the answer; those of its choices are stored."""
         extra = dict((event.extra or {}).get(self.name, {}))
         self._ends |= {each["index"]: each for each in extra.pop(CHOICES, ())}
         return extra
@@ -679,7 +679,7 @@ class ChoicesEncoder:
         return b"".join([self._chunk(each["index"], self.blank, more=each) for each in given])
 
     def _open(self, number: int) -> bytes:
-        """What comes before the end of a choice that had no content."""
+        """The chunks before the end of a choice without content."""
         return b""
 
     def _finish(self, event: Finished) -> bytes:

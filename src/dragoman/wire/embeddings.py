@@ -1,7 +1,7 @@
-"""Embeddings: `POST /embeddings`, checked on the way in and on the way back, and else left alone.
+"""Validates embeddings, `POST /embeddings`: requests and responses are passed on unchanged.
 
-Vectors pass through us and mean nothing to us, so there is no value of our own for them: a request
-and an answer are the protocol's own objects, seen to be such.
+Embeddings have no values in the core: requests and responses
+are the protocol's own objects.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _is_one(value: JSON) -> bool:
 
 
 def decode_response(data: bytes) -> dict[str, JSON]:
-    """The answer in a body, its fields undecoded: vectors may be many, and pass as they are. Raises
-    FaultError for what is none, and looks for what it says instead where it is no longer than an
-    explanation may be."""
+    """The response in a body, with undecoded fields: vectors may be large, and are passed on.
+    Raises FaultError for an invalid one, with its error message if it is
+    short."""
     try:
         fields: dict[str, JSON] = json.raw_fields(data)
         if bytes(memoryview(fields.get("data", b""))[:1]) == b"[":

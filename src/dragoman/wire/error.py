@@ -1,4 +1,4 @@
-"""Encodes faults as HTTP statuses and error objects, and decodes the errors of other servers.
+"""Encodes faults as HTTP statuses and error objects, and decodes errors of other servers.
 
 The error object is the one OpenAI's protocols share. Whether a refused key was the client's or ours
 is decided by the engine that sent it.
@@ -17,9 +17,9 @@ from dragoman.core.item import JSON
 from . import json
 
 SHOWN = 1000
-"""How many characters of an unstructured answer are quoted."""
+"""Characters of an unstructured body that are quoted."""
 MAX_EXTRA = 16 * 1024
-"""Bytes of the fields that an error may have beside those that all have; more are left out."""
+"""Bytes of an error's extra fields; beyond that they are left out."""
 
 CORRUPT = Fault(
     "upstream_error",
@@ -27,7 +27,7 @@ CORRUPT = Fault(
     "have a gap. Ask again.",
     "upstream",
 )
-"""Why an answer failed of which a piece could not be read."""
+"""The fault for an answer with an undecodable piece."""
 
 _HTML = re.compile(r"<(?:!doctype|html|head|body)\b", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
@@ -74,7 +74,7 @@ TABLE: dict[Code, _Row] = {
     "store_unavailable": _Row(503, _SERVER, "store_unavailable"),
     "internal": _Row(500, _SERVER, "internal_error"),
 }
-"""What each fault is over HTTP."""
+"""The HTTP status of each fault."""
 
 _BY_STATUS: dict[int, Code] = {
     401: "authentication",
@@ -85,20 +85,20 @@ _BY_STATUS: dict[int, Code] = {
     503: "overloaded",
     529: "overloaded",
 }
-"""What a bare status of an upstream means, where the upstream gave no code."""
+"""The fault for an upstream's status, where there is no code."""
 
 _STATUS_OF_TYPE = {"overloaded_error": 529}
-"""The status an error type stands for, where a stream that began with 200 ends in it."""
+"""The status of an error type, for errors in a stream that began with 200."""
 
 
 MAX_GARBLED = 1_000
-"""How many events, or lines of them, that are no JSON object an answer may have."""
+"""The most events, or lines of them, that are no JSON object, of an answer."""
 LONGEST = 256 * 1024
-"""How many bytes of what a server says in place of an answer are read."""
+"""Bytes of an error body that are read."""
 
 
 def is_corrupt(data: bytes) -> bool:
-    """Whether an event that is not JSON was to be an object: a piece of the answer."""
+    """Whether an invalid event looks like an object: a piece of the answer."""
     return data.lstrip().startswith(b"{")
 
 
@@ -106,12 +106,12 @@ def is_corrupt(data: bytes) -> bool:
 
 
 def status(fault: Fault) -> int:
-    """The HTTP status of an answer that is this fault. An upstream's own status stands."""
+    """The HTTP status of a fault. An upstream's own status is kept."""
     return _named(fault) or TABLE[fault.code].status
 
 
 def error_object(fault: Fault) -> dict[str, JSON]:
-    """The error object: message, type, param and code, and what else the upstream put there.
+    """The error object: message, type, param and code, and the upstream's extra fields.
 
     >>> error_object(Fault("model_not_found", "There is no model m.", "client", "model"))["code"]
     'model_not_found'
@@ -127,18 +127,18 @@ def error_object(fault: Fault) -> dict[str, JSON]:
 
 
 def encode(fault: Fault) -> bytes:
-    """The body of an answer that is this fault."""
+    """The body of an error response."""
     return json.dump({"error": error_object(fault)})
 
 
 def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
-    """The status and the body of an answer that is this fault. This body does not name the request;
-    a header does."""
+    """The status and the body of an error response. The request id is not in the body, but
+    in a header."""
     return status(fault), encode(fault)
 
 
 def _named(fault: Fault) -> int | None:
-    """The status an upstream gave, where it is the one to show."""
+    """The upstream's status, where it is to be sent."""
     shown = fault.code in ("upstream_refused", "upstream_error")
     return fault.status if shown and fault.status and 400 <= fault.status <= 599 else None
 
@@ -156,7 +156,7 @@ def _row(fault: Fault) -> _Row:
 
 
 def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
-    """The fault an upstream's answer stands for, whatever the shape of its body.
+    """The fault for an upstream's error response, whatever the shape of its body.
 
     `retry_after` is that header's value. The fault is `upstream_refused`, with
     the status; or `upstream_error`, where the status is none of an error.
@@ -176,11 +176,11 @@ def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
 
 
 _CODE_OF_TYPE = {"exceed_context_size_error": "context_length_exceeded"}
-"""Codes that clients know, of types that a server has in their place (llama.cpp)."""
+"""Codes that clients know, by the types that llama.cpp sends instead."""
 
 
 def unreadable(problem: ValueError) -> Fault:
-    """The fault that a body stands for that should be JSON, and has this problem."""
+    """The fault for a body that should be JSON, and has this problem."""
     if "truncated" in str(problem):
         return CUT
     message = f"The model's server answered with a body that {problem}."
@@ -190,8 +190,8 @@ def unreadable(problem: ValueError) -> Fault:
 def describe(value: JSON, status: int | None = None) -> Fault | None:
     """The fault in a decoded body or event; None where there is none.
 
-    `status` is that of the answer. Where the answer itself began well, leave it out, and a
-    status that the object names is taken.
+    `status` is that of the response. Without it, for an error in a stream, a
+    status in the object is used.
     """
     if isinstance(value, list):
         value = value[0] if value else None
@@ -207,7 +207,7 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
         named = (code, fields.get("status"), fields.get("status_code"))
         usual = _STATUS_OF_TYPE.get(kind) if isinstance(kind, str) else None
         status = next((n for n in named if type(n) is int and 400 <= n <= 599), usual)
-    if type(code) is int:  # a status too, as a rule, and then no code
+    if type(code) is int:  # usually a status, and then no code
         code = None if 100 <= code <= 599 else str(code)
     known = ("message", "type", "param", "code", "error", "detail", "object")
     rest = {name: v for name, v in fields.items() if name not in known and v is not None}
@@ -230,7 +230,7 @@ def _fault(message: str, status: int | None) -> Fault:
 
 
 def _explanation(fields: JSON) -> tuple[str | None, str | None]:
-    """The explanation in an error object, and the path of the field it is about."""
+    """The message of an error object, and the path of its field."""
     match fields:
         case str() if fields.strip():
             return (

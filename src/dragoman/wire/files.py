@@ -31,9 +31,9 @@ FILE_PREFIX, STORE_PREFIX, BATCH_PREFIX = "file-", "vs_", "vsfb_"
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MOST_ATTRIBUTES, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 MOST_AT_ONCE = 500
-"""Files that are added to a vector store by one request."""
+"""The most files that one request adds to a vector store."""
 MOST_STORES, MOST_QUERIES = 16, 16
-"""Vector stores, and questions, of one search."""
+"""The most vector stores, and queries, of one search."""
 LONGEST_QUERY = 4_096
 MOST_RESULTS = 50
 MOST_CONDITIONS = 1_000
@@ -46,7 +46,7 @@ LONGEST_NAME = 512
 
 
 class Upload(Struct, frozen=True):
-    """A file to be stored, for so many `seconds`, or until it is deleted."""
+    """An uploaded file, which expires after so many `seconds`, or never."""
 
     name: str
     data: memoryview
@@ -55,7 +55,7 @@ class Upload(Struct, frozen=True):
 
 
 class Addition(Struct, frozen=True):
-    """A file to be added to a vector store, by its bare id, and how it is to be cut."""
+    """A file to be added to a vector store, by its bare id, with its chunking."""
 
     file: str
     attributes: dict[str, Attribute] = {}
@@ -64,7 +64,7 @@ class Addition(Struct, frozen=True):
 
 
 class Opening(Struct, frozen=True):
-    """A vector store to be made, and the files that are in it from the start."""
+    """A vector store to be created, with its initial files."""
 
     name: str = ""
     description: str | None = None
@@ -74,8 +74,8 @@ class Opening(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """What is searched for: one question or several, among files that meet a condition. `weights`
-    are those of meaning and of words, where there are both."""
+    """A search: one query or several, in files that match a filter. `weights`
+    are those of vectors and of words, where there are both."""
 
     queries: tuple[str, ...] = ()
     condition: Condition | None = None
@@ -110,7 +110,7 @@ def decode_upload(parts: Sequence[Part]) -> Upload:
 
 
 def decode_opening(data: bytes, limits: Limits = LIMITS) -> Opening:
-    """The vector store to be made. Raises FaultError naming the field that is wrong."""
+    """The vector store to be created. Raises FaultError naming the field that is wrong."""
     fields = json.parse(data or b"{}")
     about = _described(fields, limits)
     tokens, overlap = _strategy(fields)
@@ -119,7 +119,7 @@ def decode_opening(data: bytes, limits: Limits = LIMITS) -> Opening:
 
 
 def decode_change(data: bytes, limits: Limits = LIMITS) -> dict[str, Any]:
-    """The fields of a vector store that are to change; `days` is None where it is to stay."""
+    """The changed fields of a vector store; `days` is None where it does not expire."""
     fields = json.parse(data)
     given = {*fields.left()}
     about = _described(fields, limits)
@@ -163,7 +163,7 @@ def decode_batch(data: bytes, limits: Limits = LIMITS) -> tuple[Addition, ...]:
 
 
 def decode_attributes(data: bytes, limits: Limits = LIMITS) -> dict[str, Attribute]:
-    """The attributes that a file in a vector store shall have. Raises FaultError."""
+    """The new attributes of a file in a vector store. Raises FaultError."""
     return _attributes(json.parse(data))
 
 
@@ -201,7 +201,7 @@ def _attributes(fields: Fields) -> dict[str, Attribute]:
 
 
 def _strategy(fields: Fields) -> tuple[int, int]:
-    """The tokens of a chunk, and how many the next repeats."""
+    """The tokens of a chunk, and of its overlap with the next."""
     given = fields.object("chunking_strategy")
     if given is None or given.one_of("type", ("auto", "static")) != "static":
         return 800, 400
@@ -217,7 +217,7 @@ def _strategy(fields: Fields) -> tuple[int, int]:
 
 
 def decode_search(data: bytes, limits: Limits = LIMITS) -> Search:
-    """What is searched for. Raises FaultError naming the field that is wrong."""
+    """The search in a body. Raises FaultError naming the field that is wrong."""
     fields = json.parse(data)
     query = fields.any("query")
     queries = query if isinstance(query, list) else [query]
@@ -230,7 +230,7 @@ def decode_search(data: bytes, limits: Limits = LIMITS) -> Search:
 
 
 def decode_options(asked: Mapping[str, JSON]) -> tuple[tuple[str, ...], Search]:
-    """The bare ids of the vector stores that a tool of a request searches in, and how. Raises
+    """The bare ids of the vector stores of a request's tool, and its options. Raises
     FaultError naming the field that is wrong."""
     fields = Fields(dict(asked))
     ids = fields.strings("vector_store_ids")
@@ -297,7 +297,7 @@ def _condition(fields: Fields, left: list[int]) -> Condition:
 
 
 def file_object(file: StoredFile) -> dict[str, JSON]:
-    """A file, as the protocol shows it."""
+    """The protocol's object of a file."""
     return {
         "id": FILE_PREFIX + file.id,
         "object": "file",
@@ -312,7 +312,7 @@ def file_object(file: StoredFile) -> dict[str, JSON]:
 
 
 def store_object(store: VectorStore) -> dict[str, JSON]:
-    """A vector store, as the protocol shows it."""
+    """The protocol's object of a vector store."""
     days = store.days
     return {
         "id": STORE_PREFIX + store.id,
@@ -331,7 +331,7 @@ def store_object(store: VectorStore) -> dict[str, JSON]:
 
 
 def indexed_object(file: IndexedFile) -> dict[str, JSON]:
-    """A file in a vector store, as the protocol shows it."""
+    """The protocol's object of a file in a vector store."""
     error = None if file.error is None else {"code": file.error[0], "message": file.error[1]}
     static = {"max_chunk_size_tokens": file.tokens, "chunk_overlap_tokens": file.overlap}
     return {
@@ -348,7 +348,7 @@ def indexed_object(file: IndexedFile) -> dict[str, JSON]:
 
 
 def batch_object(id: str, files: Sequence[IndexedFile]) -> dict[str, JSON]:
-    """Files that were added to a vector store together, as the protocol shows them."""
+    """The protocol's object of a file batch."""
     counts: dict[str, int] = {}
     for file in files:
         counts[file.status] = counts.get(file.status, 0) + 1
@@ -368,7 +368,7 @@ def _counts(counts: Mapping[str, int]) -> dict[str, JSON]:
 
 
 def found_object(found: Found) -> dict[str, JSON]:
-    """A result, as the item of a call has it."""
+    """A result in the item of a call."""
     return {
         "file_id": FILE_PREFIX + found.file,
         "filename": found.name,

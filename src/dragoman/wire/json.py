@@ -35,7 +35,7 @@ MAX_ANSWER = 64 * 1024 * 1024
 """The largest answer that is read as one JSON value, in bytes."""
 
 FAR = 1e15
-"""Beyond this a float is no count, and JSON can spell what is no number at all (`1e999`)."""
+"""Beyond this a float is no count, and JSON can contain `1e999`, which is infinite."""
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=Struct)
 _decode = msgspec.json.Decoder().decode
@@ -46,20 +46,20 @@ raw_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _raw_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_array = msgspec.json.Decoder(list[str]).decode
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder of msgspec raises; the last for nesting that it cannot follow, even to skip it."""
+"""The errors of msgspec's decoders; the last for nesting that is too deep, even to skip."""
 ABSENT = Raw()
 """The default of a Raw field, to be compared by identity."""
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 """Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
 LARGE = 1 << 20
-"""Bytes of JSON beyond which no decoder may hold up other threads for long."""
+"""Bytes of JSON from which decoders must not hold the GIL for long."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much there may be in the body of a request. What is over a limit is refused before
-    anything is made of it."""
+    """Limits for the body of a request. A body over a limit is refused before
+    it is decoded."""
 
     max_json_values: Annotated[
         int, Meta(description="Maximum number of JSON values and names in a request body.", ge=1)
@@ -105,7 +105,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 LIMITS = Limits()
 MAX_UNKNOWN = 10_000
-"""Fields of one object that are not known: each is carried, and reported where it is dropped."""
+"""The most unknown fields of one object: each is carried, and reported where it is dropped."""
 
 
 def too_many(path: str, most: int, setting: str) -> FaultError:
@@ -114,12 +114,12 @@ def too_many(path: str, most: int, setting: str) -> FaultError:
 
 
 UNMARKED = bytes({*range(256)} - {*b",:[{"})
-"""Each byte of JSON but commas, colons and opening brackets: without them, its length is how many
-values and names there are at the most, as texts may have such marks, too."""
+"""All bytes except commas, colons and opening brackets: with these deleted, the length of JSON is
+an upper bound of its values and names, as texts may have such marks, too."""
 
 
 def marks(data: bytes) -> int:
-    """How many values and names there are in JSON at the most.
+    """An upper bound of the number of values and names in JSON.
 
     >>> marks(b'{"a": [1, 2], "b": ","}')
     7
@@ -128,21 +128,21 @@ def marks(data: bytes) -> int:
 
 
 MAX_ESCAPES = 4_000_000
-"""Backslashes in a body: each takes as long as many letters."""
+"""The most backslashes in a body: each costs as much as many letters."""
 _SLICE = 1 << 18
 
 
 VALUE = 80
-"""Bytes that a decoded value takes at the most, or nearly: an empty array 80, a short text 72, an
+"""Bytes of a decoded value, about, at the most: an empty array has 80, a short text 72, an
 object with one field 208 for its three marks."""
 
 
 def check_size(data: bytes, limits: Limits) -> int:
-    """How many values and names there are. Raises FaultError, which names the field, where there
-    are more than there may be.
+    """Count the values and names. Raises FaultError, which names the field, where there
+    are too many.
 
-    Nothing is built for it. It looks closer only where texts may have misled `marks`, and slice by
-    slice: other threads go on meanwhile.
+    No values are created. It counts exactly only where `marks` may be too high, and in
+    slices, so that other threads can run.
     """
     most = limits.max_json_values
     starts = range(0, len(data), LARGE)
@@ -160,7 +160,7 @@ def check_size(data: bytes, limits: Limits) -> int:
         within, texts = next(slices)
         for place, text in enumerate(texts, within):
             if place % 2:
-                last = last[:64] + text if place == within else text  # cut in two, or whole
+                last = last[:64] + text if place == within else text  # cut in two, or complete
                 continue
             if depth == 1 and text.lstrip()[:1] == b":":
                 name = last
@@ -175,8 +175,8 @@ def check_size(data: bytes, limits: Limits) -> int:
 
 
 def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Slices of JSON, split at their quotes: what is between strings, and in them, by turns; the
-    first is in a string where the number is 1."""
+    """Slices of JSON, split at their quotes: the parts between strings and in them, alternating;
+    the first is in a string where the number is 1."""
     within, rest = 0, b""
     for start in range(0, len(data), _SLICE):
         piece = rest + data[start : start + _SLICE]
@@ -188,9 +188,9 @@ def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def load(body: bytes | str) -> JSON:
-    """Decode JSON. Lone surrogates are let through: the other half may come with the next chunk.
+    """Decode JSON. Lone surrogates are allowed: the other half may come with the next chunk.
 
-    Raises ValueError with a sentence that says what is wrong and where.
+    Raises ValueError with a message that has the problem and its place.
     """
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     try:
@@ -205,8 +205,8 @@ def load(body: bytes | str) -> JSON:
 
 
 def _load_slowly(data: bytes, problem: str) -> JSON:
-    """The stdlib decoder takes lone surrogates, which some servers stream; nothing else. It is slow
-    in one step: of what is large, they are replaced."""
+    """Decode with the stdlib decoder, which accepts lone surrogates, as some servers stream. As it
+    is slow and blocks, they are replaced in large texts."""
     try:
         if len(data) > LARGE:
             with suppress(*BROKEN):
@@ -240,7 +240,7 @@ def _refuse_constant(name: str) -> JSON:
 def check_depth(value: JSON) -> None:
     """Raise ValueError where arrays and objects are nested deeper than MAX_DEPTH.
 
-    msgspec stops only where the C stack does: at up to 1,000 levels on Python 3.11, 10,000 on 3.12.
+    msgspec stops only at the limit of the C stack: 1,000 levels on Python 3.11, 10,000 on 3.12.
     The decoded value is walked level by level, not the text: the collector tracks every container
     that holds a container, so it finds them without a step of Python for each value.
     """
@@ -249,13 +249,13 @@ def check_depth(value: JSON) -> None:
         level = list(filter(gc.is_tracked, gc.get_referents(*level)))
         if not level:
             return
-    # The collector need not track an object that holds no container; the last level may be such.
+    # The collector need not track an object without containers; the last level may be one.
     if any(isinstance(inner, dict | list) for inner in gc.get_referents(*level)):
         raise ValueError(_TOO_DEEP)
 
 
 def check_metadata(metadata: Mapping[str, JSON], limits: Limits) -> None:
-    """Raise FaultError where metadata has more entries, or bytes, than it may have."""
+    """Raise FaultError where metadata has too many entries, or bytes."""
     if len(metadata) > limits.max_metadata:
         raise too_many("metadata", limits.max_metadata, "max_metadata")
     if len(dump(metadata)) > (most := limits.max_metadata_bytes):

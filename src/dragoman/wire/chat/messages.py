@@ -1,4 +1,4 @@
-"""Chat messages, their parts and what goes with them, decoded into items and encoded from them."""
+"""Decodes Chat messages, parts, log-probabilities and annotations into items, and encodes them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def from_extra(extra: Extra | None) -> dict[str, JSON]:
 
 
 def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
-    """The fields, and the unknown ones with them; a field that is there stands.
+    """The fields, with the unknown ones added; existing fields are not overwritten.
 
     >>> restore({"id": "1", "function": {"name": "f"}}, to_extra({"id": "2"}, function={"b": 2}))
     {'id': '1', 'function': {'name': 'f', 'b': 2}}
@@ -81,7 +81,7 @@ VENDOR_PARTS = frozenset(
         "video_url",
     }
 )
-"""Part types that are not in the protocol and that some servers take; carried as they are."""
+"""Part types that are not in the protocol, but that some servers accept; carried unchanged."""
 NEW_TURN: Extra = {"turn": {"new": True}}
 """Marks an item that begins an assistant message right after another assistant message, which
 would otherwise be taken for one."""
@@ -130,7 +130,7 @@ class _FileData(Struct):
 
 
 class _Message(Struct, tag_field="role", gc=False):
-    """A message of the role that its kind is for."""
+    """A message, by its role."""
 
     role: ClassVar[Role]
     content: str | list[Raw] | None = None
@@ -153,7 +153,7 @@ class _Assistant(_Message, tag="assistant"):
     role = "assistant"
     tool_calls: list[Raw] | None = None
     refusal: str | None = None
-    # Under any name, and of any shape: other servers and clients have put other things there.
+    # Under any name, and of any shape: servers and clients vary.
     reasoning_content: Raw = ABSENT
     reasoning: Raw = ABSENT
     reasoning_details: list[JSON] | None = None
@@ -294,7 +294,7 @@ def _assistant_items(
     """The items of an assistant message; there is always one."""
     items: list[Item] = []
     reasoning, details = None, message.reasoning_details
-    for name in ("reasoning_content", "reasoning"):  # what else stands there is an unknown field
+    for name in ("reasoning_content", "reasoning"):  # any other value is an unknown field
         if (raw := getattr(message, name)) is not ABSENT:
             value = json.value_of(raw)
             if isinstance(value, str) and not reasoning:
@@ -350,7 +350,7 @@ def _part(data: Any, path: str) -> Part:
         case _ImagePart():
             inner: Any = part.image_url
             if isinstance(inner, Raw) and bytes(inner)[:1] == b'"':
-                inner = Raw(b'{"url":%b}' % bytes(inner))  # seen in the wild, and clear enough
+                inner = Raw(b'{"url":%b}' % bytes(inner))  # seen in the wild, and unambiguous
             image, more = _image_url.read(inner, f"{path}.image_url")
             return Image(image.url, detail=image.detail, extra=to_extra(rest, image_url=more))
         case _AudioPart():
@@ -395,7 +395,7 @@ def _function_call(call_id: str, call: _FunctionCall, extra: Extra | None) -> Fu
 
 
 def encode_content(content: Content) -> JSON:
-    """The content as it was given."""
+    """The content in its given form."""
     if isinstance(content, str):
         return content if len(content) <= LONG else Long(content)
     return [encode_part(part) for part in content]
@@ -425,12 +425,12 @@ def encode_part(part: Part) -> dict[str, JSON]:
 
 
 def parts(content: Content) -> tuple[Part, ...]:
-    """The content as parts, whichever way it was given."""
+    """The content as parts, in either form."""
     return (Text(content),) if isinstance(content, str) else content
 
 
 def describe(part: Part) -> str:
-    """A part as text, for models and servers that cannot take the part itself."""
+    """A part as text, for models and servers that do not support it."""
     match part:
         case Text() | Refusal() | Thought() | Summary():
             return part.text
@@ -446,14 +446,14 @@ def describe(part: Part) -> str:
 
 
 PLACEHOLDER_REASONING = " "
-"""Stands for reasoning that a server requires and that we do not have. Servers that require some
-refuse the empty string; words would be taken for the model's own."""
+"""A placeholder for reasoning that a server requires and that we do not have. Such servers
+refuse the empty string; a text would be taken for the model's own."""
 MAX_DESCRIBED = 2000
-"""How many characters of a field are kept where an item is described as text."""
+"""Characters of a field that are retained where an item is described as text."""
 
 
 def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) -> list[JSON]:
-    """The messages for these items; what the dialect costs is noted."""
+    """The messages for these items; losses of the dialect are noted."""
     messages: list[JSON] = []
     turn: list[tuple[int, Any]] = []  # the items of an assistant message that is not complete yet
     moved: list[Part] = []  # parts of results that only a user message may have
@@ -464,7 +464,7 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
             case None:
                 inside = False
             case Unknown(kind="compaction_trigger") | ItemReference() | Compaction():
-                continue  # asks for nothing where it is not last; the others are refused before
+                continue  # no request where it is not last; the others are refused before
             case _:
                 inside = not isinstance(item, _OUTPUTS)
         if turn and not (inside and not (item and item.extra and item.extra.get("turn"))):
@@ -507,13 +507,13 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
 
 _OUTPUTS = (FunctionCallOutput, CustomToolCallOutput)
 _MEDIA: dict[type, str] = {Image: "image", Audio: "audio", File: "file"}
-"""Parts that cannot stand in the result of a tool."""
+"""Parts that are not allowed in the result of a tool."""
 
 
 def _encode_parts(
     content: tuple[Part, ...], dialect: Dialect, notes: list[Note], index: int
 ) -> JSON:
-    """Parts as this server takes them: a list that is all text may have to be a string."""
+    """Parts in the server's dialect: a list of texts may have to be a string."""
     if dialect.content_parts or not {Text, Refusal}.issuperset(map(type, content)):
         return encode_content(content)
     if len(content) > 1:
@@ -525,8 +525,8 @@ def _encode_parts(
 def _assistant_message(
     turn: list[tuple[int, Any]], dialect: Dialect, notes: list[Note]
 ) -> dict[str, JSON]:
-    """The items between two messages of others, which are one message of the assistant. Fields that
-    were not given are not in it."""
+    """Collects the assistant's items between two other messages into one message, without absent
+    fields."""
     contents: list[Content] = []
     reasoning: list[str] = []
     inline = ""  # reasoning in think tags runs into the text it belongs to with nothing between
@@ -546,7 +546,7 @@ def _assistant_message(
             case Message():
                 content = item.content
                 if not isinstance(content, str) and not dialect.content_parts:
-                    _encode_parts(content, dialect, notes, index)  # notes what it costs
+                    _encode_parts(content, dialect, notes, index)  # notes its losses
                 if item.name:
                     more.setdefault("name", item.name)
             case _:
@@ -633,7 +633,7 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
 
 
 def _shortened(value: JSON) -> JSON:
-    """The value of an item that this wire has no form for (a hosted tool's call, as a rule),
+    """The value of an item that this wire has no form for (usually a hosted tool's call),
     without ids and blobs."""
     match value:
         case str() if len(value) > MAX_DESCRIBED or value.startswith("data:"):
@@ -669,7 +669,7 @@ _CITATION = "url_citation"
 
 
 def decode_annotation(value: JSON) -> Annotation | None:
-    """An annotation; None for what is none."""
+    """An annotation; None for an invalid one."""
     if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
         return None
     rest = {name: each for name, each in value.items() if name != "type" and each is not None}

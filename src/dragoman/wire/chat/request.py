@@ -97,7 +97,7 @@ _body = Reader(
     stream_options=stream_options.strict | None,
 )
 _SAME = ("verbosity", "prediction", "store", *LABELS)
-"""Fields that are the same on this wire and in the core."""
+"""Fields that are identical on this wire and in the core."""
 _same = attrgetter(*_SAME)
 _nested = attrgetter(
     *("reasoning", "prediction", "metadata", "prompt_cache_options", "moderation"),
@@ -207,7 +207,7 @@ def _decode_function_call(value: JSON, tools: tuple[Tool, ...]) -> ToolChoice | 
 
 
 def _check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
-    """What is chosen must be offered."""
+    """Check that the chosen tools are offered."""
     match choice:
         case "required" if not tools:
             raise FaultError(bad_request("is 'required', and there are no tools", "tool_choice"))
@@ -241,7 +241,7 @@ def _key(choice: NamedTool | UnknownTool) -> tuple[str | None, ...]:
 
 
 def _keys(tools: tuple[Tool, ...], space: str | None = None) -> Iterator[tuple[str | None, ...]]:
-    """What tools are chosen by: kind, name and namespace, or the kind alone."""
+    """The keys of tools in a choice: kind, name and namespace, or the kind alone."""
     for tool in tools:
         match tool:
             case Namespace():
@@ -286,9 +286,9 @@ def _decode_format(value: JSON, unknown: dict[str, JSON]) -> OutputFormat | None
 
 
 def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
-    """The body that asks this of a server, and what it could not carry as it stood.
+    """The body of a request, and its losses.
 
-    Only what was asked for is in it. Raises FaultError where a loss would change the answer.
+    Absent fields are left out. Raises FaultError where a loss would change the answer.
     """
     losses = judge(request, LOSSES)
     notes: list[Note] = []
@@ -300,7 +300,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     reasoning, sampling, format = request.reasoning, request.sampling, request.format
     logprobs = sampling.logprobs
     if logprobs is None and (sampling.top_logprobs or _LOGPROBS in request.include):
-        logprobs = True  # who asks for alternatives, or by `include`, asks for these
+        logprobs = True  # alternatives, and `include`, imply it
     given: dict[str, JSON] = {
         "model": request.model,
         "messages": messages,

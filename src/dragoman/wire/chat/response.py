@@ -68,14 +68,14 @@ LEGACY_REASONS = FINISH_REASONS | {"tool_calls": "function_call"}
 
 
 class _Choice:
-    """What has been encoded of one alternative."""
+    """The encoding state of one choice."""
 
     __slots__ = ("calls", "has_content", "legacy", "length", "open", "open_calls", "text_head")
 
     def __init__(self, text_head: bytes) -> None:
         self.text_head = text_head  # a chunk with text, up to the text
         self.open = False  # the role has been sent
-        self.has_content = False  # content has been sent, if only an empty one
+        self.has_content = False  # content has been sent, even an empty one
         self.length = 0  # of all content so far
         self.calls = 0
         self.open_calls: list[_Item] = []  # calls that are not done; only the first is sent
@@ -83,7 +83,7 @@ class _Choice:
 
 
 class _Item:
-    """An item that is being encoded."""
+    """The encoding state of an item."""
 
     __slots__ = (
         *("call", "choice", "done", "given", "item", "legacy", "number", "parts", "start"),
@@ -98,13 +98,13 @@ class _Item:
         self.legacy = False
         self.parts = 0
         self.start = 0  # where its text part begins in the content
-        self.given: frozenset[str] = frozenset()  # facts about its audio that were sent
+        self.given: frozenset[str] = frozenset()  # fields of its audio that were sent
         self.waiting: list[bytes] = []  # chunks to send once the calls before it are done
         self.done = False
 
 
 class Encoder(ChoicesEncoder):
-    """Encodes the events of one answer, as the request asked for it."""
+    """Encodes the events of one answer, with the options of the request."""
 
     name = NAME
     id_prefix = ID_PREFIX
@@ -117,7 +117,7 @@ class Encoder(ChoicesEncoder):
         self.reasons = LEGACY_REASONS if self._legacy else FINISH_REASONS
 
     def feed(self, events: Sequence[Event]) -> bytes:
-        """The bytes for these events. Texts in a row, the commonest by far, are one step."""
+        """The bytes for these events. Consecutive texts, the common case, are one step."""
         encoded: list[bytes] = []
         run: list[str] = []
         where = -1
@@ -147,7 +147,7 @@ class Encoder(ChoicesEncoder):
         choice.length += size
         if len(texts) == 1 or size > LONG:
             return b"".join([head + json.dump(long(text)) + tail for text in texts])
-        # No JSON has a line end in it, so each stands where one chunk ends and the next begins.
+        # The encoded JSON has no line ends, so each one separates two chunks.
         return head + json.dump_all(texts).replace(b"\n", tail + head) + tail
 
     def _one(self, event: Event) -> bytes:
@@ -219,7 +219,7 @@ class Encoder(ChoicesEncoder):
                 tag = (reasoning.extra or {}).get("inline", {}).get("open", "")
                 return self._open(number) + (self._content(item, tag) if tag else b"")
             case _:
-                return b""  # a message opens with its first part: only text has content
+                return b""  # a message opens with its first part: only text is content
         choice.open_calls.append(item)
         opening = self._open(number)
         if self._legacy and isinstance(call, FunctionCall) and not (choice.calls or choice.legacy):
@@ -257,7 +257,7 @@ class Encoder(ChoicesEncoder):
         return closing + (self._say(item, dict(fields)) if fields else b"")
 
     def _in_order(self, item: _Item, delta: dict[str, JSON]) -> bytes:
-        """A chunk of a call, if it is the first open one; else it waits: readers of Chat expect the
+        """A chunk of a call, if it is the first open one; else it is queued: clients expect the
         fragments of one call before those of the next."""
         chunk = self._say(item, delta)
         if item.choice.open_calls[0] is item:
@@ -266,7 +266,7 @@ class Encoder(ChoicesEncoder):
         return b""
 
     def _end_call(self, item: _Item) -> bytes:
-        """The chunks that waited for this call to be done."""
+        """The chunks that were queued behind this call."""
         item.done = True
         open_calls, encoded = item.choice.open_calls, b""
         while open_calls and open_calls[0].done:
@@ -400,7 +400,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
             "finish_reason": reasons.get(reason, "stop"),
         }
         end = ends.get(number)
-        late = end.pop("logprobs", {}).get("content") if end else None  # of calls, as a rule
+        late = end.pop("logprobs", {}).get("content") if end else None  # usually of calls
         if wanted or late or tokens or refusal_tokens:
             weighed = encode_logprobs(tokens) + (late or [])
             choice["logprobs"] = {

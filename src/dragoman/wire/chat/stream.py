@@ -47,15 +47,15 @@ _NOTHING: tuple[JSON, ...] = (None, "", [], {})
 
 
 MOST_CHOICES = 128
-"""How many alternatives there may be; an index beyond is a mistake."""
+"""The most choices; an index beyond is invalid."""
 
 
 LONGEST = 16 * 1024
-"""Bytes of a chunk that others may be like."""
+"""The most bytes of a chunk that can be a template."""
 
 
 def learn(data: bytes, value: dict[str, JSON]) -> Template | None:
-    """The template of a chunk that was decoded; None if it holds more than one string of news."""
+    """The template of a decoded chunk; None if more than one string in it changes."""
     match value:
         case {"choices": [{"delta": dict(delta)} as choice]} if len(data) <= LONGEST:
             beside = (value.get("usage"), value.get("error"), *_others(choice, "index", "delta"))
@@ -89,7 +89,7 @@ def learn(data: bytes, value: dict[str, JSON]) -> Template | None:
 
 
 def _only_arguments(calls: JSON) -> tuple[str | None, int | None]:
-    """The arguments and the index of a call, if a chunk has nothing else of calls."""
+    """The arguments and the index of a call, if a chunk has no other fields of calls."""
     match calls:
         case [{"function": {"arguments": str(text)} as function} as entry] if text:
             more = (*_others(entry, "index", "function", "type"), *_others(function, "arguments"))
@@ -111,14 +111,14 @@ _AUDIO = ("id", "data", "transcript")
 
 
 class _Written:
-    """What has been read of one alternative."""
+    """The decoding state of one choice."""
 
     __slots__ = ("details", "last", "texts")
 
     def __init__(self) -> None:
-        self.last: Literal["text", "reasoning", "call"] = "text"  # what was written last
-        self.texts = False  # the reasoning came as text
-        self.details: list[JSON] = []  # of the reasoning that is being written, in pieces
+        self.last: Literal["text", "reasoning", "call"] = "text"  # the kind of the last delta
+        self.texts = False  # the reasoning was sent as text
+        self.details: list[JSON] = []  # of the current reasoning, in pieces
 
 
 class Decoder(ChoicesDecoder):
@@ -178,10 +178,10 @@ class Decoder(ChoicesDecoder):
         weighed: JSON,
         beside: dict[str, JSON] | None,
     ) -> tuple[Token, ...]:
-        """What a message says, in the order in which its fields belong.
+        """Decode a message or a delta, with its fields in a fixed order.
 
-        `beside` are the unknown fields of a whole message, None for a piece of one. Gives back
-        the tokens that belong to nothing that can be message: those a call is made of, as a rule.
+        `beside` are the unknown fields of a whole message, None for a delta. Returns
+        the tokens that are not part of a message: usually those of a call.
         """
         turn = self._turn
         calls, legacy = message.get("tool_calls"), message.get("function_call")
@@ -241,14 +241,14 @@ class Decoder(ChoicesDecoder):
         self._turn.text(text, number, tokens)
 
     def _reasoning(self, state: _Written, number: int, message: dict[str, JSON]) -> None:
-        """The reasoning, which some servers give under several names at once."""
+        """The reasoning, which some servers send under several names at once."""
         details = message.get("reasoning_details")
         details = details if isinstance(details, list) else []
         named = map(message.get, ("reasoning_content", "reasoning"))
         texts = [text for text in named if isinstance(text, str) and text][:1]
         if texts:
             state.texts = True
-        elif not state.texts:  # else the details repeat what came as text
+        elif not state.texts:  # else the details repeat the text
             texts = readable(details)
         for text in texts:
             state.last = "reasoning"
@@ -256,7 +256,7 @@ class Decoder(ChoicesDecoder):
         state.details += details
 
     def _end_reasoning(self, state: _Written, number: int) -> None:
-        """Attach the details that go back with the reasoning: they are complete now."""
+        """Attach the complete details, which clients send back with the reasoning."""
         if state.details:
             details, state.details = join_details(state.details), []
             self._turn.attach_reasoning({NAME: {"reasoning_details": details}}, number)
@@ -280,7 +280,7 @@ class Decoder(ChoicesDecoder):
             not (text or calls)
             or (calls and choice.finish_reason == "length")  # one of them may be cut
             or (calls and len({call.id for call in calls} - turn.call_ids) < len(calls))
-            or text.lstrip().startswith("<")  # perhaps a think tag
+            or text.lstrip().startswith("<")  # it may be a think tag
         ):
             super()._read_whole(data)
             return
@@ -296,7 +296,7 @@ class Decoder(ChoicesDecoder):
 
 
 def _is_text(message: dict[str, JSON]) -> bool:
-    """Whether a message says a text and nothing else."""
+    """Whether a message has only text."""
     if type(message.get("content")) is not str:
         return False
     return not [n for n, v in message.items() if n not in _TEXT and v not in _NOTHING]
@@ -322,7 +322,7 @@ def _pieces(content: JSON) -> list[tuple[str, str]]:
 
 
 def _fragment(entry: dict[str, JSON], place: int | None) -> CallFragment:
-    """A piece of a call; in a whole answer its place in the list is what tells calls apart."""
+    """A piece of a call; in a whole response calls are identified by their position."""
     kind = "custom" if entry.get("type") == "custom" or "custom" in entry else "function"
     inner = entry[kind] if isinstance(entry.get(kind), dict) else {}
     message, at = inner.get("input" if kind == "custom" else "arguments"), entry.get("index")
@@ -348,7 +348,7 @@ _JOINED = (*_READABLE, "data")
 
 
 def join_details(pieces: list[JSON]) -> list[JSON]:
-    """The entries that pieces add up to: those with the same index and type are one.
+    """Join the pieces with the same index and type into entries.
 
     >>> first = {"index": 0, "type": "reasoning.text", "text": "Hm"}
     >>> join_details([first, {"index": 0, "type": "reasoning.text", "text": "m", "signature": "s"}])
@@ -365,7 +365,7 @@ def join_details(pieces: list[JSON]) -> list[JSON]:
 
 
 def _merged(pieces: list[JSON]) -> JSON:
-    """One entry: its texts joined, and else what came last."""
+    """One entry: its texts joined, and the last value of other fields."""
     if len(pieces) == 1:
         return pieces[0]
     entry: dict[str, JSON] = {}

@@ -123,13 +123,13 @@ system_reader = Reader[Any](_Text)
 def decode_messages(
     data: Raw | list[Any], system: str | list[Raw] | None, limits: Limits = LIMITS
 ) -> tuple[Item, ...]:
-    """The items of a conversation, by `message_reader`; what stands in `system` is a message before
-    all others, together with system messages right behind it. Raises FaultError naming the block
+    """The items of a conversation, by `message_reader`; `system` is the first
+    message, joined with system messages right after it. Raises FaultError naming the block
     that is wrong."""
     items: list[Item] = []
     opening: list[Part] = []  # of a system prompt in several messages
     calls: set[str] = set()
-    before = ""  # the role of the message before
+    before = ""  # the role of the previous message
     unknown: dict[int, dict[str, JSON]] = {}
     if system:
         items.append(Message("system", _texts(system, "system")))
@@ -172,7 +172,7 @@ def decode_messages(
 
 
 def _texts(blocks: str | list[Any], path: str) -> str | tuple[Part, ...]:
-    """A system prompt, which is text, or of a type that we do not know."""
+    """A system prompt: texts, and blocks of unknown types."""
     if isinstance(blocks, str):
         return blocks
     parts: list[Part] = []
@@ -212,7 +212,7 @@ def _read(raw: Any, path: str, reader: Reader[Any]) -> tuple[Any, dict[str, JSON
 
 
 def _user_items(content: str | list[Any], path: str, calls: set[str]) -> list[Item]:
-    """The results of tools, and what the user says with them, which the protocol has behind them;
+    """The results of tools, and the user's message after them;
     there is always one item."""
     if isinstance(content, str):
         return [Message("user", content)]
@@ -239,8 +239,8 @@ def _user_items(content: str | list[Any], path: str, calls: set[str]) -> list[It
 
 
 def _part(block: Any, rest: dict[str, JSON], path: str) -> Part:
-    """One part of what a user or a tool says. Raises FaultError for a block that only the assistant
-    has."""
+    """One part of a user's message or a tool's result. Raises FaultError for a block that only the
+    assistant has."""
     if isinstance(block, _Image | _Document):
         json.check_depth(block.source)
     match block:
@@ -330,12 +330,12 @@ def _assistant_items(content: str | list[Any], path: str) -> list[Item]:
 
 
 _USED = re.compile(r"srvtoolu_((?:ws|ci|mcp)_\w+)")
-"""The ids of calls that a server of ours ran."""
+"""The ids of calls that our server ran."""
 
 
 def _record(block: dict[str, JSON], uses: dict[str, dict[str, JSON]]) -> Extra | None:
-    """The extra of a block of a call that a server of ours ran: in that of its result is the record
-    of the call, which `uses` has met before. None for other blocks."""
+    """The extra of a block of a call that our server ran: its result has the record
+    of the call, which is in `uses`. None for other blocks."""
     use_id = str(block.get("id") or block.get("tool_use_id"))
     if (ours := _USED.fullmatch(use_id)) is None:
         return None
@@ -369,7 +369,7 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
     system: str | list[JSON] = []
     messages: list[JSON] = []
     last: dict[str, Any] = {}
-    role, joins = "", False  # whether what the user says next belongs to the results before it
+    role, joins = "", False  # whether the user's next message is joined to the results before it
     for item in items:
         extra = item.extra
         marked = extra is not None and ("turn" in extra or MESSAGE in extra.get(NAME, ()))
@@ -392,7 +392,7 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
             case Reasoning() if not is_signed(item):
                 continue  # the upstream would refuse it
             case Reasoning(content=[_, *_]):
-                # What was signed is the thinking itself; a summary beside it repeats it.
+                # The signature is of the thinking itself; a summary beside it repeats it.
                 now, given = "assistant", encode_item(replace(item, summary=()))
             case FunctionCall() | CustomToolCall():
                 now, given = "assistant", [encode_call(item) | {"id": _legal(item.call_id)}]
@@ -402,7 +402,7 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
             case _:
                 now, given = "assistant", encode_item(item)
         if not given:
-            continue  # this wire refuses a message, or a text, that is empty
+            continue  # this wire refuses empty messages and texts
         result = isinstance(item, FunctionCallOutput | CustomToolCallOutput)
         if now == role == "assistant" and not marked:
             last["content"] = as_blocks(last["content"])
@@ -420,14 +420,14 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
 
 
 def _encode_content(content: str | tuple[Part, ...]) -> str | list[JSON]:
-    """The content of a message as it was given; an empty one has no blocks."""
+    """The content of a message in its given form; an empty one has no blocks."""
     if isinstance(content, str):
         return long(content) or []
     return encode_parts(content)
 
 
 def as_blocks(content: str | list[JSON]) -> list[JSON]:
-    """Content as blocks, whichever way it was given."""
+    """Content as blocks, in either form."""
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
@@ -464,7 +464,7 @@ def is_hosted(item: Unknown) -> bool:
 
 
 def is_search(item: Item) -> bool:
-    """Whether an item is a search of the web that was made here."""
+    """Whether an item is a web search by our server."""
     match item:
         case Unknown(kind="web_search_call", value={"action": {"type": "search"}, **rest}):
             return is_hosted(item) and rest.get("status") != "failed"
@@ -472,8 +472,8 @@ def is_search(item: Item) -> bool:
 
 
 def _encode_hosted(item: Unknown) -> list[JSON]:
-    """The blocks of a call that a server ran, and of its result. What the model was given is kept
-    where the protocol has something that only its server can read."""
+    """The blocks of a call that a server ran, and of its result. The model's result is stored
+    in the protocol's field for encrypted content."""
     value, failed = item.value, item.value.get("status") == "failed"
     use: dict[str, JSON] = {"type": "server_tool_use", "id": f"srvtoolu_{item.id}"}
     result: dict[str, JSON] = {"tool_use_id": use["id"]}
@@ -507,13 +507,13 @@ def _encode_hosted(item: Unknown) -> list[JSON]:
 
 
 def is_signed(item: Reasoning) -> bool:
-    """Whether reasoning has what its server knows it by."""
+    """Whether reasoning has a signature or encrypted content of its server."""
     fields = from_extra(item.extra)
     return bool(fields.get("signature")) or "data" in fields
 
 
 def encode_thinking(item: Reasoning) -> dict[str, JSON]:
-    """The block for reasoning: its summary and its text, or what its server encrypted."""
+    """The block for reasoning: its summary and its text, or its encrypted content."""
     fields = from_extra(item.extra)
     parts = (*item.summary, *item.content)
     texts = [part.text for part in parts if not isinstance(part, UnknownPart) and part.text]
@@ -523,7 +523,7 @@ def encode_thinking(item: Reasoning) -> dict[str, JSON]:
 
 
 def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
-    """The block for a call. Arguments stand as the model wrote them, if they are an object."""
+    """The block for a call. Arguments are unchanged, if they are an object."""
     if isinstance(call, CustomToolCall):
         given: JSON = {"input": long(call.input)}
     else:
@@ -533,12 +533,12 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
 
 
 def _legal(call_id: str) -> str:
-    """An id of a call as this protocol has them; those of some servers have dots and colons."""
+    """A call id that is valid in this protocol; those of some servers have dots and colons."""
     return _ILLEGAL.sub(lambda found: f"_{ord(found[0]):x}_", call_id)
 
 
 def _encode_arguments(arguments: str) -> JSON:
-    """The object that arguments are; what is none is put into one."""
+    """The arguments as an object; other values are wrapped in one."""
     text = arguments.strip()
     if not text:
         return {}
@@ -607,7 +607,7 @@ _CITED = {"web_search_result_location": "url_citation"}
 
 
 def decode_citation(value: JSON) -> Annotation:
-    """A citation as an annotation; where in the document it is from stays in its `extra`."""
+    """A citation as an annotation; its location in the document is in the `extra`."""
     fields = dict(value) if isinstance(value, dict) else {}
     kind = str(fields.get("type"))
     url, title, file_id = (
@@ -620,5 +620,5 @@ def decode_citation(value: JSON) -> Annotation:
 
 
 def encode_citation(note: Annotation) -> JSON:
-    """A citation of this wire; None for an annotation of another one, which says too little."""
+    """A citation of this wire; None for an annotation of another one, which lacks fields."""
     return from_extra(note.extra) or None

@@ -55,8 +55,8 @@ NO_THREAD = Fault(
     "thread.previous_message_id",
     extra={"error": {"details": {"error_code": "thread_not_found"}}},
 )
-"""Why a message thread is not continued. Any server may lose one at any time: by this code clients
-know that they must send all of it again."""
+"""The fault for continuing a message thread. Servers may lose threads at any time: with this code
+clients send the whole conversation again."""
 EPHEMERAL: dict[str, JSON] = {"type": "ephemeral"}
 """Marks the end of a prefix that the server should cache."""
 
@@ -64,7 +64,7 @@ _CACHE_LIMIT = 4 * 1024 * 1024
 _decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
 """Tools by the bytes of their array: an agent sends the same ones with every request."""
 _encoded = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
-"""What tools are encoded to, by the identity of the tuple, which an entry keeps alive."""
+"""Encoded tools, by the identity of the tuple, which an entry keeps alive."""
 
 _Object = dict[str, JSON]
 
@@ -139,7 +139,7 @@ def _decode(data: bytes, limits: Limits) -> Request:
     format = _decode_format(config.pop("format", None))
     thinking = body.thinking
     if thinking is not None and thinking.get("type") not in _THINKING:
-        unknown["thinking"], thinking = thinking, None  # for servers that know it
+        unknown["thinking"], thinking = thinking, None  # for servers that support it
     reasoning = _decode_reasoning(thinking, config)
     if config:
         unknown["output_config"] = config
@@ -186,9 +186,9 @@ def _decode_format(given: JSON) -> JSONSchema | None:
 # ---- thinking ----------------------------------------------------------------------------
 
 _BUDGETS = ((2_048, "low"), (8_192, "medium"))
-"""The effort that a budget of thinking stands for, up to so many tokens; beyond them, high."""
+"""The efforts for thinking budgets, up to so many tokens; beyond them, high."""
 _EFFORTS = {"minimal": "low"}
-"""Efforts that this wire calls otherwise."""
+"""Efforts that have another name on this wire."""
 _ADAPTIVE: dict[str, JSON] = {"type": "adaptive"}
 _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
@@ -196,8 +196,8 @@ _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 def _decode_reasoning(
     thinking: dict[str, JSON] | None, config: dict[str, JSON]
 ) -> ReasoningOptions | None:
-    """What `thinking` and the effort in `output_config` ask for. The fields themselves stay in the
-    extra, where an effort says less than they do."""
+    """The reasoning options by `thinking` and the effort in `output_config`. The fields themselves
+    are in the extra, where they have more than an effort."""
     effort = config.pop("effort", None)
     if effort is not None and not isinstance(effort, str):
         raise FaultError(bad_request("must be a string", "output_config.effort"))
@@ -228,10 +228,10 @@ def _effort_of(thinking: dict[str, JSON] | None) -> str | None:
 def _add_reasoning(
     request: Request, options: ReasoningOptions, given: dict[str, Any], notes: list[Note]
 ) -> None:
-    """Add the fields that ask for this reasoning, and drop what the server refuses beside it."""
+    """Add the fields for this reasoning, and drop those that the server refuses beside it."""
     own, effort = from_extra(options.extra), options.effort
     thinking: dict[str, JSON] | None
-    if "thinking" in own:  # as its client has put it
+    if "thinking" in own:  # the client's own field
         thinking = own["thinking"]
         if effort == _effort_of(thinking):
             effort = None
@@ -297,7 +297,7 @@ def _tool(tool: JSON, path: str) -> Tool:
 
 
 def encode_tools(tools: tuple[Tool, ...]) -> Raw | None:
-    """The array of the tools this wire can offer; None where there are none."""
+    """The array of the tools that this wire supports; None where there are none."""
     entry = _encoded.get(id(tools))
     if entry is None:
         offered = list(_encode_tools(tools))
@@ -357,7 +357,7 @@ def decode_choice(
 
 
 def encode_choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, JSON] | None:
-    """The choice; None where nothing was asked for. Several calls at a time are the default."""
+    """The choice; None for the default, which allows parallel calls."""
     match choice:
         case NamedTool():
             fields: dict[str, JSON] = {"type": "tool", "name": choice.name}
@@ -380,9 +380,9 @@ def encode_choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str,
 
 
 def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
-    """The body that asks this of a server, and what it could not carry as it stood.
+    """The body of a request, and its losses.
 
-    Only what was asked for is in it, and `max_tokens`. Raises FaultError where a loss would change
+    Absent fields are left out, except `max_tokens`. Raises FaultError where a loss would change
     the answer.
     """
     losses = judge(request, LOSSES)
@@ -426,7 +426,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     body = {name: value for name, value in given.items() if value is not None}
     if request.extra:
         own = from_extra(request.extra)
-        # What a choice has besides is none where there is nothing to choose.
+        # Without tools there is no choice, and none of its options.
         idle = "tool_choice" in own and "tool_choice" not in body
         body = merge(body, {k: v for k, v in own.items() if k != "tool_choice"} if idle else own)
     for name in sorted(dialect.drop & body.keys()):
@@ -434,7 +434,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         notes.append((name, "dropped", "this server does not take it", ()))
     data = json.dump(body)
     if dialect.cache_control and b'"cache_control":' not in data:
-        # As its own clients do: what stands before the conversation, and the conversation so far.
+        # Like its own clients: cache the prefix before the conversation, and the conversation.
         if system:
             *before, last = as_blocks(system)
             body["system"] = [*before, {**last, "cache_control": EPHEMERAL}]

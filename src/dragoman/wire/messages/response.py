@@ -58,7 +58,7 @@ STOP_REASONS = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
-"""The reasons for which an answer ends, by our own; any other is `end_turn`."""
+"""The stop reasons, by our own; any other is `end_turn`."""
 REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -70,7 +70,7 @@ REASONS = {
 }
 """Our own reasons, by those of the protocol."""
 STOPPED: dict[str, type] = {"stop_reason": str, "stop_sequence": str, "stop_details": dict}
-"""The fields that say why an answer ended; a stream has them in its `message_delta`."""
+"""The fields of the end of an answer; a stream has them in its `message_delta`."""
 
 
 # ---- usage -------------------------------------------------------------------------------
@@ -87,8 +87,8 @@ _COUNTED = frozenset(
 
 
 def decode_usage(given: dict[str, JSON]) -> Usage | None:
-    """The counts that were reported. Here input tokens are those that no cache had a part in; the
-    core counts them all.
+    """The reported counts. On this wire input tokens exclude cached ones; the
+    core counts all of them.
 
     >>> decode_usage({"input_tokens": 3, "cache_read_input_tokens": 4}).input_tokens
     7
@@ -118,8 +118,8 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
 
 
 def encode_usage(usage: Usage | None, searches: int = 0) -> dict[str, JSON]:
-    """The counts under the protocol's names; two of them readers cannot do without. `searches` are
-    those of the web that were made here."""
+    """The counts under the protocol's names; two of them are required. `searches` are
+    the web searches of our server."""
     usage = usage or Usage()
     read, written = usage.cached_tokens, usage.cache_write_tokens
     fresh = (usage.input_tokens or 0) - (read or 0) - (written or 0)
@@ -183,7 +183,7 @@ def _stopped(
 
 
 class _Block:
-    """A content block: how it opens, and the deltas that wait for their turn.
+    """A content block: its first event, and the queued deltas.
 
     One that is not `wanted` opens with its first delta, or never.
     """
@@ -209,7 +209,7 @@ class _Item:
         self.parts: dict[int, _Block] = {}
         self.own: _Block | None = None
         self.odd: bool | None = None
-        self.gap = False  # another part of the thinking has begun
+        self.gap = False  # another part of the thinking begins
         self.done = False
         match item:
             case Reasoning():
@@ -221,7 +221,7 @@ class _Item:
                     self.own.deltas.append(_arguments('{"input":"'))
 
     def read(self, event: PartAdded | Delta | PartDone | ItemDone) -> None:
-        """What the event adds to the blocks."""
+        """The event's additions to the blocks."""
         own = self.own
         match event:
             case Delta():
@@ -243,7 +243,7 @@ class _Item:
                 self.end()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Complete the blocks."""
         self.done = True
         for block in self.blocks:
             block.done = True
@@ -276,7 +276,7 @@ class _Item:
                     block.deltas.append(delta)
 
     def _complete(self, item: Item, own: _Block | None) -> None:
-        """What only the complete item shows."""
+        """Fields that only the complete item has."""
         match item:
             case Reasoning() if own is not None:
                 block = encode_thinking(item)
@@ -294,8 +294,8 @@ class _Item:
 
 
 class Encoder:
-    """Encodes the events of one answer. One block is open at a time: what belongs to a later one
-    waits until those before it are complete."""
+    """Encodes the events of one answer. One block is open at a time: deltas of later ones
+    are queued until the earlier ones are complete."""
 
     def __init__(self, request: Request, dialect: Dialect) -> None:
         self._request = request
@@ -330,7 +330,7 @@ class Encoder:
                     self._send(encoded)
                     self._finish(event, encoded)
                 case Failed():
-                    # A call that is not complete stays open: readers run those that are closed.
+                    # An incomplete call stays open: clients run those that are closed.
                     for item in self._waiting:
                         if item.own is None or item.own.opening["type"] != "tool_use":
                             item.end()
@@ -341,7 +341,7 @@ class Encoder:
         return b"".join(encoded)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
-        """A `ping`, which every reader of this protocol knows."""
+        """A `ping`, which every client of this protocol ignores."""
         return _frame("ping", {}) if self._begun and not self._over else b""
 
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
@@ -356,7 +356,7 @@ class Encoder:
         encoded += (_frame(kind, fields), _frame("message_stop", {}))
 
     def _send(self, encoded: list[bytes]) -> None:
-        """Send the first blocks that are not complete, as far as they are."""
+        """Send the available deltas of the first incomplete blocks."""
         while self._waiting:
             item = self._waiting[0]
             while item.blocks:
@@ -412,17 +412,17 @@ _TYPES = {
 """The type of an error, by its status."""
 OVERLOADED = 529
 _TOO_LONG = "context_length_exceeded", "exceed_context_size_error"
-"""The codes and types by which other protocols say that a prompt exceeds the context."""
+"""The codes and types of other protocols for a prompt that exceeds the context."""
 
 
 def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
-    """The status and the body of an answer that is this fault."""
+    """The status and the body of an error response."""
     body = {"type": "error", "error": error_object(fault), "request_id": request_id}
     return _status(fault), json.dump(body)
 
 
 def error_object(fault: Fault) -> dict[str, JSON]:
-    """The type and the message, and what else the upstream put there.
+    """The type and the message, and the upstream's extra fields.
 
     >>> error_object(Fault("overloaded", "Later."))
     {'type': 'overloaded_error', 'message': 'Later.'}
@@ -430,7 +430,7 @@ def error_object(fault: Fault) -> dict[str, JSON]:
     status, message = _status(fault), fault.message
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if fault.upstream_code in _TOO_LONG or fault.upstream_type in _TOO_LONG:
-        # This protocol has no code for it: agents know it by these words, and compact.
+        # This protocol has no code for it: agents match this text, and compact.
         counts = sorted(re.findall(r"\b\d{3,}\b", message)[:2], key=int, reverse=True)
         size = "{} tokens > {} maximum. ".format(*counts) if len(counts) == 2 else ""
         message = f"prompt is too long: {size}{message}"
