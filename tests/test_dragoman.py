@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 import dragoman
+from dragoman.engines.base import Wrapper
 from dragoman.server import host
 from dragoman.server.settings import Settings
 
@@ -55,6 +56,24 @@ def test_what_is_no_engine_is_a_type_error(target) -> None:
     for given in (dragoman.serve, dragoman.transport, dragoman.connect):
         with pytest.raises(TypeError, match="is neither an engine nor the name or address of one"):
             given(target)
+
+
+class Slip(Wrapper):
+    """An engine with the usual slip: `async def` that returns a generator."""
+
+    async def stream(self, request, caller=None):
+        return super().stream(request, caller)
+
+
+def test_an_engine_that_would_fail_each_request_is_a_type_error() -> None:
+    engine = dragoman.connect("script").engine
+    slips = (Slip(engine), "Slip.stream is a coroutine; write `def stream`"), (Slip, "is a class")
+    for given in (dragoman.serve, dragoman.transport, dragoman.connect):
+        for target, problem in slips:
+            with pytest.raises(TypeError, match=problem):
+                given(target)
+    with pytest.raises(TypeError, match=r"options \(guarantee\) are for addresses and names"):
+        dragoman.connect(engine, guarantee="enforced")
 
 
 def test_a_port_that_is_taken_is_not_passed_over() -> None:

@@ -439,7 +439,7 @@ async def test_r3_13_a_stream_for_each_message_of_both_sides() -> None:
     assert len(session.of(Respond)) == 1
 
 
-async def test_silence_that_a_detector_has_heard_is_no_turn() -> None:
+async def test_silence_without_speech_is_no_turn_with_a_detector() -> None:
     talk, session = scripted(commits(), SPEAKS)
     session.config = SessionConfig()
     async with talk:
@@ -579,7 +579,7 @@ async def test_r3_14_results_wait_for_an_answer_that_is_under_way() -> None:
     assert len(session.of(Respond)) == 3
 
 
-async def test_r3_w11_an_interruption_stops_playing_and_tells_what_was_heard() -> None:
+async def test_r3_w11_an_interruption_stops_playing_and_reports_what_was_played() -> None:
     first, stuck = asyncio.Event(), asyncio.Event()
     sound = b64encode(SOUND).decode()
     talk, session = scripted(commits())

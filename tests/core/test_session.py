@@ -140,7 +140,7 @@ def test_r3_1_a_session_has_defaults_and_says_what_it_cannot_do() -> None:
     assert [loss.field for loss in updated.losses] == ["modalities"]
 
 
-def test_the_model_and_the_kind_stay_and_so_does_a_voice_that_was_heard() -> None:
+def test_the_model_and_the_kind_stay_and_so_does_a_voice_that_was_used() -> None:
     session = opened(**VOICE)
     session.receive(Configure(changes={"model": "other", "voice": "ash"}))
     assert (session.config.model, session.config.voice) == ("m", "ash")
@@ -244,7 +244,7 @@ def test_a_model_gets_each_call_with_its_result() -> None:
     assert asked(first) == (first,)  # whose call was deleted: the model's server says so
 
 
-def test_a_model_gets_what_was_said_as_text_or_as_sound() -> None:
+def test_a_model_gets_speech_as_text_or_as_sound() -> None:
     said = Message("user", (Audio(b64encode(MS * 10).decode(), "pcm16"), Image("data:x")))
     (heard,) = asked(said)
     assert isinstance(heard, Message)
@@ -416,7 +416,7 @@ def heard_after(ms: int, *, open: bool = False) -> tuple[Message, int]:
         (2_000, "One two. Three four."),
     ],
 )
-def test_p48_a_truncated_answer_holds_what_was_heard_and_nothing_else(ms, text, open) -> None:
+def test_p48_a_truncated_answer_holds_what_was_played_and_nothing_else(ms, text, open) -> None:
     item, length = heard_after(ms, open=open)
     (part,) = item.parts
     assert isinstance(part, Audio)
@@ -439,7 +439,7 @@ def test_what_cannot_be_truncated_is_refused() -> None:
     assert refusal(session.receive(cut)).param == "audio_end_ms"
 
 
-def test_the_model_is_reminded_of_what_was_heard_only() -> None:
+def test_the_model_gets_only_what_was_played() -> None:
     session = opened(**VOICE)
     session.receive(Respond())
     (work,) = of(session, Generate)
@@ -675,7 +675,7 @@ def test_an_arena_cuts_and_forgets() -> None:
     assert arena.size == 0
 
 
-def test_a_transcript_without_sound_is_not_heard() -> None:
+def test_a_transcript_without_sound_is_not_played() -> None:
     spoken = Spoken()
     spoken.add_text("a")
     spoken.add_text("b")

@@ -65,7 +65,7 @@ def test_what_an_answer_refers_to_counts_as_often_as_it_does() -> None:
     assert session.size > before + len(MS) * 200
 
 
-def test_sound_that_is_too_much_is_dropped_and_said() -> None:
+def test_sound_beyond_the_limit_is_dropped_and_reported() -> None:
     limits = SessionLimits(audio=len(MS) * 400)  # 200 ms for what is appended, 200 for items
     session = opened(limits=limits)
     assert session.receive(Append(audio=MS * 200)) == []

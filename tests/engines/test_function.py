@@ -290,3 +290,26 @@ async def test_cancelled_call_may_raise_or_return_later() -> None:
         await asyncio.to_thread(thread.join, 10)
         assert done.is_set()
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"role": "assistant", "content": "hi"}, "a dict without `choices`"),
+        ([{"text": "hi"}], "a dict without `choices`"),
+        ([None], "NoneType"),
+        (["hi", 3], "int"),
+        (b"hi", "bytes"),
+        ([], "nothing"),
+    ],
+)
+async def test_what_is_no_answer_is_named(given, named) -> None:
+    failed = (await heard(Function(lambda **asked: given)))[-1]
+    assert isinstance(failed, Failed)
+    assert failed.fault.message.startswith(f"The function gave {named}, which is no answer: ")
+    assert failed.fault.code == "internal"
+
+
+def test_what_cannot_be_called_is_refused_when_the_engine_is_made() -> None:
+    with pytest.raises(TypeError, match="Function takes a callable, and was given str"):
+        Function("hi")

@@ -150,3 +150,18 @@ def test_limit_cuts_the_item_it_falls_into() -> None:
         assert short
         assert isinstance(items[-1], Message)
         assert items[-1].status == "incomplete"
+
+
+@pytest.mark.parametrize("take", [5, None, b"x", {"a": 1}, ["a text"], [1.0, "a text"]])
+async def test_what_is_no_take_is_refused_where_it_is_seen_first(take) -> None:
+    with pytest.raises(TypeError, match=r"^a (take|cue) is "):
+        Script(take)
+    failed = (await heard(Script(lambda request: take)))[-1]
+    assert isinstance(failed, Failed)
+
+
+async def test_a_call_without_a_reason_ends_with_tool_calls() -> None:
+    """Chat clients go on by `finish_reason`."""
+    said = answer(Message("assistant", (Text("So."),)), FunctionCall("c", "f", "{}"), reasons=())
+    assert (await answered(Script(said))).reasons == ("tool_calls",)
+    assert (await answered(Script(replace(said, status="incomplete")))).reasons == ("length",)

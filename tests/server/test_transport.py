@@ -120,6 +120,17 @@ async def test_a_reader_that_lags_holds_the_engine_back() -> None:
         assert len([event async for event in stream]) > 500
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_time_out_of_the_client_holds(streamed) -> None:
+    stub = Stub(*(OPENING if streamed else ()), asyncio.Event())
+    async with client(stub) as sdk:
+        asked = sdk.with_options(timeout=0.05).responses.create
+        with pytest.raises(openai.APITimeoutError):
+            answer = await asked(model="stub", input="Hi", stream=streamed)
+            _ = [event async for event in answer]
+        assert stub.cancelled.is_set()
+
+
 async def test_an_answer_that_breaks_off_is_an_error() -> None:
     settings = Settings(stall=0.01, heartbeat=0.01)
     stub = Stub(

@@ -544,7 +544,7 @@ def large(id: str, turns: int, **fields: object) -> Record:
     return whole(id, request=asked, **fields)
 
 
-async def test_what_is_large_is_told_before_it_is_read(store: Store) -> None:
+async def test_large_values_are_counted_before_they_are_read(store: Store) -> None:
     told: list[int] = []
 
     def refuse(size: int) -> None:

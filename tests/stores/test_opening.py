@@ -123,7 +123,7 @@ async def test_invalid_option_is_explained_without_its_value() -> None:
     [
         (asyncpg.TooManyConnectionsError("full"), "full. Its server is full: raise max_conn"),
         (asyncpg.CannotConnectNowError("up soon."), "up soon. Its server is starting"),
-        (asyncpg.ReadOnlySQLTransactionError("no\nway"), "no way. This server is a copy"),
+        (asyncpg.ReadOnlySQLTransactionError("no\nway"), "no way. This server is a read-only"),
         (asyncpg.DiskFullError("disk"), "disk. Its server refuses"),
         (asyncpg.PostgresError(), "PostgresError. Its server refuses"),
         (asyncpg.InternalClientError("x"), "InternalClientError. What answers there"),

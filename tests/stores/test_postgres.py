@@ -164,7 +164,7 @@ async def test_part_is_deleted_with_its_last_response_and_never_before(postgres:
         await store.close()
 
 
-async def test_read_that_nobody_waits_for_leaves_nothing_behind(postgres: Postgres) -> None:
+async def test_cancelled_read_leaves_nothing_behind(postgres: Postgres) -> None:
     store = PostgresStore(await postgres.database())
     await store.ready()
     reading = asyncio.create_task(store._read("SELECT pg_sleep(0.2)"))

@@ -123,7 +123,7 @@ async def test_one_write_at_a_time_tries_whether_the_file_is_free(tmp_path, monk
 
 
 @pytest.mark.parametrize("reading", [False, True])
-async def test_disk_that_hangs_holds_up_nobody(tmp_path, monkeypatch, reading) -> None:
+async def test_disk_that_hangs_blocks_no_other_request(tmp_path, monkeypatch, reading) -> None:
     monkeypatch.setattr(sqlite, "LOOK", 0.05)
     monkeypatch.setattr(base, "REST", 0.05)
     store = SqliteStore(tmp_path / "store.db", patience=0.1)

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.core.interfaces import Caller
 from dragoman.net.errors import ConnectError
-from dragoman.tools import mcp
+from dragoman.tools import mcp, mcp_client
 from dragoman.tools.mcp import MCP, Server
 from tests.mock import Reply, head, plain
 from tests.samples import samples
@@ -56,14 +56,15 @@ HOSTILE = {
     ),
     "closes a stream": (Reply([head(), b": hello\n\n"]), "ended before it answered", -32000),
     "many values": (
-        {"content": [], "structuredContent": {"a": [[]] * 200_001}},
-        "or 200000 values",
+        {"content": [], "structuredContent": {"a": [[]] * 20_001}},
+        "or 20000 values",
         -32700,
     ),
+    "many values in an event": (sse(b"[" * 20_001), "or 20000 values", -32000),
     "50 MB": (large, "has more than 8388608 bytes", None),
     "50 MB in an event": (
         Reply([head(), b"data: ", *[b"x" * 500_000] * 100]),
-        "exceeded the 8388608 byte limit",
+        "has more than 16777216 bytes",
         -32000,
     ),
     "50 MB of events": (
@@ -75,7 +76,7 @@ HOSTILE = {
     "no HTTP": (Reply([b"hello?\r\n\r\n"]), "the MCP server 's'", -32000),
     "no JSON": (plain(200, b"{"), "Failed to parse", -32700),
     "no JSON in an event": (sse(b"{"), "Failed to parse", -32700),
-    "deep": (plain(200, b"[" * 100_000), "Failed to parse", -32700),
+    "deep": (plain(200, b"[" * 19_000), "Failed to parse", -32700),
     "not of the protocol": ({"content": 3}, "not of the protocol", -32000),
     "of no type": (plain(200, b"x", type="text/html"), "content type: text/html", -32600),
     "401": (plain(401, {"detail": "who?"}), "answered with the status 401", 401),
@@ -305,6 +306,7 @@ ENDINGS = {
         "[os.write(1, b'x' * 65536) for _ in range(140)]; time.sleep(60)",
         "ended before it answered",
     ),
+    "no messages": ("os.write(1, b'\\n' * 10_002); time.sleep(60)", "ended before it answered"),
     "never answers": ("time.sleep(60)", "did not answer the call"),
     "does not end": (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
@@ -343,6 +345,32 @@ async def test_a_program_that_goes_wrong_is_ended_and_started_anew(monkeypatch, 
         assert not Path(f"/proc/{pid}").exists()
     assert "ended by itself: 'why'" in caplog.text
     assert "a line of more than 8388608 bytes" in caplog.text
+    assert "10000 lines in a row" in caplog.text
+
+
+async def test_others_run_between_the_events_of_a_stream(monkeypatch) -> None:
+    fake, pauses = Fake(), 0
+    sleep = asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        nonlocal pauses
+        pauses += not seconds
+        await sleep(seconds)
+
+    monkeypatch.setattr("dragoman.tools.mcp_client.asyncio.sleep", counted)
+    said = "[" * 30_000  # brackets in a text are no values
+    text = {"content": [{"type": "text", "text": said}]}
+    async with served(fake) as (server, _), opened(server) as session:
+
+        def many(message: Any) -> Reply:
+            answer = {"jsonrpc": "2.0", "id": message["id"], "result": text}
+            return Reply(
+                [head(), b"data:\n\n" * 10_000, b"data: %b\n\n" % msgspec.json.encode(answer)]
+            )
+
+        fake.answers["tools/call"] = many
+        assert (await ran(session, "t")).output.output == said
+    assert pauses >= 10_000 * 7 // mcp_client.PIECE
 
 
 async def test_a_program_that_cannot_be_started_is_an_error(caplog) -> None:

@@ -215,7 +215,7 @@ def test_who_goes_on_is_waited_for_as_usual_again() -> None:
 
 
 @pytest.mark.parametrize(("silence", "look"), [(100, 60), (200, 100), (1_000, 200)])
-def test_a_pause_is_told_of_when_half_of_the_silence_has_passed(silence, look) -> None:
+def test_a_pause_is_reported_after_half_of_the_silence(silence, look) -> None:
     asked = []
     found = Detector(Marks(), silence_ms=silence, ask=asked.append)
     found.feed(frames("xxx" + "." * (-(-look // 20) - 1)))
@@ -233,7 +233,7 @@ def test_a_late_judgement_counts_from_then_on() -> None:
     assert found.feed(frames(".")) == [Stopped(54 * 20)]
 
 
-def test_a_judgement_of_what_was_said_before_is_not_looked_at() -> None:
+def test_a_late_judgement_of_earlier_words_is_ignored() -> None:
     found = detector(eagerness="high")
     found.feed(frames("xxx" + "." * 12 + "x"))
     found.judge("That is all.")  # while somebody speaks

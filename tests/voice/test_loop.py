@@ -67,7 +67,7 @@ async def test_closing_what_espeak_says_ends_it_at_once() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_weather_is_asked_for_called_for_told_and_interrupted() -> None:
+async def test_weather_is_asked_called_answered_and_interrupted() -> None:
     made = studio(transcription="pocketsphinx=pocket")
     client = await Client.open(
         find_target("pocket").load(),
@@ -116,7 +116,7 @@ async def test_weather_is_asked_for_called_for_told_and_interrupted() -> None:
     await made.close()
 
 
-async def test_a_call_by_webrtc_understands_and_is_heard(monkeypatch) -> None:
+async def test_a_webrtc_call_is_transcribed_and_played(monkeypatch) -> None:
     """Speech that went through Opus is understood, and so is what the server plays."""
     on_loopback(monkeypatch)
     made = studio(transcription="pocketsphinx=pocket")

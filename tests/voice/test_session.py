@@ -152,7 +152,7 @@ async def test_a_recogniser_that_fails_fails_the_transcription_and_no_more() -> 
     await client.session.close()
 
 
-async def test_at_any_instant_an_interruption_leaves_what_was_heard() -> None:
+async def test_at_any_instant_an_interruption_leaves_what_was_played() -> None:
     """The sound of a character is 10 ms: what is left of the answer ends at a word, and has all
     words that were heard; its sound ends where the client says."""
     draw = random.Random(13)
@@ -268,7 +268,7 @@ async def pause_after(text: str | None, eagerness: str, fault: Fault | None = No
         (None, "auto", 800),
     ],
 )
-async def test_semantic_vad_listens_to_what_was_said(text, eagerness, waited) -> None:
+async def test_semantic_vad_uses_the_transcript(text, eagerness, waited) -> None:
     assert abs(await pause_after(text, eagerness) - waited) <= 40
 
 

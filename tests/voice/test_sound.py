@@ -124,7 +124,7 @@ def test_a_telephone_gives_the_tone_back_that_it_was_given(format) -> None:
     assert abs(max(received) - 16_384) < 900
 
 
-def test_a_telephone_does_not_hear_what_it_cannot_say() -> None:
+def test_g711_drops_frequencies_it_cannot_carry() -> None:
     """7 kHz would come back as 1 kHz."""
     line = Telephone("pcmu")
     heard = array("h", line.decode(line.encode(tone(7_000, 100))))
@@ -225,7 +225,7 @@ def test_what_is_no_wav_file_is_refused(data, problem) -> None:
         (b"", None),
     ],
 )
-def test_kinds_of_files_are_told_apart(data, kind) -> None:
+def test_kinds_of_files_are_distinguished(data, kind) -> None:
     assert sniff(data) == kind
 
 

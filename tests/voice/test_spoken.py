@@ -142,7 +142,7 @@ async def test_calls_and_annotations_pass_and_refusals_are_spoken() -> None:
     assert [*kinds] == ["transcript", "audio", "arguments"]
 
 
-async def test_what_cannot_be_said_is_in_the_transcript_only() -> None:
+async def test_unspeakable_text_is_in_the_transcript_only() -> None:
     events = await heard(Plays(BEGUN, *message("---\n", "☀️"), ENDED), Speaker())
     assert stretches(events) == [("---\n", ""), ("☀️", "")]
 

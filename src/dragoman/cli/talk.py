@@ -43,6 +43,8 @@ async def _talk(options: Namespace) -> int:
     if options.output and options.output.suffix.lower() != ".wav":
         raise ConfigurationError(f"--output {options.output}: WAV is written, to a FILE.wav.")
     recording = _read(options.input) if options.input else None
+    if options.output:
+        _probe(options.output)
     tools = [each for path in options.tools for each in _in_file(Path(path), PythonTool)]
     client = await _client(options)
     studio = Studio(None, None)
@@ -92,6 +94,14 @@ async def _decoded(studio: Studio, path: Path, recording: bytes) -> bytes:
         return await studio.read(recording)
     except FaultError as error:
         raise ConfigurationError(f"{path}: {error.fault.message}.") from None
+
+
+def _probe(path: Path) -> None:
+    """Raise ConfigurationError for what cannot be written, before there is something to lose."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def _write(path: Path, pcm: bytes) -> None:

@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, suppress
+from inspect import iscoroutinefunction
 from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -422,6 +423,14 @@ def engine_of(target: str | Engine, options: Mapping[str, Any] = {}) -> Engine:
             if not callable(getattr(target, method, None)):
                 problem = f"is neither an engine nor the name or address of one: it has no {method}"
                 raise TypeError(f"{type(target).__name__} {problem}")
+        if isinstance(target, type):
+            raise TypeError(f"{target.__name__} is a class; give an engine: {target.__name__}(…)")
+        if iscoroutinefunction(target.stream):
+            problem = "is a coroutine; write `def stream` and return a generator, or yield in it"
+            raise TypeError(f"{type(target).__name__}.stream {problem}")
+        if options:
+            problem = f"are for addresses and names; give them to {type(target).__name__} itself"
+            raise TypeError(f"options ({', '.join(options)}) {problem}")
         return target
     if target.startswith(("http://", "https://")):
         from dragoman.engines.completions import remote

@@ -99,8 +99,8 @@ def text_of(item: Item | None) -> str:
 
 
 class Speech:
-    """One message of the user or the model, while it is said: iterate over its text, or await it
-    for the whole. `fault` says why it broke off or was not understood, if it did."""
+    """One message of the user or the model, while it is spoken: iterate over its text, or await
+    the whole text. `fault` is why it broke off or could not be transcribed, if so."""
 
     def __init__(self, item_id: str, role: str) -> None:
         self.item_id = item_id
@@ -201,7 +201,7 @@ class Duplex:
             self._failed(error)
 
     async def _finish(self) -> None:
-        """Nobody else commits what was said last, where no detector has found its end."""
+        """Commit the last turn, where no detector has found its end."""
         try:
             await self._talk.ask(Commit(), BufferCommitted)
         except FaultError as error:
@@ -226,7 +226,7 @@ class Duplex:
             self._failed(error)
 
     def _check_over(self) -> None:
-        """End once the source has, and all that was said is answered."""
+        """End once the source has ended, and every turn is answered."""
         busy = self._talk.active or self._running or self._transcripts
         playing = self._player is not None and self._player.busy
         if self._source_over and not busy:
@@ -250,8 +250,8 @@ class Duplex:
                 self._pending = False
             case BufferSpeechStarted():
                 self._pending = True
-                if self._player is not None and (heard := self._player.interrupt()) is not None:
-                    id, number, ms = heard
+                if self._player is not None and (played := self._player.interrupt()) is not None:
+                    id, number, ms = played
                     self._talk.live.send(
                         Truncate(item_id=id, content_index=number, audio_end_ms=ms)
                     )
@@ -325,11 +325,11 @@ class Player:
         self._queue.put_nowait((id, number, audio))
 
     def then(self, what: Callable[[], None]) -> None:
-        """Call this when nothing is left."""
+        """Call this when the queue is empty."""
         self._then = what
 
     def interrupt(self) -> tuple[str, int, int] | None:
-        """Drop what is not played; which part that was of, and the milliseconds that were heard."""
+        """Drop the queue. Returns the part that was being played, and its milliseconds played."""
         place, self._current = self._current, None
         while not self._queue.empty():
             id, number, _ = self._queue.get_nowait()

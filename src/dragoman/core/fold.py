@@ -34,6 +34,7 @@ from .response import Response
 
 _place = attrgetter("index", "part_index", "kind")
 _PARTS, _ENDS = (PartAdded, PartDone), (Finished, Failed)
+_CALLS = (CustomToolCall, FunctionCall)
 _UNFINISHED = Finished("in_progress", ())
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
@@ -230,7 +231,9 @@ def unfold(response: Response) -> Iterator[Event]:
         case "failed":
             yield Failed(response.error or _UNEXPLAINED, response.usage, response.completed_at)
         case status:
-            reasons = response.reasons or (_REASONS.get(status, "stop"),)
+            last = response.output[-1:]
+            ends = "tool_calls" if isinstance(last[0] if last else None, _CALLS) else "stop"
+            reasons = response.reasons or (_REASONS.get(status, ends),)
             usage, at, stop = response.usage, response.completed_at, response.stop_sequence
             yield Finished(status, reasons, usage, at, stop_sequence=stop)
 

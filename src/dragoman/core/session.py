@@ -1,13 +1,13 @@
 """The rules of a session: commands and reports go in, events come out, and work for its driver.
 
-This file is the only one that knows what may follow what. It has no clock, no socket and no engine:
+Only this module knows the legal order of events. It has no clock, no socket and no engine:
 time, voice and answers are reports, so that the same inputs give the same events. The driver hands
 events to the client and then does what is in `work`.
 
 What a client may ask depends on three small machines, which are tables here: the input buffer,
 each answer, and the session as a whole. A command that makes no sense is refused with the client's
-own `event_id`, and the session goes on. Every life-cycle that is opened is closed, whatever ends
-an answer: parts, then items, then the answer.
+own `event_id`, and the session continues. Every life-cycle that is opened is closed, however an
+answer ends: parts, then items, then the answer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ ANSWER: dict[AnswerState, dict[type, AnswerState]] = {
     "running": {Answered: "running", Cancel: "over", Finished: "over", Failed: "over"},
     "over": {},
 }
-"""What may follow what in an answer: it waits until all that was said is transcribed."""
+"""The transitions of an answer: it waits until every turn is transcribed."""
 
 _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is incomplete, by the finish reason of its first choice."""
@@ -126,7 +126,7 @@ NO_SOUND = Fault(
 )
 TOO_OLD = Fault(
     "session_expired",
-    "The session has lasted as long as one may; open another one and go on there.",
+    "The session has reached its time limit; open a new one and continue there.",
     "client",
 )
 
@@ -155,11 +155,11 @@ class _Answer(Struct):
 
 
 class Session:
-    """One session. `receive` takes what comes and gives the events for the client.
+    """The state machine of a session. `receive` takes an input and returns the client's events.
 
-    `transcribes` says that its driver has ears: then the model is asked once what was said is text;
-    without, models get the sound itself. `speaks` says that answers may be spoken, and `detects`
-    that somebody reports the ends of turns. `id` makes all other ids; `expires_at` (Unix seconds)
+    `transcribes`: its driver has a recogniser, and the model is asked once every turn is text;
+    without, models get the sound itself. `speaks`: answers may be spoken. `detects`: a detector
+    reports the ends of turns. All other ids are derived from `id`; `expires_at` (Unix seconds)
     is only shown.
 
     >>> session = Session("1", SessionConfig(model="m"))
@@ -194,14 +194,14 @@ class Session:
         self._limits = limits
         self._answers: dict[str, _Answer] = {}
         self._pending_turn = False  # an answer to a turn that ended while another was answered
-        self._voice_used = False  # the client has sound of it: it stays
+        self._voice_used = False  # the client has sound of it: it cannot be changed
         self._buffer = bytearray()
         self._buffer_state: BufferState = "empty"
-        self._cut = False  # the beginning of what is in it was dropped
+        self._cut = False  # its beginning was dropped
         self._forgot = False  # sound of items was dropped since the last answer
         self._begins = 0  # position of the buffer's first byte, in bytes
-        self._utterance = ""  # the id of the item that is being said
-        self._quiet_since = 0  # the position since which nobody speaks, in milliseconds
+        self._utterance = ""  # the id of the item that is being spoken
+        self._quiet_since = 0  # the position of the last speech, in milliseconds
         self._events: list[SessionEvent] = []
         self.config = self._fitting(config)
         self._config_size = config_weight(config, limits.config)
@@ -261,7 +261,7 @@ class Session:
         if changes.get("kind", self.config.kind) != self.config.kind:
             raise FaultError(bad_request("cannot be changed", "session.type"))
         if self._voice_used and changes.get("voice", self.config.voice) != self.config.voice:
-            raise FaultError(bad_request("cannot be changed once it was heard", "session.voice"))
+            raise FaultError(bad_request("cannot be changed once audio was sent", "session.voice"))
         asked = replace(self.config, **changes)
         losses = _unread(command.changes)
         self._config_size = config_weight(asked, self._limits.config)
@@ -308,7 +308,7 @@ class Session:
         self._buffer += command.audio
         detection = self.config.turn_detection
         if detection is not None and self._buffer_state == "filled":
-            # Nobody speaks: all that may belong to a turn yet is the padding before it.
+            # Silence: keep only the padding that may belong to the next turn.
             self._shorten((detection.prefix_padding_ms + LAG_MS) * BYTES_PER_MS)
             patience = detection.idle_timeout_ms
             if patience is not None and not self.active:
@@ -425,14 +425,14 @@ class Session:
     # ---- the conversation ----------------------------------------------------------------------
 
     def _insert(self, item: Item, previous: str | None, sounds: Mapping[int, Sound]) -> None:
-        """Put a whole item into the conversation, and have transcribed what was said."""
+        """Add a complete item to the conversation, and transcribe its sound."""
         entry = self.items.insert(item, previous)
         before = self.items.before(id := item_id(item))
         self._emit(ConversationItemAdded(item, before), ConversationItemDone(item, before))
         for number, audio in sounds.items():
             self._store((id, number), audio)
-            said = isinstance(item, Message) and item.parts[number]
-            silent = isinstance(said, Audio) and said.transcript is None
+            part = isinstance(item, Message) and item.parts[number]
+            silent = isinstance(part, Audio) and part.transcript is None
             if self._transcribes and silent and number == 0:
                 entry.transcript = ""
                 options = self.config.transcription or Transcription()
@@ -529,12 +529,12 @@ class Session:
             self._generate(answer)
 
     def _generate(self, answer: _Answer) -> None:
-        """Ask the engine, now that all that was said is text."""
+        """Ask the engine, now that every turn is transcribed."""
         config, entries = answer.config, answer.entries
         if entries is None:
             entries = [entry for entry in self.items.entries() if not entry.open]
         if entries and (fault := entries[-1].fault) is not None:
-            self._end(answer, "failed", fault=fault)  # what is to be answered was not understood
+            self._end(answer, "failed", fault=fault)  # the turn could not be transcribed
             return
         spoken = "audio" in config.modalities
         speed = {"realtime": {"speed": config.speed}} if config.speed != 1.0 else None

@@ -144,8 +144,8 @@ class AnswerView:
         if number not in open.parts:
             return []
         place, part, pieces = open.parts.pop(number)
-        said = "".join(pieces)
-        whole = replace(part, transcript=said) if isinstance(part, Audio) else Text(said)
+        text = "".join(pieces)
+        whole = replace(part, transcript=text) if isinstance(part, Audio) else Text(text)
         open.done[place] = whole
         return [PartDone(open.place, place, whole)]
 

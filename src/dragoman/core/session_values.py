@@ -26,9 +26,9 @@ AudioFormat = Literal["pcm16", "pcmu", "pcma"]
 
 
 class TurnDetection(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Who finds the ends of a user's turns: a detector, by silence or by sense.
+    """How the ends of a user's turns are detected: by silence, or by the transcript.
 
-    `idle_timeout_ms` ends a turn in which nobody speaks; `create_response` answers each turn;
+    `idle_timeout_ms` ends a turn without speech; `create_response` answers each turn;
     `interrupt_response` stops an answer when the user speaks.
     """
 
@@ -152,7 +152,7 @@ class Retrieve(Command, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Truncate(Command, frozen=True, omit_defaults=True, kw_only=True):
-    """Forget what of a spoken part the user has not heard."""
+    """Drop what of a spoken part was not played to the user."""
 
     item_id: str
     content_index: int
@@ -328,7 +328,7 @@ class ItemDeleted(Struct, frozen=True, omit_defaults=True):
 
 
 class TranscriptionDelta(Struct, frozen=True, omit_defaults=True):
-    """A piece of what the user said."""
+    """A piece of a transcript."""
 
     item_id: str
     content_index: int
@@ -337,7 +337,7 @@ class TranscriptionDelta(Struct, frozen=True, omit_defaults=True):
 
 
 class TranscriptionSegment(Struct, frozen=True, omit_defaults=True):
-    """A stretch of what was said: by whom, and from when to when, in seconds."""
+    """A segment of a transcript: its speaker, and its times in seconds."""
 
     item_id: str
     content_index: int
@@ -349,7 +349,7 @@ class TranscriptionSegment(Struct, frozen=True, omit_defaults=True):
 
 
 class TranscriptionCompleted(Struct, frozen=True, omit_defaults=True):
-    """What the user said, in so many seconds; `usage` is that of an upstream, as it stood."""
+    """A transcript, of so many seconds of sound; `usage` is that of an upstream, unchanged."""
 
     item_id: str
     content_index: int
@@ -360,7 +360,7 @@ class TranscriptionCompleted(Struct, frozen=True, omit_defaults=True):
 
 
 class TranscriptionFailed(Struct, frozen=True, omit_defaults=True):
-    """What the user said could not be transcribed."""
+    """The transcription failed."""
 
     item_id: str
     content_index: int
@@ -380,7 +380,7 @@ class BufferCleared(Struct, frozen=True, omit_defaults=True):
 
 
 class BufferSpeechStarted(Struct, frozen=True, omit_defaults=True):
-    """The user speaks; what is said will be this item."""
+    """The user has begun to speak; the turn will be this item."""
 
     item_id: str
     audio_start_ms: int
@@ -394,7 +394,7 @@ class BufferSpeechStopped(Struct, frozen=True, omit_defaults=True):
 
 
 class BufferTimedOut(Struct, frozen=True, omit_defaults=True):
-    """The user has said nothing for as long as `idle_timeout_ms`."""
+    """The user was silent for `idle_timeout_ms`."""
 
     item_id: str
     audio_start_ms: int

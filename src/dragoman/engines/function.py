@@ -42,6 +42,8 @@ UNFINISHED = replace(
     blame="server",
 )
 """The fault for chunks without a finish reason."""
+_PARTS = ("choices", "error", "object", "usage")
+"""What a chunk or a completion has at least one of."""
 
 
 class Function:
@@ -70,6 +72,8 @@ class Function:
         models: tuple[str, ...] = ("function",),
         think: Think = "inline",
     ) -> None:
+        if not callable(answer):
+            raise TypeError(f"Function takes a callable, and was given {type(answer).__name__}")
         self._answer = answer
         self._models = models
         self._think = think
@@ -97,6 +101,7 @@ class Function:
         losses = spell_losses(losses, request, caller.wire)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
         decoder, restore = CHAT.decoder(turn), with_summary(request)
+        whole: bool | None = None
         ended = False  # text may just end; chunks without a finish reason were cut
         try:
             async with aclosing(_pieces(self._answer, json.load(body))) as pieces:
@@ -106,8 +111,7 @@ class Function:
                         turn.text(piece)
                         events = turn.take()
                     else:
-                        value = piece if isinstance(piece, dict) else piece.model_dump(mode="json")
-                        events = decoder.feed(b"data: " + json.dump(value) + b"\n\n")
+                        events = decoder.feed(b"data: " + json.dump(_chunk(piece)) + b"\n\n")
                     for event in events if restore is None else restore(events):
                         yield event
         except Exception as error:
@@ -115,6 +119,8 @@ class Function:
             if fault is None:
                 raise
             raise FaultError(fault) from error
+        if whole is None:
+            raise FaultError(_no_answer("nothing"))
         events = (decoder.feed(_DONE) if ended else []) + decoder.close()
         for event in events if restore is None else restore(events):
             yield Failed(UNFINISHED) if event == Failed(CUT) else event
@@ -140,11 +146,10 @@ async def _pieces(
         pieces: Any
         if asynchronous := hasattr(given, "__aiter__"):
             pieces = aiter(given)
-        elif hasattr(given, "__iter__"):
+        elif hasattr(given, "__iter__") and not isinstance(given, bytes | bytearray):
             pieces = iter(given)
         else:
-            message = f"The function returned {type(given).__name__}, which is no answer."
-            raise FaultError(Fault("internal", message))
+            raise FaultError(_no_answer(type(given).__name__))
         step: Callable[[], Any] = partial(anext if asynchronous else next, pieces, _END)
         try:
             while (piece := await (step() if asynchronous else call(step))) is not _END:
@@ -157,6 +162,21 @@ async def _pieces(
                     await closing
     finally:
         pool.shutdown(wait=False)
+
+
+def _chunk(piece: Any) -> dict[str, Any]:
+    """A piece as a chunk or a completion of Chat. Raises FaultError for what is neither."""
+    value = piece.model_dump(mode="json") if hasattr(piece, "model_dump") else piece
+    if not isinstance(value, dict):
+        raise FaultError(_no_answer(type(piece).__name__))
+    if not any(part in value for part in _PARTS):
+        raise FaultError(_no_answer("a dict without `choices`"))
+    return value
+
+
+def _no_answer(given: str) -> Fault:
+    forms = 'text ("" for none), or chunks or a completion of Chat with `choices`'
+    return Fault("internal", f"The function gave {given}, which is no answer: give {forms}.")
 
 
 async def _in_thread(pool: ThreadPoolExecutor, context: Context, work: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from itertools import cycle
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -136,6 +136,8 @@ to wait for (the `wait` of an `asyncio.Event`)."""
 Take = str | Response | Iterable[Cue]
 """What is played for one request: a text, a response, or cues."""
 
+_CUES = (*get_args(Event), int, float, Exception)
+
 NAME = "script"
 
 
@@ -160,6 +162,9 @@ class Script:
     ) -> None:
         if not takes:
             raise ValueError("a script needs something to play")
+        for take in takes:
+            if not callable(take):
+                _checked(take)
         self.name = name
         self._takes = cycle(takes)
         self._pace = pace
@@ -184,7 +189,7 @@ class Script:
     async def _play(self, request: Request) -> AsyncGenerator[Event, None]:
         take = next(self._takes)
         if callable(take):
-            take = take(request)
+            take = _checked(take(request))
         if isinstance(take, str):
             take = spoken(take, self.name)
         for cue in in_words(unfold(take)) if isinstance(take, Response) else take:
@@ -200,6 +205,23 @@ class Script:
                     await cue()
                 case _:
                     yield cue
+
+
+def _checked(take: Take) -> Take:
+    """The same take. Raises TypeError for what is none, if that is seen without playing it."""
+    if isinstance(take, str | Response):
+        return take
+    if isinstance(take, bytes | Mapping) or not isinstance(take, Iterable):
+        raise TypeError(
+            f"a take is a text, a Response or a list of cues, not {type(take).__name__}"
+        )
+    for cue in take if isinstance(take, Sequence) else ():
+        if not (isinstance(cue, _CUES) or callable(cue)):
+            raise TypeError(
+                "a cue is an event, seconds, an exception or a function to await, and not "
+                f"{type(cue).__name__}; a text is a take by itself: Script('one', 'two')"
+            )
+    return take
 
 
 def spoken(text: str, model: str = NAME) -> Response:

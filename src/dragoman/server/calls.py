@@ -1,8 +1,8 @@
-"""WebRTC calls: a session whose events pass by a data channel, and whose sound the server plays.
+"""Serves WebRTC calls: sessions with events on a data channel and sound that the server plays.
 
-There is one session for all transports (`realtime.ServedSession`). What a call adds is playback:
-sound leaves as it is to be heard, so that the server knows what was heard when somebody interrupts,
-and cuts the conversation there itself.
+All transports share one session (`realtime.ServedSession`). A call adds playback: sound is sent in
+real time, so that the server knows what was played when the user interrupts, and truncates the
+conversation itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MAX_UNREAD = 4 * 1024 * 1024
 """Bytes of events that a client may leave unread, and of commands that may wait: then the call
 ends."""
 AHEAD_MS = 60_000
-"""Milliseconds of sound that answers may be ahead of what is heard: then they are paused."""
+"""Milliseconds of sound that answers may be ahead of playback: then they are paused."""
 _FORMATS = ("input_format", "output_format")
 
 ENDED = Fault("cancelled", "The call has ended.", "client")
@@ -109,7 +109,7 @@ class Stretch(Struct):
 
 
 class Playback:
-    """What is to be heard of answers, a frame at a time, and how far that is. It has no clock.
+    """The queue of sound to play, a frame at a time, and its position. It has no clock.
 
     `emit` is called with events for the client: an answer is being played, or no longer.
     """
@@ -119,13 +119,13 @@ class Playback:
         self._queue: deque[Stretch] = deque()
         self._playing = ""  # the answer
         self._over: set[str] = set()  # answers that are played and get no more sound
-        self._dropped: set[str] = set()  # answers that nobody wants to hear, until they are over
+        self._dropped: set[str] = set()  # interrupted answers, until they are over
         self.size = 0
         """Bytes that wait."""
 
     @property
     def responses(self) -> set[str]:
-        """The answers that are not heard to their end."""
+        """The answers that are not played to their end."""
         return {stretch.response_id for stretch in self._queue} | {self._playing} - {""}
 
     def add(self, response_id: str, item_id: str, part: int, sound: bytes) -> None:
@@ -134,7 +134,7 @@ class Playback:
             return
         place = item_id, part
         found = [each for each in self._queue if (each.item_id, each.part) == place]
-        if not found:  # one part is heard after the other, though they may be made at once
+        if not found:  # parts are played in turn, though they may be generated at once
             found.append(Stretch(response_id, item_id, part, bytearray()))
             self._queue.append(found[0])
         found[0].sound += sound
@@ -174,8 +174,8 @@ class Playback:
         return None
 
     def clear(self) -> list[Truncate]:
-        """Play nothing of what there is: where each part is cut that was not heard to its end. One
-        whose sound was heard is cut too: more of its text may have been about to be spoken."""
+        """Drop the queue. Returns where each part is cut that was not played to its end. One
+        whose sound was played is cut too: more of its text may have been about to be spoken."""
         cuts = [
             Truncate(
                 item_id=each.item_id,
@@ -276,7 +276,7 @@ class Call(ServedSession):
         self.stop(fault_of(problem, self._request[1], self.caller.key))
 
     def next_frame(self) -> bytes | None:
-        """The next frame that is heard."""
+        """The next frame to play."""
         frame = self.playback.next_frame()
         if self.playback in self._slow and milliseconds(self.playback.size) < AHEAD_MS // 2:
             self.caught_up(self.playback)
@@ -286,7 +286,7 @@ class Call(ServedSession):
         super()._hold(size + self.playback.size)
 
     def _interrupt(self) -> None:
-        """Play no more, and forget what was not heard."""
+        """Stop playback, and drop what was not played."""
         for cut in self.playback.clear():
             if cut.item_id in self.live.session.items:
                 super().send(cut)
@@ -369,7 +369,7 @@ class Line:
         self._call.audio_received(audio)
 
     def next_frame(self) -> bytes | None:
-        """The next frame to be heard."""
+        """The next frame to play."""
         return self._call.next_frame()
 
     def ended(self) -> None:
@@ -445,10 +445,10 @@ class Calls:
             raise FaultError(SHUTTING_DOWN)
         mine = sum(call.caller.tenant == caller.tenant for call in calls.values())
         if len(calls) >= settings.max_calls or mine >= settings.max_calls * self._share:
-            raise FaultError(crowded(f"{settings.max_calls} calls are going on (max_calls)"))
+            raise FaultError(crowded(f"{settings.max_calls} calls are in progress (max_calls)"))
 
     async def _read(self, exchange: Exchange, caller: Caller) -> tuple[str, dict[str, JSON]]:
-        """The offer, and what is said of the session."""
+        """The offer, and the configuration of the session."""
         service = self._service
         given = exchange.header(b"content-type")
         form = given.partition(";")[0].strip().lower() == MEDIA_TYPE

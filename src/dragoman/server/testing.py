@@ -77,6 +77,7 @@ class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
         self._body: bytes | None = body
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(AHEAD)
+        self._patience = request.extensions.get("timeout", {}).get("read")
         self._left = asyncio.Event()
         self._task: asyncio.Task[None]
 
@@ -111,7 +112,11 @@ class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
         LOOP.run(self.aclose)
 
     async def _next(self) -> Message:
-        message = await self._messages.get()
+        try:
+            async with asyncio.timeout(self._patience):
+                message = await self._messages.get()
+        except TimeoutError:
+            raise httpx2.ReadTimeout("No answer in time.", request=self._request) from None
         if message is None:
             raise httpx2.RemoteProtocolError("The answer broke off.", request=self._request)
         self._room.release()

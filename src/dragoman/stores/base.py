@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 
 def tenant_name(secret: bytes, digest: str) -> str:
-    """What a store calls the tenant of a credential with this digest: nobody without the store's
-    secret can tell whether a credential is the one. No credential is the tenant without a name."""
+    """The name of a tenant in a store, by the digest of its credential: without the store's secret
+    a credential cannot be checked against it. Without a credential the name is empty."""
     return hmac.digest(secret, digest.encode(), "sha256").hex()[:24] if digest else ""
 
 
@@ -90,18 +90,18 @@ REPEATED = 60.0
 
 
 slowness: ContextVar[float] = ContextVar("slowness", default=1.0)
-"""How many times its patience a store has for what is done now: nobody waits for a sweep."""
+"""Multiplies the store's patience for the current work: no request waits for a sweep."""
 
 
 reading: ContextVar[str] = ContextVar("reading", default="")
-"""The tenant that is read for: each has its turn."""
+"""The tenant of the current read: tenants take turns."""
 
 
 class Breaker:
     """Keeps callers from waiting, one after the other, for a store that does not answer.
 
-    After a slow failure callers fail at once, but for one each `REST` seconds, which tries; with
-    the first that succeeds all go on. What fails quickly holds up nobody. Failures are logged here,
+    A circuit breaker: after a slow failure calls fail at once, except one each `REST` seconds; the
+    first success closes it. Quick failures do not open it. Each failure is logged
     once.
     """
 
@@ -112,10 +112,10 @@ class Breaker:
         self._slow = min(SLOW, patience / 2)
         self._error = ""
         self._logged: dict[str, float] = {}
-        self._next = 0.0  # when somebody may try
+        self._next = 0.0  # when the next call may try
 
     def check(self) -> None:
-        """Raise StoreError while it is open, but not for the one who is to try."""
+        """Raise StoreError while it is open, except for the call that may try."""
         now = time.monotonic()
         if now < self._next:
             raise StoreError(self._error, self._kind)
@@ -139,16 +139,16 @@ class Breaker:
 
 
 class Turns:
-    """Turns for what threads make of something large: one at a time, with pauses as long as it
-    took. They would only take the time from each other, and from all others."""
+    """Serialises work on large values in threads: one at a time, with pauses as long as it
+    took. In parallel they would only contend for the GIL, with the loop, too."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._next = 0.0
 
     async def take(self, work: Callable[..., T], *given: object) -> T:
-        """Work in a thread, when it is the turn; that is over when the work is, whoever waits for
-        it."""
+        """Run work in a thread, in turn; the turn ends with the work, also where the caller was
+        cancelled."""
         await self._turn.acquire()
         try:
             await asyncio.sleep(self._next - time.monotonic())
@@ -201,19 +201,19 @@ class Together:
 
 
 def _seen(done: asyncio.Task[Any]) -> None:
-    """Take note of an error: nobody may wait for it any more."""
+    """Retrieve an error, which the caller may not wait for any more."""
     if not done.cancelled():
         done.exception()
 
 
 class TooMuchError(Exception):
-    """What was asked for is larger than whoever asked can take."""
+    """The result is larger than the caller's limit."""
 
 
 class Room(Struct):
-    """How many bytes may still be read, of `most` in all. `count` is told of many before they are
-    read, and of their end; it may refuse them. So many are `held`. `items` is how many a request
-    may have with all that it builds on, and `seen` how many bytes were looked through for them."""
+    """A limit for reading: `left` bytes of `most`. `count` accounts for large values before they
+    are read, and releases them; it may refuse. `held` are accounted for. `items` is the most items
+    of a request with its references, and `seen` the bytes that were searched for them."""
 
     most: int = 2**62
     left: int = 2**62

@@ -23,7 +23,7 @@ from .statements import LISTED, Insert, Row, Steps, Values, chunks, direction, p
 T = TypeVar("T")
 
 UNFINISHED = 3_600
-"""Seconds after which the indexing of a file has failed: whoever did it is gone."""
+"""Seconds after which the indexing of a file has failed: its worker is gone."""
 LOST = ("server_error", "The server ended before the file was indexed. Add it again.")
 
 PURGED = 500
@@ -177,7 +177,7 @@ class Files(ABC):
         ]
 
     async def change_vector_store(self, store: VectorStore) -> bool:
-        """Replace what is said about a vector store."""
+        """Replace the metadata of a vector store."""
         statement = """UPDATE vector_stores SET active_at = $3, expires_at = $4, about = $5
             WHERE id = $1 AND tenant = $2 RETURNING seq"""
         about = pack(replace(store, counts={}, size=0, seq=0))
@@ -449,7 +449,7 @@ class Files(ABC):
         return result
 
     def _purge(self) -> Steps[bool]:
-        """Delete some of the chunks that nobody finds any more; whether there may be more."""
+        """Delete some of the chunks of deleted and failed files; true if there may be more."""
         statement = """SELECT c.seq FROM chunks c JOIN indexed_files f ON f.seq = c.file
             WHERE f.status IN ('deleted', 'failed') ORDER BY c.seq LIMIT $1"""
         found = yield statement, (PURGED,)

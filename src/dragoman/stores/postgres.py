@@ -46,10 +46,10 @@ _HOSTS = re.compile(f"{_HOST}(,{_HOST})*")
 
 
 def place_of(address: str) -> str:
-    """A database by host, name and user, for errors: never with a password, wherever it stands.
+    """A database by host, name and user, for errors: never with a password, in any part of the URL.
 
-    Raises StoreError for an address that is no URL, or that holds a password in such a way that its
-    parts cannot be told apart, and for one without a user where the process has none either.
+    Raises StoreError for an address that is no URL, for one with a password that makes its
+    parts ambiguous, and for one without a user where the process has none either.
 
     >>> place_of("postgresql://ada:secret@db:5433/notes")
     "db:5433 (database 'notes', user 'ada')"
@@ -138,7 +138,7 @@ def _advice(error: BaseException) -> str:
         case asyncpg.CannotConnectNowError():
             return "Its server is starting or stopping: try again soon."
         case asyncpg.ReadOnlySQLTransactionError():
-            return "This server is a copy that nobody may write to: name the one it copies."
+            return "This server is a read-only replica: name its primary."
         case asyncpg.PostgresError():
             return "Its server refuses what every start needs; the log there says more."
         case asyncpg.InternalClientError():
@@ -193,7 +193,7 @@ async def _taken(connection: Connection, steps: Steps[T], within: float | None =
 CONNECTIONS = 10
 """Connections for statements, at most; one more listens."""
 COMMAND = 60.0
-"""Seconds a statement may take at the most, where nobody waits for it."""
+"""The most seconds of a statement that no caller waits for."""
 MIGRATION = 3_600.0
 """Seconds a step of the migration may take, which may copy every row."""
 
@@ -257,8 +257,8 @@ class PostgresStore(Store):
         return await self._whole(self._commit(inserts, steps))
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """Work that is done even where nobody waits for it any more: asyncpg would cancel it over
-        a connection of its own, which may outlive this store."""
+        """Shield work from cancellation: asyncpg would cancel it over a connection of its own,
+        which may outlive this store."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

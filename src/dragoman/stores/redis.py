@@ -72,7 +72,7 @@ class RedisPubSub(PubSub):
                 await self._reader
 
     async def _read(self) -> None:
-        last: bytes | None = None  # reading goes on behind it, so a cut connection loses no entry
+        last: bytes | None = None  # reading continues after it, so a cut connection loses no entry
         while not self._closed:
             try:
                 last = await self._newest() if last is None else await self._next(last)

@@ -39,9 +39,9 @@ class Retention(Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def excess(rows: Iterable[Row], total: int, each: int) -> dict[str, int]:
-        """How many of each tenant's are too many, by how many each has, where there may be so many
-        in total and so many of each: those who have most give first, so that nobody pushes out what
-        others have.
+        """How many rows of each tenant to delete, by their counts, for limits in total and for each
+        tenant: those with the most rows give first, so that no tenant evicts the rows of
+        others.
 
         >>> Retention.excess([("a", 60), ("b", 10)], 50, 100)
         {'a': 20}
@@ -60,7 +60,7 @@ class Retention(Struct, frozen=True, kw_only=True):
         """Raise FaultError where a conversation of so many items and bytes would be too large."""
         for has, most, what in ((count, self.max_items, "items"), (size, self.max_bytes, "bytes")):
             if has > most:
-                problem = f"a conversation has room for {most} {what}; go on in a new one"
+                problem = f"a conversation has room for {most} {what}; continue in a new one"
                 raise FaultError(bad_request(problem, "conversation"))
 
 

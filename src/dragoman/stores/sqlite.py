@@ -231,11 +231,11 @@ class SqliteStore(Store):
         self._writing = self._open()
         self._written: tuple[int, int] | None = self._file
         self._reading = Breaker(KIND, patience)
-        self._breaker = Breaker(KIND, patience)  # of the writer: readers may go on without it
+        self._breaker = Breaker(KIND, patience)  # of the writer: readers work without it
         self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
         self._own = threading.local()
         self._lock = threading.Lock()
-        self._lines: dict[str, deque[Read]] = {}  # by tenant; whose turn comes first is first
+        self._lines: dict[str, deque[Read]] = {}  # by tenant; the next one first
         self._busy: set[Read] = set()
         self._turns: dict[asyncio.AbstractEventLoop, list[Write]] = {}
         self._queue: SimpleQueue[list[Write] | None] = SimpleQueue()
@@ -450,17 +450,17 @@ class SqliteStore(Store):
             if problem:
                 self._breaker.failed(problem, time.monotonic() - self._since)
                 self._wait(PROBE if self._breaker.open else self._patience)
-                # What came while this waited in vain would wait as well.
+                # Fail what was queued meanwhile: it would wait as well.
                 self._fail(problem, self._waiting() if self._breaker.open else [])
             elif self._breaker.open:
                 self._breaker.worked()
                 self._wait(self._patience)
             for turn in handed:
-                with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                with suppress(RuntimeError):  # the loop is closed
                     turn[0].future.get_loop().call_soon_threadsafe(settle, turn)
 
     def _wait(self, patience: float) -> None:
-        """Have the writer wait so long for other processes."""
+        """Set how long the writer waits for other processes."""
         with suppress(sqlite3.Error):
             self._writing.execute(f"PRAGMA busy_timeout = {patience * 1_000:.0f}")
 

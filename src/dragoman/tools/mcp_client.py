@@ -42,11 +42,16 @@ from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import ConnectError, NetError, NetTimeoutError
 from dragoman.net.url import Proxies, parse_url
+from dragoman.wire.json import split_at_quotes
 
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one message of a server, and of its answer to one request, decoded."""
-MOST_VALUES = 200_000
+MOST_VALUES = 20_000
 """The most arrays and objects in a message: they cost the most time."""
+MOST_OTHER = 10_000
+"""The most lines in a row of a program that are no message."""
+PIECE, MOST_LINES = 4 * 1024, 100
+"""Bytes of a stream that are parsed before others run, where what has come has more lines."""
 MOST_BLOCKS = 256
 """Blocks of one result; more are left out, with a note for the model."""
 MOST_ERROR = 64 * 1024
@@ -307,6 +312,18 @@ def clean(text: str) -> str:
     return _UNSEEN.sub("", text)
 
 
+def _count_values(data: bytes) -> int:
+    """The arrays and objects in JSON, and not brackets in its texts; 0 where they are few."""
+    if data.count(b"{") + data.count(b"[") <= MOST_VALUES:
+        return 0
+    found = 0
+    for within, texts in split_at_quotes(data):
+        found += sum([text.count(b"{") + text.count(b"[") for text in texts[within::2]])
+        if found > MOST_VALUES:
+            break
+    return found
+
+
 class _Bounded:
     """A server's message with long lists cut: the SDK creates several objects for each member."""
 
@@ -455,17 +472,36 @@ class _Body(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         most = MOST_BYTES * (2 if self._stream else 1)  # there may be reports before the answer
-        size = values = 0
+        size, held = 0, list[bytes]()  # the beginning of a line, or of the body
         try:
             async for chunk in self._response.chunks():
                 size += len(chunk)
-                values += chunk.count(b"{") + chunk.count(b"[")
-                problem = f"the answer has more than {most} bytes or {MOST_VALUES} values"
-                if size > most or values > MOST_VALUES:
-                    raise httpx2.SSEError(problem) if self._stream else httpx2.StreamError(problem)
-                yield chunk
+                held.append(chunk)
+                if size > most or sum(map(len, held)) > MOST_BYTES:
+                    raise self._too_large(most)
+                if self._stream and (b"\n" in chunk or b"\r" in chunk):
+                    async for piece in self._pieces(b"".join(held)):
+                        yield piece
+                    held.clear()
+            async for piece in self._pieces(b"".join(held)):
+                yield piece
         except NetError as error:
             raise httpx2.StreamError(str(error)) from error
+
+    def _too_large(self, most: int = MOST_BYTES) -> Exception:
+        problem = f"the answer has more than {most} bytes or {MOST_VALUES} values"
+        return httpx2.SSEError(problem) if self._stream else httpx2.StreamError(problem)
+
+    async def _pieces(self, data: bytes) -> AsyncIterator[bytes]:
+        """What has arrived, in pieces of few lines: each may be an event."""
+        if _count_values(data) > MOST_VALUES:
+            raise self._too_large()
+        lines = data.count(b"\n") + data.count(b"\r") if self._stream else 0
+        step = PIECE if lines > MOST_LINES else max(len(data), 1)
+        for start in range(0, len(data), step):
+            yield data[start : start + step]
+            if step == PIECE:
+                await asyncio.sleep(0)  # others first
 
     async def aclose(self) -> None:
         self._exchange.close()
@@ -538,6 +574,9 @@ async def _program(
             with suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE):
                     await process.wait()
+            cast(
+                Any, process
+            )._transport.close()  # a pipe that is not read is not closed by its end
 
 
 def _signal(process: asyncio.subprocess.Process, number: int) -> None:
@@ -547,19 +586,27 @@ def _signal(process: asyncio.subprocess.Process, number: int) -> None:
 
 async def _read_lines(connection: Connection, output: asyncio.StreamReader, to: Any) -> None:
     """Pass on a program's lines, until it exits or a line is too long."""
+    other = 0  # lines in a row that are no message
     with to, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         try:
             while line := await output.readline():
-                if line.count(b"{") + line.count(b"[") > MOST_VALUES:
+                if _count_values(line) > MOST_VALUES or other > MOST_OTHER:
                     raise ValueError
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                except ValueError:
-                    continue  # many programs also print other text
+                except ValueError:  # many programs also print other text
+                    other += 1
+                    await asyncio.sleep(0)  # a line that is there is read without a pause
+                    continue
+                other = 0
                 await to.send(SessionMessage(message))
         except ValueError:
-            words = "sent a line of more than %d bytes or %d values, and is ended"
-            _log.warning("the MCP server %s " + words, connection.name, MOST_BYTES, MOST_VALUES)
+            words = (
+                "sent a line of more than %d bytes or %d values, or %d lines in a row that are no "
+            )
+            words += "message, and is ended"
+            bounds = MOST_BYTES, MOST_VALUES, MOST_OTHER
+            _log.warning("the MCP server %s " + words, connection.name, *bounds)
         finally:
             connection.gone = True
 

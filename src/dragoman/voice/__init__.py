@@ -1,3 +1,3 @@
-"""Gives any model ears and a voice: sound, speech detection, and adapters for recognisers and
+"""Speech for any model: sound, speech detection, and adapters for recognisers and
 synthesizers.
 """

@@ -1,7 +1,7 @@
 """Detects speech in sound: where an utterance begins and where it ends.
 
-Time is counted in samples: the same sound gives the same verdicts at the same sample, whatever
-pieces it comes in and however late.
+Time is counted in samples: the same sound gives the same results at the same sample, in any
+pieces and at any time.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 FRAME_MS = 20
 FRAME = FRAME_MS * BYTES_PER_MS
-"""Bytes of a frame, which is speech or is not."""
+"""Bytes of a frame, the unit of detection."""
 ONSET = 3
 """Frames of speech, in a row but for one, that begin an utterance: a click is shorter."""
 
 Eagerness = Literal["low", "medium", "high", "auto"]
 MAX_PAUSE_MS = {"low": 8_000, "medium": 4_000, "high": 2_000, "auto": 4_000}
-"""How long somebody who has not finished is waited for, by eagerness (OpenAI's guide to VAD)."""
+"""The longest silence within an unfinished sentence, by eagerness (OpenAI's guide to VAD)."""
 _PAUSE_MS = {"low": 1_600, "medium": 800, "high": 400, "auto": 800}
-"""How long it is waited where what was said is not known."""
+"""The silence that ends a turn without a transcript."""
 _FINISHED_MS = {"low": 600, "medium": 300, "high": 200, "auto": 300}
-"""How long it is waited after what sounds finished."""
+"""The silence that ends a finished sentence."""
 LOOK_MS = 200
-"""The silence after which it is asked whether what was said is finished."""
+"""The silence after which the detector asks whether the sentence is finished."""
 
 
 class Started(Struct, frozen=True):
@@ -49,13 +49,13 @@ class Started(Struct, frozen=True):
 
 
 class Stopped(Struct, frozen=True):
-    """The utterance has ended; it includes the silence that was waited for."""
+    """The utterance has ended, the silence included."""
 
     at_ms: int
 
 
 class Scorer(Protocol):
-    """Says how much a frame sounds like speech."""
+    """Scores how much a frame sounds like speech."""
 
     def score(self, frame: bytes) -> float:
         """Between 0 and 1, for the next frame of 20 ms."""
@@ -65,10 +65,10 @@ class Scorer(Protocol):
 class Detector:
     """Finds utterances in a stream of PCM16.
 
-    `prefix_ms` is added before the frame in which one begins, and `silence_ms` ends it. When half
-    of that has passed, at the most `LOOK_MS`, `ask` is called with where the utterance begins; and
-    with None, should it go on after all. With an `eagerness` the silence depends on what was said:
-    whoever knows the words may answer with `judge`.
+    `prefix_ms` is added before the frame in which one begins, and `silence_ms` ends it. After half
+    of that, at the most `LOOK_MS`, `ask` is called with the start of the utterance; and
+    with None if it continues after all. With an `eagerness` the silence depends on the transcript,
+    which `judge` gets.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Detector:
         self._asked = False
         self._held = b""
         self._now = 0  # ms, at the end of the last frame
-        self._free = 0  # ms, before which nothing belongs to the next utterance
+        self._free = 0  # ms, the earliest start of the next utterance
         self._recent: deque[bool] = deque(maxlen=ONSET + 1)
         self._started: int | None = None
         self._quiet = 0  # ms since the last frame of speech
@@ -103,7 +103,7 @@ class Detector:
         return self._started is not None
 
     def feed(self, pcm: bytes) -> list[Started | Stopped]:
-        """What became clear with this sound."""
+        """Process sound, and return the events it completes."""
         pcm = self._held + pcm
         found = [
             event
@@ -125,7 +125,7 @@ class Detector:
                 yield Started(self._started)
             return
         if spoken:
-            if self._asked:  # it goes on: what was judged is not what was said
+            if self._asked:  # speech continues: the judged transcript is outdated
                 self._needed, self._asked = self._usual, False
                 self._ask(None)
             self._quiet = 0
@@ -139,8 +139,8 @@ class Detector:
             yield Stopped(self._now)
 
     def judge(self, transcript: str) -> None:
-        """Wait as long as what was said so far needs; for the answer to `ask`, also a late one,
-        unless somebody has spoken since."""
+        """Set the silence by the transcript so far: the answer to `ask`, also a late one,
+        unless speech has continued since."""
         if self._eagerness is None or not self._asked:
             return
         match finished(transcript):
@@ -152,13 +152,13 @@ class Detector:
                 self._needed = self._usual
 
     def reset(self) -> None:
-        """Forget an utterance that has begun: what comes is another's. Counting goes on."""
+        """Drop an utterance that has begun. The position is not reset."""
         self._free = self._now
         self._started, self._quiet, self._asked = None, 0, False
         self._recent.clear()
 
 
-# ---- whether somebody has finished -----------------------------------------------------------
+# ---- whether a sentence is finished ----------------------------------------------------------
 
 _ENDLESS = (
     "a about am an and are as at because but by can could did do does for from had has have "
@@ -173,20 +173,20 @@ _LAST = re.compile(r"([^\W\d_]+(?:'[^\W\d_]+)?)\W*$")
 
 
 def finished(transcript: str) -> bool | None:
-    """Whether somebody has finished, by what they have said; None where that cannot be told.
+    """Whether a sentence is finished, by its transcript; None where that is not clear.
 
     >>> finished("What is the weather in Paris?"), finished("I would like to"), finished("")
     (True, False, None)
     """
-    said = transcript.strip()
-    if not said or not (last := _LAST.search(said)):
+    text = transcript.strip()
+    if not text or not (last := _LAST.search(text)):
         return None
-    if said.endswith((",", "…", "...", "-", "–", ":", ";")):
+    if text.endswith((",", "…", "...", "-", "–", ":", ";")):
         return False
-    if last[1].lower() in _OPEN and not said.endswith(("?", "!")):
+    if last[1].lower() in _OPEN and not text.endswith(("?", "!")):
         return False
     # One word may be an answer, or the first of a sentence.
-    return True if said.endswith((".", "?", "!")) or len(said.split()) > 2 else None
+    return True if text.endswith((".", "?", "!")) or len(text.split()) > 2 else None
 
 
 # ---- scorers ---------------------------------------------------------------------------------
@@ -200,8 +200,8 @@ class Energy:
 
     _WINDOW = 150  # frames
     _LOWEST, _HIGHEST = -65.0, -28.0
-    """dB of full scale between which noise may be: a room is seldom quieter, and what is louder
-    from the first frame on is somebody who speaks."""
+    """The range of noise in dB of full scale: rooms are seldom quieter, and louder sound
+    from the first frame on is speech."""
     _MARGIN, _SLOPE = 9.0, 2.0
     """dB above the noise at which the score is one half, and how fast it grows."""
 
@@ -209,23 +209,23 @@ class Energy:
         self._levels: deque[float] = deque(maxlen=self._WINDOW)
 
     def score(self, frame: bytes) -> float:
-        """How sure it is that a frame is louder than the noise."""
+        """The score of a frame, by its level above the noise."""
         above = self.above_noise(level(frame))
         return 1 / (1 + math.exp((self._MARGIN - above) / self._SLOPE))
 
     def above_noise(self, loud: float) -> float:
-        """How far the next frame, which is so loud, is above the noise, in dB."""
+        """The level of the next frame above the noise, in dB."""
         self._levels.append(loud)
         return loud - min(max(min(self._levels), self._LOWEST), self._HIGHEST)
 
 
 class WebRTC:
-    """Scores a frame by WebRTC's detector of voices, which says yes or no. It is as strict as the
-    threshold: it has four modes. It takes the first half second of any noise for a voice, so what
-    is no louder than the noise is none."""
+    """Scores a frame by WebRTC's voice activity detector, which is binary. The threshold selects
+    one of its four modes. It takes the first half second of any noise for a voice, so a frame
+    that is no louder than the noise counts as none."""
 
     _MARGIN = 4.0
-    """dB above the noise that a voice has at the least."""
+    """The least level of a voice above the noise, in dB."""
 
     def __init__(self, threshold: float = 0.5) -> None:
         self._ones = import_module("numpy").ones(FRAME // 2)
@@ -245,7 +245,7 @@ class WebRTC:
 
 
 class Silero:
-    """Scores a frame by Silero's neural detector, which looks at 32 ms at once."""
+    """Scores a frame by Silero's neural detector, which takes 32 ms at once."""
 
     def __init__(self) -> None:
         import_module("numpy")
@@ -263,14 +263,14 @@ class Silero:
 
 
 def numbers(frame: bytes) -> NDArray[numpy.int16]:
-    """A frame as numbers, for what needs numpy anyway: each frame of all sessions passes here."""
+    """A frame as a numpy array, for scorers that need numpy: the hot path of all sessions."""
     import numpy as np
 
     return np.frombuffer(frame, "<i2")
 
 
 def to_16k(samples: NDArray[numpy.int16]) -> NDArray[numpy.int16]:
-    """A frame at 16 kHz, good enough to find speech in: each three samples become two."""
+    """A frame at 16 kHz, good enough for detection: three samples become two."""
     thirds = samples.reshape(-1, 3)
     made = thirds[:, :2].copy()
     made[:, 1] = (thirds[:, 1].astype("i4") + thirds[:, 2]) >> 1
@@ -282,7 +282,7 @@ SCORERS = ("energy", "webrtc", "silero")
 
 def scorer(name: str, threshold: float = 0.5) -> Scorer:
     """The scorer of this name; "auto" is webrtc where it is installed, and else energy. Raises
-    FaultError for one that is not known or not installed."""
+    FaultError for one that is unknown or not installed."""
     try:
         match name:
             case "energy":

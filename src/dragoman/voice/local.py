@@ -1,4 +1,4 @@
-"""Speech by Python libraries that run in processes of their own; see `worker`."""
+"""Runs Python libraries for speech in processes of their own; see `worker`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .sound import EXTRA, Resampler
 from .speech import Listening, Piece, Places, Speaking, Word, failed
 
 _SECONDS = 300.0
-"""How long a library may take for the next piece of an answer: some load large models first."""
+"""Seconds for the next piece of an answer: some libraries load large models first."""
 _MOST = 2
 """Processes of one library."""
 
 
 class _LibraryError(FaultError):
-    """What the library raised. Its process lives, and takes the next order."""
+    """An error of the library. Its process continues with the next order."""
 
 
 class _Process:
-    """A process that answers one order after another."""
+    """A process that executes one order after another."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -39,7 +39,7 @@ class _Process:
         """Start it and wait until its library is loaded. Raises FaultError."""
         process = cls(
             await asyncio.create_subprocess_exec(
-                # As a file of its own: it needs nothing of this package, which takes long to load.
+                # Run as a file: it does not need this package, which is slow to import.
                 *(sys.executable, "-P", worker.__file__, name, option),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -48,7 +48,7 @@ class _Process:
         )
         try:
             async for _ in process.answers(name):
-                pass  # nothing but that it is ready
+                pass  # only that it is ready
         except BaseException:
             await process.end()
             raise
@@ -60,7 +60,7 @@ class _Process:
         stdin.write(data)
 
     async def answers(self, name: str) -> AsyncGenerator[worker.Answer, None]:
-        """What it answers to the order that was given. Raises FaultError."""
+        """The answers to the current order. Raises FaultError."""
         stream = cast(StreamReader, self._process.stdout)
         while True:
             try:
@@ -85,7 +85,7 @@ class _Process:
 
 
 class Library:
-    """A library in up to two processes, which start when they are first needed and stay."""
+    """A library in up to two processes, which start on demand and stay."""
 
     at_once = _MOST
 
@@ -101,14 +101,14 @@ class Library:
         self._places = Places(name, self.at_once)
 
     async def prepare(self) -> None:
-        """Load the library now: the first order would wait for it. Raises FaultError."""
+        """Load the library now, so that the first order need not wait. Raises FaultError."""
         async with self._places:
             if not self._all:
                 self._idle.append(await self._started())
 
     async def ask(self, head: dict[str, Any], data: Sound) -> AsyncGenerator[worker.Answer, None]:
-        """The answers to an order. Where nobody reads them to the end, the process ends: a library
-        cannot be told to stop."""
+        """The answers to an order. If they are not read to the end, the process is killed: a
+        library cannot be interrupted."""
         async with self._places:
             process = self._idle.pop() if self._idle else None
             if process is None:
@@ -159,16 +159,16 @@ class LocalTranscriber(Library):
 
     @property
     def ignores(self) -> tuple[str, ...]:
-        """PocketSphinx knows English, and no words but its own."""
+        """PocketSphinx supports only English, and its own vocabulary."""
         return ("language", "prompt") if self.name == "pocketsphinx" else ()
 
     @property
     def quick(self) -> bool:
-        """Whether it costs little to recognise what may not be all."""
+        """Whether recognising an unfinished turn is cheap."""
         return self.name == "pocketsphinx" and bool(self._option)
 
     async def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
-        """The words, a piece for each stretch that the library recognises at once."""
+        """The transcript, a piece for each segment of the library."""
         order = {
             "language": asked.language,
             "prompt": asked.prompt,
@@ -188,7 +188,7 @@ class LocalSynthesizer(Library):
     ignores = ("instructions",)
 
     def expect(self, how: Speaking) -> None:
-        """The library is loaded already."""
+        """No-op: the library is loaded already."""
 
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16, a sentence at a time."""

@@ -1,6 +1,6 @@
-"""Speech synthesizers that are programs, espeak-ng and piper: each sentence in its own process.
+"""Runs speech synthesizers that are programs, espeak-ng and piper: each sentence in a process.
 
-Both are under the GPL, and so run, and are not linked. Nothing of a request is in their arguments
+Both are under the GPL, and so are not linked. Their arguments have nothing of a request
 but a checked name and numbers: the text is their standard input.
 """
 
@@ -30,15 +30,15 @@ _PIECE = 9_600
 _AT_ONCE = 8
 """Processes of one synthesizer."""
 _SECONDS = 60.0
-"""How long a program may take for its next sound before it is given up."""
+"""Seconds for a program's next sound before it is killed."""
 _AHEAD_SECONDS = 30.0
-"""How long a process waits for a text that was expected."""
+"""Seconds that a process started ahead waits for its text."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "ESPEAK_DATA_PATH", "SYSTEMROOT")
-"""What of our environment a program sees: keys are none of its business."""
+"""The environment variables of a program, without keys."""
 
 
 _COMMANDS = re.compile(r"(?<=\[)(?=\[)|\0")
-"""What is no text to these programs: two brackets begin phonemes, and a zero ends it all."""
+"""Characters that are commands to these programs: two brackets begin phonemes, a zero ends all."""
 
 
 class Program:
@@ -68,8 +68,8 @@ class Program:
         )
 
     def start_ahead(self, arguments: tuple[str, ...]) -> None:
-        """Start a process for the next text with these arguments: that takes 40 ms, most of the way
-        from a text to its sound. There is one for each voice, and it waits for so long."""
+        """Start a process for the next text with these arguments: this takes 40 ms, most of the
+        time to the first sound. There is one for each voice, with a timeout."""
         if arguments not in self._ahead and len(self._ahead) < self.at_once:
             task = self._ahead[arguments] = asyncio.ensure_future(self._start(arguments))
             asyncio.get_running_loop().call_later(_AHEAD_SECONDS, self._drop, arguments, task)
@@ -83,7 +83,7 @@ class Program:
             ending.add_done_callback(self._ending.discard)
 
     async def run(self, arguments: tuple[str, ...], text: str) -> AsyncGenerator[bytes, None]:
-        """What the program writes. Its process ends with the generator. Raises FaultError."""
+        """The output of the program. Its process ends with the generator. Raises FaultError."""
         async with self._places:
             ahead = self._ahead.pop(arguments, None)
             process = None if ahead is None else await ahead
@@ -92,7 +92,7 @@ class Program:
             stdin, stdout = cast(StreamWriter, process.stdin), cast(StreamReader, process.stdout)
             errors = asyncio.ensure_future(_tail(cast(StreamReader, process.stderr)))
             try:
-                with suppress(ConnectionError):  # it says why on stderr
+                with suppress(ConnectionError):  # the error is on stderr
                     stdin.write(_COMMANDS.sub(" ", text).encode("utf-8", "replace"))
                     stdin.close()
                 while True:
@@ -104,8 +104,8 @@ class Program:
                 async with asyncio.timeout(_SECONDS):
                     status = await process.wait()
                 if status:
-                    said = (await errors).decode("utf-8", "replace").strip().splitlines()
-                    problem = quoted(said[-1]) if said else f"exit status {status}"
+                    lines = (await errors).decode("utf-8", "replace").strip().splitlines()
+                    problem = quoted(lines[-1]) if lines else f"exit status {status}"
                     raise FaultError(failed(self.name, problem))
             except TimeoutError:
                 raise FaultError(failed(self.name, f"no sound for {_SECONDS:g} s")) from None
@@ -114,7 +114,7 @@ class Program:
                 errors.cancel()
 
     async def close(self) -> None:
-        """End what was started ahead: nothing else runs but what somebody reads."""
+        """End the processes started ahead: all others end with their generators."""
         for arguments, task in [*self._ahead.items()]:
             self._drop(arguments, task)
         await asyncio.gather(*self._ending)
@@ -134,12 +134,12 @@ async def _end(process: Process) -> None:
 
 
 async def _end_started(task: asyncio.Task[Process]) -> None:
-    with suppress(OSError):  # it could not be started: who asks for speech is the one to learn that
+    with suppress(OSError):  # it could not be started: the next request reports it
         await _end(await task)
 
 
 async def _tail(stream: StreamReader) -> bytes:
-    """The last of what a program complains about; all of it is read, or it would wait for us."""
+    """The end of a program's stderr; all of it is read, or the pipe would fill up."""
     held = b""
     while data := await stream.read(4096):
         held = (held + data)[-2000:]
@@ -165,12 +165,12 @@ _VARIANTS = {
     "shimmer": "f4",
     "verse": "m2",
 }
-"""Voices of espeak-ng that stand in for those of OpenAI."""
+"""Voices of espeak-ng for the names of OpenAI's."""
 
 
 class ESpeak(Program):
-    """espeak-ng: speaks a hundred languages at once and with little grace. `voice` is that of
-    requests that name none."""
+    """espeak-ng: a hundred languages, fast, with a robotic voice. `voice` is that of
+    requests without one."""
 
     ignores = ("instructions",)
 
@@ -181,7 +181,7 @@ class ESpeak(Program):
         self._voice = voice
 
     def expect(self, how: Speaking) -> None:
-        """Start a process for what is to be said next."""
+        """Start a process for the next sentence."""
         with suppress(FaultError):  # `speak` raises it
             self.start_ahead(self._arguments(how))
 
@@ -241,7 +241,7 @@ class Piper(Program):
         self._rate = described.audio.sample_rate
 
     def expect(self, how: Speaking) -> None:
-        """Start a process for what is to be said next: it loads its voice first."""
+        """Start a process for the next sentence: it loads its voice first."""
         self.start_ahead(self._arguments(how))
 
     def _arguments(self, how: Speaking) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class Piper(Program):
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16 as piper writes it."""
         arguments, resampler = self._arguments(how), Resampler(self._rate, RATE)
-        line = " ".join(text.split()) + "\n"  # it speaks line by line
+        line = " ".join(text.split()) + "\n"  # it synthesizes line by line
         async with aclosing(self.run(arguments, line)) as pieces:
             async for data in pieces:
                 if pcm := resampler.feed(data):

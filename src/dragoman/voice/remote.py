@@ -1,4 +1,4 @@
-"""Speech by servers that have OpenAI's audio endpoints: /audio/speech and /audio/transcriptions."""
+"""Calls servers with OpenAI's audio endpoints: /audio/speech and /audio/transcriptions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RemoteSynthesizer(_Endpoint):
         self._voice = voice
 
     def expect(self, how: Speaking) -> None:
-        """The server is ready, or not."""
+        """No-op."""
 
     async def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
         """PCM16 as the server sends it."""
@@ -113,7 +113,7 @@ class RemoteSynthesizer(_Endpoint):
             async for kind, data in answer:
                 if kind.endswith(("/json", "/html")):
                     raise FaultError(failed(self.name, f"it answered with {kind}, not with sound"))
-                if len(head) < 12:  # some servers send a WAV file whatever they are asked for
+                if len(head) < 12:  # some servers send a WAV file in any case
                     head += data
                     if len(head) < 12:
                         continue
@@ -149,7 +149,7 @@ class RemoteTranscriber(_Endpoint):
         self._model = model
 
     async def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
-        """The words as the server gives them: streamed, where it can."""
+        """The transcript, streamed where the server can."""
         request = wire.TranscriptionRequest(
             model=self._model or asked.model or TRANSCRIPTION_MODEL,
             data=memoryview(wav(pcm)),
@@ -158,7 +158,7 @@ class RemoteTranscriber(_Endpoint):
             stream=True,
         )
         media_type, body = wire.encode_transcription(request, f"dragoman-{new_id()}")
-        decoder, whole, told = SSEDecoder(), b"", ""
+        decoder, whole, seen = SSEDecoder(), b"", ""
         asking = self.ask(media_type, body, "application/json, text/event-stream")
         async with aclosing(asking) as answer:
             async for kind, data in answer:
@@ -168,8 +168,8 @@ class RemoteTranscriber(_Endpoint):
                         raise FaultError(failed(self.name, "its transcript has no end"))
                     continue
                 for _, event in _events(decoder, data, self.name):
-                    if piece := wire.read_transcript_event(event, told):
-                        told += piece
+                    if piece := wire.read_transcript_event(event, seen):
+                        seen += piece
                         yield Piece(piece)
         if whole:
             try:

@@ -1,11 +1,11 @@
-"""Splits text that arrives in pieces into sentences, and makes of each what can be spoken."""
+"""Splits streamed text into sentences, and removes markup for speech."""
 
 from __future__ import annotations
 
 import re
 
 LONGEST = 300
-"""Characters after which a sentence is spoken though it has no end."""
+"""Characters after which an unfinished sentence is spoken."""
 
 _END = re.compile(r"""(?:[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n)\s*(?=\S)""")
 _ABBREVIATION = re.compile(
@@ -16,10 +16,10 @@ _BREAK = re.compile(r"[,;:—–]\s+|\s+")
 
 
 class Sentences:
-    """Gives sentences as soon as they are complete; joined they are the text, to the character.
+    """Yields complete sentences; joined, they are exactly the text.
 
-    A sentence keeps the space behind it, and ends where the next one begins: whether a full stop
-    was the last is seen there.
+    A sentence includes the space after it, and ends where the next one begins: only then it is
+    clear whether a full stop was its end.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Sentences:
         return found
 
     def close(self) -> str:
-        """What is left; empty where nothing is."""
+        """The rest, which may be empty."""
         rest, self._held = self._held, ""
         return rest
 
 
-# ---- what can be spoken ----------------------------------------------------------------------
+# ---- speakable text --------------------------------------------------------------------------
 
 _FENCE = re.compile(r"^[ \t]*(?:```.*|~~~.*|[-*_]{3,}[ \t]*|\|?[-:| ]+\|[-:| ]*)$", re.M)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*(?:\s+\"[^\"]*\")?\)")
@@ -66,7 +66,7 @@ _UNSPOKEN = re.compile(
 
 
 def speakable(text: str) -> str:
-    """The text without what is for the eye: Markdown, the paths of links, pictograms.
+    """The text without Markdown, the paths of links, and pictograms.
 
     >>> speakable("**Sunny** in [Paris](https://example.org/p), `20` degrees ☀️ _today_.")
     'Sunny in Paris, 20 degrees today.'
@@ -81,5 +81,5 @@ def speakable(text: str) -> str:
 
 
 def words_in(text: str) -> bool:
-    """Whether there is anything to say."""
+    """Whether there is anything to speak."""
     return any(letter.isalnum() for letter in text)

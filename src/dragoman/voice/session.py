@@ -24,7 +24,7 @@ from .spoken import Spoken
 
 
 class Voice:
-    """The ears and the mouth of one session; see `engines.session`."""
+    """The speech backends of one session; see `engines.session`."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class Voice:
         self.synthesizer = synthesizer
         self.transcriber = transcriber
         self.scorer = detector
-        """What finds speech, by name."""
+        """The name of the detector."""
         self.early: Early | None = None
         self.listening = Listening()
-        """What the last turn was recognised with."""
+        """The options of the last recognition."""
         self._spoken: Spoken | None = None
         self._lines: dict[str, Telephone] = {}
         self._turn = asyncio.Lock()
@@ -46,21 +46,21 @@ class Voice:
 
     @property
     def transcribes(self) -> bool:
-        """Whether `transcribe` can be asked."""
+        """Whether `transcribe` can be called."""
         return self.transcriber is not None
 
     @property
     def speaks(self) -> bool:
-        """Whether `speaking` makes answers of sound."""
+        """Whether `speaking` adds sound to answers."""
         return self.synthesizer is not None
 
     def detector(self, asked: TurnDetection) -> SessionDetector:
-        """What finds the turns in what the client sends. Raises FaultError."""
+        """A detector of turns. Raises FaultError."""
         return SessionDetector(asked, self)
 
     async def transcribe(self, audio: Sound, asked: Transcription) -> AsyncGenerator[str, None]:
-        """The words in some sound. Where somebody has paused and not gone on, they may be known. A
-        session has one thing recognised at a time, so that it never keeps others from it."""
+        """The transcript of some sound, which may be known since a pause. A
+        session recognises one turn at a time, so that it does not block other sessions."""
         if self.transcriber is None:
             raise FaultError(NO_TRANSCRIBER)
         early, self.early = self.early, None
@@ -68,9 +68,9 @@ class Voice:
         if (
             early is not None
             and early.is_of(audio, listening)
-            and (said := await early.words()) is not None
+            and (words := await early.words()) is not None
         ):
-            yield said
+            yield words
             return
         if self._waiting and self._waiting + len(audio) > _BACKLOG:
             raise FaultError(_TOO_MUCH)
@@ -85,23 +85,23 @@ class Voice:
             self._waiting -= len(audio)
 
     def speaking(self, engine: Engine) -> Engine:
-        """The engine, whose answers are spoken where that is asked for."""
+        """The engine, with spoken answers where a request has audio."""
         if self.synthesizer is None:
             raise FaultError(NO_SYNTHESIZER)
         self._spoken = Spoken(engine, self.synthesizer)
         return self._spoken
 
     def expect_answer(self) -> None:
-        """The user has paused: if that was all, an answer is spoken next."""
+        """Prepare speech at a pause: an answer may follow."""
         if self._spoken is not None:
             self._spoken.expect()
 
     def decode(self, audio: bytes, format: str) -> bytes:
-        """PCM16 of what a telephone sends, `pcmu` or `pcma`."""
+        """Decode G.711, `pcmu` or `pcma`, to PCM16."""
         return self._line(format).decode(audio)
 
     def encode(self, audio: bytes, format: str) -> bytes:
-        """What a telephone is sent."""
+        """Encode PCM16 as G.711."""
         return self._line(format).encode(audio)
 
     def _line(self, format: str) -> Telephone:
@@ -114,13 +114,13 @@ _BACKLOG = 600_000 * BYTES_PER_MS
 """Bytes of a session's sound that wait to be recognised."""
 _TOO_MUCH = Fault("overloaded", "More than 10 minutes of sound wait to be recognised.", "client")
 _RECENT = 30_000 * BYTES_PER_MS
-"""Bytes of sound that are kept to see whether somebody has finished."""
+"""Bytes of the latest sound that are kept for recognition at a pause."""
 
 
 class Early:
-    """What was said until a pause: it is being recognised while it is waited for more.
+    """The recognition of a turn up to a pause, started while more may follow.
 
-    It is never cancelled: a library that is stopped has to be loaded again.
+    It is never cancelled: a library that is killed has to be loaded again.
     """
 
     def __init__(self, transcriber: Transcriber, audio: bytes, listening: Listening) -> None:
@@ -133,34 +133,34 @@ class Early:
             async with aclosing(transcriber.transcribe(self.audio, self.listening)) as pieces:
                 return "".join([piece.text async for piece in pieces])
         except FaultError:
-            return None  # the whole turn is recognised again, and says what is wrong
+            return None  # the whole turn is recognised again, and reports the error
 
     def is_of(self, audio: Sound, listening: Listening) -> bool:
-        """Whether it is of the beginning of some sound, and is recognised as that is to be."""
+        """Whether it is of the beginning of this sound, with the same options."""
         return self.listening == listening and audio.startswith(self.audio)
 
     @property
     def done(self) -> bool:
-        """Whether the words are known."""
+        """Whether the recognition has ended."""
         return self._task.done()
 
     async def words(self) -> str | None:
-        """The words; None where they could not be recognised."""
+        """The transcript; None if the recognition failed."""
         return await asyncio.shield(self._task)
 
     def then(self, call: Callable[[str], None]) -> None:
-        """Call this with the words, if there are any."""
+        """Call this with the transcript, if there is one."""
 
         def known(task: asyncio.Task[str | None]) -> None:
-            if not task.cancelled() and (said := task.result()) is not None:
-                call(said)
+            if not task.cancelled() and (words := task.result()) is not None:
+                call(words)
 
         self._task.add_done_callback(known)
 
 
 class SessionDetector:
-    """The detector of a session. When somebody pauses, what was said so far is recognised, where
-    that is quick or semantic_vad has to know: one pause at a time."""
+    """The detector of a session. At a pause, the turn so far is recognised, if that
+    is quick or semantic_vad needs it: one pause at a time."""
 
     def __init__(self, asked: TurnDetection, voice: Voice) -> None:
         transcriber = voice.transcriber
@@ -177,18 +177,18 @@ class SessionDetector:
             eagerness=asked.eagerness if semantic else None,
             ask=self._ask,
         )
-        self._heard = bytearray()  # the latest sound
+        self._recent = bytearray()  # the latest sound
         self._fed = 0  # bytes
         self._running: Early | None = None
 
     def feed(self, audio: bytes) -> list[SpeechStarted | SpeechStopped]:
-        """What became clear with this sound."""
+        """Process sound, and return the events it completes."""
         found: list[SpeechStarted | SpeechStopped] = []
-        for place in range(0, len(audio), FRAME):  # so that what was heard ends at a pause
+        for place in range(0, len(audio), FRAME):  # so that `_recent` ends at a pause
             piece = audio[place : place + FRAME]
             if self._transcriber is not None:
-                self._heard += piece
-                del self._heard[:-_RECENT]
+                self._recent += piece
+                del self._recent[:-_RECENT]
             self._fed += len(piece)
             for event in self._detector.feed(piece):
                 started = isinstance(event, detection.Started)
@@ -196,7 +196,7 @@ class SessionDetector:
         return found
 
     def reset(self) -> None:
-        """Forget an utterance that has begun."""
+        """Drop an utterance that has begun."""
         self._detector.reset()
 
     def _ask(self, start: int | None) -> None:
@@ -208,14 +208,14 @@ class SessionDetector:
         if self._running is not None and not self._running.done:
             return
         size = self._fed - start * BYTES_PER_MS
-        if not 0 < size <= len(self._heard):
-            return  # it is longer than what is kept
-        audio = bytes(self._heard[len(self._heard) - size :])
+        if not 0 < size <= len(self._recent):
+            return  # it is longer than `_RECENT`
+        audio = bytes(self._recent[len(self._recent) - size :])
         early = self._running = Early(self._transcriber, audio, self._voice.listening)
         self._voice.early = early
         if self._semantic:
-            early.then(lambda said: self._judge(early, said))
+            early.then(lambda words: self._judge(early, words))
 
-    def _judge(self, early: Early, said: str) -> None:
+    def _judge(self, early: Early, words: str) -> None:
         if self._voice.early is early:
-            self._detector.judge(said)
+            self._detector.judge(words)

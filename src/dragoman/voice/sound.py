@@ -1,4 +1,4 @@
-"""Sound as bytes: G.711, resampling, WAV files that synthesizers make, and encoders.
+"""Converts sound: G.711, resampling, WAV files of synthesizers, and encoders.
 
 Inside Dragoman sound is PCM16: signed, little-endian, one channel, 24,000 samples a second, so 48
 bytes are a millisecond.
@@ -31,7 +31,7 @@ _SWAP = sys.byteorder == "big"
 
 
 def samples_of(pcm: bytes | memoryview) -> array[int]:
-    """PCM16 as numbers. Raises FaultError for half a sample."""
+    """PCM16 as an array. Raises FaultError for half a sample."""
     if len(pcm) % 2:
         raise FaultError(bad_request(f"{len(pcm)} bytes of PCM16 end in the middle of a sample"))
     samples = array("h", bytes(pcm))
@@ -41,7 +41,7 @@ def samples_of(pcm: bytes | memoryview) -> array[int]:
 
 
 def pcm_of(samples: array[int]) -> bytes:
-    """Numbers as PCM16."""
+    """An array as PCM16."""
     if _SWAP:
         samples = array("h", samples)
         samples.byteswap()
@@ -49,7 +49,7 @@ def pcm_of(samples: array[int]) -> bytes:
 
 
 def level(pcm: bytes) -> float:
-    """How loud it is, in dB of full scale; silence is -90.
+    """The level in dB of full scale; silence is -90.
 
     >>> [round(level(pcm)) for pcm in (b"\\0" * 4, b"\\0\\x40\\0\\xc0")]
     [-90, -6]
@@ -138,8 +138,8 @@ LAWS = {"pcmu": mu_law, "pcma": a_law}
 
 
 class Resampler:
-    """Changes the rate of a stream of PCM16, whatever pieces it comes in. Of two equal rates it
-    changes nothing, and needs nothing installed."""
+    """Resamples a stream of PCM16, in any pieces. For equal rates it
+    changes nothing, and needs no package."""
 
     def __init__(self, source: int, target: int) -> None:
         self._stream: Any = None
@@ -159,7 +159,7 @@ class Resampler:
         self._stream = soxr.ResampleStream(*self._rates, 1, dtype="float32")
 
     def feed(self, pcm: bytes, *, last: bool = False) -> bytes:
-        """What became clear with these bytes; with `last`, all the rest."""
+        """The samples that these bytes complete; with `last`, all the rest."""
         pcm = self._half + pcm
         self._half = pcm[len(pcm) & ~1 :]
         pcm = pcm[: len(pcm) & ~1]
@@ -169,7 +169,7 @@ class Resampler:
 
         given = np.frombuffer(pcm, dtype="<i2").astype(np.float32)
         made: NDArray[numpy.float32] = self._stream.resample_chunk(given, last=last)
-        if last:  # it takes no more
+        if last:  # it accepts no more
             self._open()
             self._half = b""
         return made.round().clip(-32_768, 32_767).astype("<i2").tobytes()
@@ -181,9 +181,9 @@ _TAPS, _THREE = 47, RATE // TELEPHONE_RATE
 class Telephone:
     """PCM16 at 24 kHz from and to G.711 at 8 kHz, as streams. Needs numpy.
 
-    soxr would hold 21 ms of an answer's end back until the next one, and 64 ms of what a caller
-    says; this filter of 47 taps is a millisecond behind, and cuts off at 3.6 kHz. A millisecond of
-    sound in is one out.
+    soxr would delay 21 ms of an answer's end until the next one, and 64 ms of the caller's
+    sound; this filter of 47 taps has a delay of a millisecond, and cuts off at 3.6 kHz. A
+    millisecond in is a millisecond out.
     """
 
     def __init__(self, format: str) -> None:
@@ -200,7 +200,7 @@ class Telephone:
         self._rest = b""  # of three samples
 
     def decode(self, data: bytes) -> bytes:
-        """What the client sent."""
+        """Decode the client's sound."""
         np = self._np
         spread = np.zeros(_THREE * len(data))
         spread[::_THREE] = np.frombuffer(self._law.decode(data), dtype="<i2")
@@ -209,7 +209,7 @@ class Telephone:
         return self._filtered(whole, 1)
 
     def encode(self, pcm: bytes) -> bytes:
-        """What the client is sent."""
+        """Encode sound for the client."""
         np = self._np
         pcm = self._rest + pcm
         usable = len(pcm) - len(pcm) % (2 * _THREE)
@@ -235,8 +235,8 @@ MAX_HEAD = 64 * 1024
 
 
 class WavHead(Struct, frozen=True):
-    """The rate of a WAV file of PCM16, where its sound begins, and how many bytes it has; a file
-    that was streamed does not say, and `size` is None."""
+    """The rate of a WAV file of PCM16, where its sound begins, and its bytes; for a streamed
+    file, `size` is None."""
 
     rate: int
     offset: int
@@ -244,8 +244,8 @@ class WavHead(Struct, frozen=True):
 
 
 def read_wav_head(data: bytes) -> WavHead | None:
-    """The head, or None where more bytes are needed. Raises FaultError for what is no WAV file of
-    one channel of PCM16, which is what synthesizers make."""
+    """The head, or None where more bytes are needed. Raises FaultError for anything but a WAV file
+    of one channel of PCM16, the format of synthesizers."""
     if data[:4] != b"RIFF"[: len(data)] or data[8:12] != b"WAVE"[: max(len(data) - 8, 0)]:
         raise FaultError(bad_request("The sound is no WAV file."))
     place, rate = 12, 0
@@ -255,7 +255,7 @@ def read_wav_head(data: bytes) -> WavHead | None:
         if name == b"data":
             if not rate:
                 raise FaultError(bad_request("The WAV file has no format before its sound."))
-            # 0x7ffff000 is espeak-ng's, 0 ffmpeg's word for a length that is not known.
+            # 0x7ffff000 is espeak-ng's, 0 ffmpeg's placeholder for an unknown length.
             open_ended = size == 0 or size >= 0x7FFF_0000
             return WavHead(rate, place, None if open_ended else size)
         if name == b"fmt ":
@@ -289,7 +289,7 @@ class WavReader:
         self._resampler: Resampler | None = None
 
     def feed(self, data: bytes, *, last: bool = False) -> bytes:
-        """What became clear with these bytes. Raises FaultError for what is no WAV file."""
+        """The samples that these bytes complete. Raises FaultError for an invalid WAV file."""
         if self._resampler is None:
             self._held += data
             head = read_wav_head(self._held)
@@ -311,8 +311,8 @@ _MAGIC = ((b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1a\x45\xdf\xa3", "webm"), (b
 
 
 def sniff(data: bytes) -> str | None:
-    """What kind of sound file these bytes begin: wav, mp3, aac, flac, ogg, opus, webm, mp4; None
-    for what is none of them.
+    """The type of a sound file by its first bytes: wav, mp3, aac, flac, ogg, opus, webm, mp4; None
+    for an unknown one.
 
     >>> sniff(wav_head()), sniff(b"ID3"), sniff(b"Hello")
     ('wav', 'mp3', None)
@@ -331,12 +331,12 @@ def sniff(data: bytes) -> str | None:
     return None
 
 
-# ---- what is sent ----------------------------------------------------------------------------
+# ---- encoders --------------------------------------------------------------------------------
 
 
 class SoundEncoder:
     """Encodes PCM16 at 24 kHz as `pcm`, `wav` or `mp3`, a piece at a time. Raises FaultError for a
-    format that cannot be written here."""
+    format that is not supported here."""
 
     def __init__(self, format: str) -> None:
         if format not in MEDIA_TYPES:
@@ -371,4 +371,4 @@ class SoundEncoder:
 
 
 MEDIA_TYPES = {"mp3": b"audio/mpeg", "wav": b"audio/wav", "pcm": b"audio/pcm"}
-"""The formats that are written, as HTTP calls them."""
+"""The supported formats, by their media types."""

@@ -1,4 +1,4 @@
-"""What a recogniser and a synthesizer are, and what they are asked."""
+"""Protocols of recognisers and synthesizers, and their options."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Piece(Struct, frozen=True):
 
 
 class Listening(Struct, frozen=True, kw_only=True):
-    """What a recogniser is asked: the language (ISO 639-1) and words that are likely, if known, and
-    whether the times of words are wanted. A recording may have more than one utterance."""
+    """Options of a recognition: the language (ISO 639-1) and likely words, if known, and
+    whether the times of words are requested. A recording may have more than one utterance."""
 
     model: str | None = None
     language: str | None = None
@@ -43,7 +43,7 @@ class Listening(Struct, frozen=True, kw_only=True):
 
 
 class Speaking(Struct, frozen=True, kw_only=True):
-    """How a synthesizer speaks: the voice by name, a speed of which 1 is usual, and instructions
+    """Options of a synthesis: the voice by name, a speed (1 is normal), and instructions
     that some models follow."""
 
     model: str | None = None
@@ -57,16 +57,16 @@ class Transcriber(Protocol):
 
     @property
     def ignores(self) -> tuple[str, ...]:
-        """Fields of `Listening` that it cannot follow."""
+        """Fields of `Listening` that it ignores."""
         ...
 
     def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
-        """The words in PCM16 at 24 kHz, as they are recognised. To stop it, close the generator.
+        """The transcript of PCM16 at 24 kHz, streamed. To stop it, close the generator.
         Raises FaultError."""
         ...
 
     def close(self) -> Awaitable[None]:
-        """End what it has started."""
+        """End its processes."""
         ...
 
 
@@ -75,28 +75,28 @@ class Synthesizer(Protocol):
 
     @property
     def ignores(self) -> tuple[str, ...]:
-        """Fields of `Speaking` that it cannot follow."""
+        """Fields of `Speaking` that it ignores."""
         ...
 
     def expect(self, how: Speaking) -> None:
-        """`speak` is likely to be called soon: do beforehand what can be done, within bounds."""
+        """Prepare for a likely call of `speak`."""
         ...
 
     def speak(self, text: str, how: Speaking) -> AsyncGenerator[bytes, None]:
-        """PCM16 at 24 kHz, as it is made. To stop it, close the generator. Raises FaultError."""
+        """PCM16 at 24 kHz, streamed. To stop it, close the generator. Raises FaultError."""
         ...
 
     def close(self) -> Awaitable[None]:
-        """End what it has started."""
+        """End its processes."""
         ...
 
 
 WAITING = 64
-"""Orders that wait for one program or library at the most."""
+"""The most orders that wait for one program or library."""
 
 
 class Places:
-    """Places for so many orders at once. Others wait, and are served as they came."""
+    """A semaphore for so many concurrent orders. Others wait in order."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -118,7 +118,7 @@ class Places:
 
 
 def read_sound(name: str, reader: WavReader, data: bytes, *, last: bool = False) -> bytes:
-    """PCM of the next bytes of a program or a server. Raises FaultError, which blames it."""
+    """PCM of the next bytes of a program or a server. Raises FaultError, with its name."""
     try:
         return reader.feed(data, last=last)
     except FaultError as error:
@@ -126,7 +126,7 @@ def read_sound(name: str, reader: WavReader, data: bytes, *, last: bool = False)
 
 
 def failed(name: str, problem: str) -> Fault:
-    """The fault of a program or a library that speaks or listens for us."""
+    """The fault for a failed speech program or library."""
     return Fault("upstream_error", f"{name} failed: {problem}", "upstream")
 
 

@@ -1,4 +1,4 @@
-"""An engine whose answers are spoken: each sentence of another engine's text, as it is complete."""
+"""Middleware that speaks an engine's answers, each sentence of the text when it is complete."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _AUDIO_DELTA = 9_600
 class Spoken(Wrapper):
     """Speaks the text of an engine's messages where a request asks for audio.
 
-    The text of a transcript delta is what the audio deltas behind it say, up to the next one: so
-    whoever plays them knows which words were heard. The engine is read ahead while a sentence is
-    spoken. What is for the eye only (Markdown) is in the transcript and not spoken.
+    A transcript delta is the text of the audio deltas that follow, up to the next one, so that
+    players know which words were played. The engine is read ahead while a sentence is
+    synthesized. Markup (Markdown) is in the transcript and not spoken.
     """
 
     acts_on: ClassVar[frozenset[object] | None] = None
@@ -40,26 +40,26 @@ class Spoken(Wrapper):
     def __init__(self, engine: Engine, synthesizer: Synthesizer) -> None:
         super().__init__(engine)
         self._synthesizer = synthesizer
-        self._how: Speaking | None = None  # of the last answer, if it was spoken
+        self._how: Speaking | None = None  # of the last spoken answer
 
     def expect(self) -> None:
-        """An answer is likely to be wanted soon: get ready to speak it as the last one."""
+        """Prepare for a likely answer, with the options of the last one."""
         if self._how is not None:
             self._synthesizer.expect(self._how)
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Leave a request that asks for no audio alone."""
+        """None for a request without audio."""
         self._how = None
         if "audio" not in (request.modalities or ()):
             return None
-        with suppress(FaultError):  # the answer says so
+        with suppress(FaultError):  # the answer reports it
             self._how = speaking(request)
         self.expect()
         return Prepared(request, engine=_Speaker(self.engine, self._synthesizer))
 
 
 class _Speaker(Wrapper):
-    """The engine for requests that do."""
+    """The engine for requests with audio."""
 
     def __init__(self, engine: Engine, synthesizer: Synthesizer) -> None:
         super().__init__(engine)
@@ -68,7 +68,7 @@ class _Speaker(Wrapper):
     async def stream(
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        """The engine's answer with its texts spoken."""
+        """The engine's answer with its texts as sound."""
         try:
             how = speaking(request)
         except FaultError as error:
@@ -97,7 +97,7 @@ class _Speaker(Wrapper):
             async with aclosing(self.engine.stream(request, caller)) as events:
                 async for event in events:
                     await ahead.put(event)
-            await ahead.put(Failed(CUT))  # which nobody reads, where it has ended before
+            await ahead.put(Failed(CUT))  # not read, where it has ended before
         except Exception as error:
             await ahead.put(Failed(fault_from(error, caller.key)))
 
@@ -144,7 +144,7 @@ class _Speaker(Wrapper):
             async for pcm in sound:
                 part.sound.append(pcm)
                 held += pcm
-                # The first is sent as it is: somebody waits for it.
+                # The first is sent at once, for a low latency.
                 rest = len(held) % _AUDIO_DELTA if len(part.sound) > 1 else 0
                 whole = len(held) - rest
                 for start in range(0, whole, _AUDIO_DELTA):
@@ -155,7 +155,7 @@ class _Speaker(Wrapper):
 
 
 _Parts = dict[tuple[int | None, int], "_Part | Audio"]
-"""Parts that are being spoken, and those that were, by item and number."""
+"""The parts that are being spoken, or were, by item and number."""
 
 
 class _Part:
@@ -172,18 +172,18 @@ class _Part:
 
     @property
     def audio(self) -> Audio:
-        """The part as it stands."""
+        """The part so far."""
         data = b64encode(b"".join(self.sound)).decode()
         return Audio(data or None, FORMAT, "".join(self._text) or None)
 
 
 def speaking(request: Request) -> Speaking:
-    """How a request wants to be spoken to."""
+    """The speech options of a request."""
     audio = request.audio
     voice = getattr(audio, "voice", None)
     extra = (getattr(audio, "extra", None) or {}).get("realtime", {})
     speed = extra.get("speed", 1.0)
-    if isinstance(voice, dict):  # a voice made at OpenAI, by its id
+    if isinstance(voice, dict):  # a custom voice of OpenAI, by its id
         voice = voice.get("id")
     if not isinstance(voice, str | None) or not isinstance(speed, int | float):
         raise FaultError(bad_request("must be a name, and the speed a number", "voice"))

@@ -1,4 +1,4 @@
-"""What a server speaks, listens and reads recordings with, by name."""
+"""Selects the speech backends of a server by name."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .speech import Synthesizer, Transcriber
 T = TypeVar("T")
 
 FILES = ("wav", "mp3", "flac", "ogg")
-"""Kinds of recordings that are read; ogg is Vorbis."""
+"""The supported types of recordings; ogg is Vorbis."""
 AUTO = "auto"
-"""Stands for what is installed; for nothing, where nothing is."""
+"""Selects an installed backend, or none without any."""
 NONE = "none"
 
 _SYNTHESIZERS: dict[str, Callable[[str], Synthesizer]] = {
@@ -45,16 +45,16 @@ _TRANSCRIBERS: dict[str, Callable[[str], Transcriber]] = {
 
 
 class Studio(Struct, frozen=True):
-    """What all sessions share; None where this server cannot speak, or listen."""
+    """The backends that all sessions share; None without a synthesizer, or a recogniser."""
 
     synthesizer: Synthesizer | None
     transcriber: Transcriber | None
     detector: str = AUTO
     files: Library | None = None
-    """What reads recordings."""
+    """Decodes recordings."""
 
     def open(self) -> Voice:
-        """The voice of one session. It is begun to load what takes long: nobody has spoken yet."""
+        """The voice of one session. Starts to load slow libraries, before the first speech."""
         if self._local:
             loading = asyncio.ensure_future(self._load())
             _loading.add(loading)
@@ -63,26 +63,26 @@ class Studio(Struct, frozen=True):
 
     @property
     def _local(self) -> list[Library | Program]:
-        """What speaks and listens on this machine."""
+        """The local backends."""
         used: tuple[object, ...] = (self.synthesizer, self.transcriber)
         return [each for each in used if isinstance(each, Library | Program)]
 
     async def _load(self) -> None:
-        with suppress(FaultError):  # the first turn says what is wrong
+        with suppress(FaultError):  # the first turn reports the error
             await self.prepare()
 
     async def prepare(self) -> None:
-        """Load what takes long to load. Raises FaultError."""
+        """Load slow libraries. Raises FaultError."""
         if self._local:
-            with suppress(ImportError):  # whoever needs it says so
+            with suppress(ImportError):  # reported when it is used
                 await asyncio.to_thread(import_module, "soxr")
         for each in self._local:
             if isinstance(each, Library):
                 await each.prepare()
 
     async def read(self, data: bytes, claim: Callable[[int], None] = lambda size: None) -> bytes:
-        """PCM16 of a recording, a file of a kind in `FILES`. `claim` is told what it takes, before
-        it does: a small file may be hours of sound. Raises FaultError."""
+        """PCM16 of a recording, a file of a kind in `FILES`. `claim` accounts for its size before
+        it is decoded: a small file may be hours of sound. Raises FaultError."""
         kind = sniff(data)
         if kind not in FILES:
             what = f"is {kind}" if kind else "is no sound that is known here"
@@ -105,7 +105,7 @@ class Studio(Struct, frozen=True):
         return bytes(sound)
 
     async def close(self) -> None:
-        """End what was started."""
+        """End the backends."""
         for each in (self.synthesizer, self.transcriber, self.files):
             if each is not None:
                 await each.close()
@@ -120,9 +120,9 @@ def studio(
     speech_key: Secret | None = None,
     transcription_key: Secret | None = None,
 ) -> Studio:
-    """The studio with these by name: `auto`, `none`, a name, `NAME=OPTION`, or a URL with, after a
-    space, the name of the model there. `auto` has a grammar of what the pocket model knows, where
-    it is for that one alone. Raises FaultError for what is not known or installed."""
+    """The studio with backends by name: `auto`, `none`, a name, `NAME=OPTION`, or a URL with, after
+    a space, the name of the model there. `auto` uses a grammar for the pocket model, where
+    it is the only model. Raises FaultError for a backend that is unknown or not installed."""
     detection.scorer(detector)
     synthesizer: Synthesizer | None = None
     transcriber: Transcriber | None = None
@@ -159,4 +159,4 @@ def _named(text: str, makers: dict[str, Callable[[str], T]], what: str) -> T:
 
 
 _loading: set[asyncio.Task[None]] = set()
-"""What is being loaded: the loop alone would forget it."""
+"""Strong references to loading tasks: the loop has only weak ones."""

@@ -43,10 +43,10 @@ _QUIET, _BARS = -60.0, 12
 
 
 class Screen(Protocol):
-    """Where a conversation is shown."""
+    """The display of a conversation."""
 
     def write(self, text: str) -> None:
-        """Go on with a line."""
+        """Append to the line."""
         ...
 
     def line(self, text: str) -> None:
@@ -54,23 +54,23 @@ class Screen(Protocol):
         ...
 
     def event(self, event: Event) -> None:
-        """Show a call, or what came of it."""
+        """Show a call, or its result."""
         ...
 
     def status(self, text: str) -> None:
-        """Show this until something else is."""
+        """Show a status until the next output."""
         ...
 
 
 class Playback:
-    """The sound that is to be played, and how much of the item it is of was played. The device's
+    """The queue of sound to play, and the position in its item. The device's
     thread takes from it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queue: deque[tuple[str, bytes]] = deque()
         self._item = ""
-        self._played = 0  # bytes, of that
+        self._played = 0  # bytes of it
 
     @property
     def playing(self) -> bool:
@@ -78,12 +78,12 @@ class Playback:
         return bool(self._queue)
 
     def add(self, item: str, pcm: bytes) -> None:
-        """Play this too, which is of this item."""
+        """Queue sound of this item."""
         with self._lock:
             self._queue.append((item, pcm))
 
     def take(self, size: int) -> bytes:
-        """The next bytes, and silence where there are none."""
+        """The next bytes, filled up with silence."""
         taken = b""
         with self._lock:
             while self._queue and len(taken) < size:
@@ -98,8 +98,8 @@ class Playback:
         return taken + bytes(size - len(taken))
 
     def stop(self) -> tuple[str, int] | None:
-        """Play no more. The item that was being played, and how many milliseconds of it were heard;
-        None where nothing is unheard."""
+        """Stop playback. Returns the item that was being played, and its milliseconds played;
+        None where the queue is empty."""
         with self._lock:
             if not self._queue:
                 return None
@@ -111,17 +111,17 @@ class Playback:
 
 
 class Talk(Conversation):
-    """A conversation that is shown and played, as it is. `screen` and `changes` are as `Screen` and
-    `Conversation` say. Whoever speaks interrupts the answer, and what was heard of it stays."""
+    """A conversation that is shown and played. For `screen` and `changes` see `Screen` and
+    `Conversation`. Speech interrupts the answer, which is truncated to what was played."""
 
     def __init__(self, *given: Any, screen: Screen, **changes: Any) -> None:
         super().__init__(*given, **changes)
         self.playback = Playback()
         self.faults: list[Fault] = []
-        """What went wrong."""
+        """The errors so far."""
         self._screen = screen
         self._changed = asyncio.Event()
-        self._calling = False  # functions run, and the model goes on with their results
+        self._calling = False  # functions run, and the model continues with their results
 
     def receive(self, events: list[SessionEvent]) -> None:
         """Take events of the session."""
@@ -131,12 +131,12 @@ class Talk(Conversation):
         self._changed.set()
 
     def ended(self, fault: Fault) -> None:
-        """The session is over."""
+        """End: the session is over."""
         super().ended(fault)
         self._changed.set()
 
     async def run(self, calls: Iterable[FunctionCall]) -> list[Result]:
-        """Run calls, and show what came of them."""
+        """Run calls, and show their results."""
         results = await super().run(calls)
         for result in results:
             self._screen.event(ItemDone(0, result.output))
@@ -147,10 +147,10 @@ class Talk(Conversation):
     def _show(self, event: SessionEvent) -> None:
         match event:
             case BufferSpeechStarted():
-                if (unheard := self.playback.stop()) is not None:
-                    item, ms = unheard
+                if (stopped := self.playback.stop()) is not None:
+                    item, ms = stopped
                     cut = Truncate(item_id=item, content_index=0, audio_end_ms=ms)
-                    # The session is in the middle of this event.
+                    # The session is still processing this event.
                     asyncio.get_running_loop().call_soon(self.live.send, cut)
                     self._screen.line("(interrupted)\n")
             case TranscriptionCompleted(transcript=text):
@@ -174,31 +174,31 @@ class Talk(Conversation):
                 self._calling = calls and response.status == "completed"
 
     def fail(self, fault: Fault) -> None:
-        """Show what went wrong."""
+        """Show an error."""
         self.faults.append(fault)
         self._screen.event(Failed(fault))
 
-    def _levels(self, heard: bytes, played: bytes) -> None:
-        self._screen.status(f"you {bars(heard)}  model {bars(played)}")
+    def _levels(self, recorded: bytes, played: bytes) -> None:
+        self._screen.status(f"you {bars(recorded)}  model {bars(played)}")
 
     async def _say(self, source: AsyncIterator[bytes]) -> None:
         try:
             async for _ in self.full_duplex(source):
-                pass  # what is said is shown as it comes
+                pass  # events are shown as they arrive
         except FaultError as error:
             self.fail(error.fault)
 
     # ---- files ---------------------------------------------------------------------------------
 
     async def with_file(self, spoken: bytes) -> bytes:
-        """Say this. Returns what the user hears: time stands still while the model thinks, so that
-        it does not depend on its speed."""
-        heard: list[bytes] = []
+        """Send a recording. Returns what is played: the clock stops while the model generates, so
+        that it does not depend on its speed."""
+        output: list[bytes] = []
 
         def step(frame: bytes) -> None:
-            heard.append(self.playback.take(FRAME))
-            if len(heard) % SHOWN == 0:
-                self._levels(frame, heard[-1])
+            output.append(self.playback.take(FRAME))
+            if len(output) % SHOWN == 0:
+                self._levels(frame, output[-1])
 
         async def source() -> AsyncIterator[bytes]:
             for place in range(0, len(spoken), FRAME):
@@ -213,7 +213,7 @@ class Talk(Conversation):
         while self.playback.playing:
             step(b"")
         self._screen.status("")
-        return b"".join(heard)
+        return b"".join(output)
 
     # ---- devices -------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Talk(Conversation):
         loop, frames = asyncio.get_running_loop(), asyncio.Queue[bytes]()
         played = b""
 
-        def heard(data: Any, *_: object) -> None:
+        def record(data: Any, *_: object) -> None:
             loop.call_soon_threadsafe(frames.put_nowait, bytes(data))
 
         def play(data: Any, *_: object) -> None:
@@ -236,13 +236,13 @@ class Talk(Conversation):
                     yield (frame := await frames.get())
                 self._levels(frame, played)
 
-        with _devices(heard, play):
+        with _devices(record, play):
             await self._say(source())
 
 
 @contextmanager
-def _devices(heard: Any, play: Any) -> Any:
-    """The microphone and the speaker, open."""
+def _devices(record: Any, play: Any) -> Any:
+    """Open the microphone and the speaker."""
     try:
         devices: Any = import_module("sounddevice")
     except (ImportError, OSError):  # OSError: there is no PortAudio
@@ -250,7 +250,7 @@ def _devices(heard: Any, play: Any) -> Any:
     form = {"samplerate": RATE, "channels": 1, "dtype": "int16", "blocksize": FRAME // 2}
     try:
         streams = (
-            devices.RawInputStream(callback=heard, **form),
+            devices.RawInputStream(callback=record, **form),
             devices.RawOutputStream(callback=play, **form),
         )
     except devices.PortAudioError as error:
@@ -261,7 +261,7 @@ def _devices(heard: Any, play: Any) -> Any:
 
 
 def bars(pcm: bytes) -> str:
-    """How loud some sound is, as a bar.
+    """The level of some sound, as a bar.
 
     >>> bars(b"\\0" * 960), bars(b"\\xff\\x7f\\1\\x80" * 240)
     ('············', '▮▮▮▮▮▮▮▮▮▮▮▮')

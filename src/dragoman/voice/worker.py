@@ -1,9 +1,9 @@
-"""A process that recognises, makes or reads sound with a Python library: it takes orders on its
-standard input and answers on its standard output.
+"""A process that runs a Python library for speech or sound files: it reads orders from its
+standard input and writes answers to its standard output.
 
-Such libraries compute for seconds without letting go of the interpreter, and some crash: neither
-may happen to a server. An order is a line of JSON with its bytes behind it, and so is each answer;
-the last answer to an order says `done`.
+Such libraries hold the GIL for seconds, and some crash: neither
+may happen to a server. An order is a line of JSON followed by its bytes, and so is each answer;
+the last answer to an order has `done`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def read(stream: BinaryIO) -> Answer | None:
 
 
 def line(head: dict[str, Any], data: bytes | bytearray) -> bytes:
-    """The line of a message; its data follows, which may be long."""
+    """The JSON line of a message; its data, which may be long, follows."""
     return json.dumps({**head, "size": len(data)}).encode() + b"\n"
 
 
 def at_16k(order: dict[str, Any], pcm: bytes) -> NDArray[np.float32]:
-    """The samples of an order's sound at 16 kHz, which recognisers want."""
+    """The samples of an order's sound at 16 kHz, for recognisers."""
     import numpy as np
 
     soxr = import_module("soxr")
@@ -53,7 +53,7 @@ def at_16k(order: dict[str, Any], pcm: bytes) -> NDArray[np.float32]:
 _RATE = 16_000
 _SECOND = 2 * _RATE
 _LONGEST = 30 * _SECOND
-"""Bytes of a recording that are recognised at once, at the most."""
+"""The most bytes of a recording that are recognised at once."""
 _EDGE = 0.2
 """Seconds of silence around each: the recogniser expects some, and the endpointer leaves none."""
 _ROOM = 80.0
@@ -61,9 +61,9 @@ _ROOM = 80.0
 
 
 def pocketsphinx(grammar: str) -> Engine:
-    """CMU PocketSphinx with the English model that it ships. With a grammar (a file of JSGF, or
-    `pocket`: what the pocket model knows) only what that allows is recognised, and far better;
-    words are written as they are there."""
+    """CMU PocketSphinx with its English model. With a grammar (a JSGF file, or
+    `pocket`: that of the pocket model) only its sentences are recognised, with fewer errors;
+    words are spelled as in the grammar."""
     import numpy as np
 
     library = import_module("pocketsphinx")
@@ -78,51 +78,51 @@ def pocketsphinx(grammar: str) -> Engine:
         decoder.activate_search("grammar")
 
     def in_a_room(sound: NDArray[np.float32], noise: np.random.Generator) -> bytes:
-        """The model was trained in rooms: where there is no noise at all, it understands less."""
+        """Add noise: the model was trained with some, and recognises less without any."""
         noisy = sound + noise.normal(0, _ROOM, len(sound))
         return bytes(noisy.round().clip(-32_768, 32_767).astype("<i2").tobytes())
 
     def transcribe(order: dict[str, Any], pcm: bytes) -> Iterator[Answer]:
         noise, space, sound = np.random.default_rng(1), "", at_16k(order, pcm)
         turn = order["recording"] is False
-        for start, said in [(0.0, in_a_room(sound, noise))] if turn else utterances(sound, noise):
+        for start, audio in [(0.0, in_a_room(sound, noise))] if turn else utterances(sound, noise):
             decoder.start_utt()
-            decoder.process_raw(said, full_utt=True)
+            decoder.process_raw(audio, full_utt=True)
             decoder.end_utt()
             if (found := decoder.hyp()) is None:
                 continue
             text = " ".join([written.get(word, word) for word in found.hypstr.split()])
             head: dict[str, Any] = {"text": space + text[:1].upper() + text[1:]}
             if not turn:
-                end = start + len(said) / _SECOND
+                end = start + len(audio) / _SECOND
                 head |= {"start": max(start + _EDGE, 0.0), "end": end - _EDGE}
             yield head | {"words": [*times(start)] if order["words"] else []}, b""
             space = " "
 
     def times(start: float) -> Iterator[tuple[str, float, float]]:
-        """Each word with when it begins and ends: there are 100 frames in a second."""
+        """Each word with its start and end: there are 100 frames in a second."""
         for each in decoder.seg():
-            word = each.word.partition("(")[0]  # the(2) is another way to say it
-            if word[:1].isalpha():  # <sil> is none
+            word = each.word.partition("(")[0]  # the(2) is another pronunciation
+            if word[:1].isalpha():  # <sil> is silence
                 begin, end = start + each.start_frame / 100, start + (each.end_frame + 1) / 100
                 yield written.get(word, word), max(begin, 0.0), end
 
     def utterances(
         sound: NDArray[np.float32], noise: np.random.Generator
     ) -> Iterator[tuple[float, bytes]]:
-        """What is said in a recording, with the seconds at which it begins. A grammar takes all
-        that it hears for one sentence, and needs some silence around it."""
-        ears = library.Endpointer(sample_rate=_RATE)
-        size = ears.frame_bytes // 2
-        sound = np.pad(sound, _RATE // 2)  # what is said at once is not found
+        """The utterances of a recording, with their starts in seconds. A grammar matches one
+        sentence, with some silence around it."""
+        endpointer = library.Endpointer(sample_rate=_RATE)
+        size = endpointer.frame_bytes // 2
+        sound = np.pad(sound, _RATE // 2)  # speech at the very start is not found
         edge = in_a_room(np.zeros(int(_EDGE * _RATE), np.float32), noise)
         held, begin, end = b"", 0.0, -0.5
         for frame in np.split(sound, range(size, len(sound), size))[:-1]:
-            heard = ears.process(in_a_room(frame, noise))
-            if heard is not None:
-                begin = begin if held else max(ears.speech_start - 0.5, end)
-                held += heard
-            if held and (not ears.in_speech or len(held) > _LONGEST):
+            speech = endpointer.process(in_a_room(frame, noise))
+            if speech is not None:
+                begin = begin if held else max(endpointer.speech_start - 0.5, end)
+                held += speech
+            if held and (not endpointer.in_speech or len(held) > _LONGEST):
                 yield begin - _EDGE, edge + held + edge
                 held, end = b"", begin + len(held) / _SECOND
 
@@ -135,12 +135,12 @@ _JSGF = re.compile(
     r"|(?P<word>[^\W\d_][\w'.-]*)(?P<tag>\s*\{\s*(?P<number>\d+)\s*\})?",
     re.S,
 )
-"""What is in a grammar: comments, rules, tags, weights, the head and, last, words."""
+"""The tokens of a grammar: comments, rules, tags, weights, the head and, last, words."""
 
 
 def spoken_grammar(text: str) -> tuple[str, dict[str, str]]:
-    """A grammar with its words in lower case, as dictionaries have them, and for each how it was
-    written: as a number, where one is its tag (`two {2}`)."""
+    """A grammar with its words in lower case, as in dictionaries, and the spelling of
+    each: a number, where one is its tag (`two {2}`)."""
     written: dict[str, str] = {}
 
     def lower(match: re.Match[str]) -> str:
@@ -191,7 +191,7 @@ def kokoro(model: str) -> Engine:
 
 
 def miniaudio(_: str) -> Engine:
-    """Sound files, a second at a time: one channel, at the rate that is asked for."""
+    """Decodes sound files, a second at a time: one channel, at the requested rate."""
     library = import_module("miniaudio")
 
     def read_file(order: dict[str, Any], data: bytes) -> Iterator[Answer]:
@@ -218,10 +218,10 @@ NEEDED = {
 
 
 def main(name: str, option: str) -> None:
-    """Answer orders until there are no more."""
+    """Execute orders until the input ends."""
     orders = sys.stdin.buffer
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries must not print to the answers
 
     def answer(head: dict[str, Any], data: bytes = b"") -> None:
         answers.write(line(head, data))

@@ -1,4 +1,4 @@
-"""Loss tables, and the judge that finds what a wire cannot say of a request or an answer.
+"""Loss tables, and `judge`, which finds the losses of a request or an answer on a wire.
 
 Each wire declares its own table (`losses.py` in its folder): for every field of the core whether it
 is carried, emulated, dropped or refused there. Losses name fields as the core does (`items[3].id`,
@@ -32,14 +32,14 @@ Test = Callable[[Any, Any], object]
 
 
 class Row(Struct, frozen=True):
-    """What becomes of one field of the core on one wire.
+    """The loss action of one field of the core on one wire.
 
     `field` is a type and its field (`Message.phase`), or a type alone, for the value as a whole,
-    perhaps in one place only (`Image in an output`). `when` narrows the row to some values: those
+    perhaps in one place only (`Image in an output`). `when` describes the values of the row: those
     for which `test` is true, given the value that has the field and the request (or response) it is
-    part of; it is not asked where the field is as it usually is. Without a test the
-    row is for all values but empty ones. `name` is the field's name in reports, where the core's is
-    another. A `silent` row stands in this table alone, and is not reported of every answer.
+    part of; it is not called for a field with its usual value. Without a test the
+    row is for all values but empty ones. `name` is the field's name in reports, where it
+    differs from the core's. A `silent` row is only in this table, and is not reported.
     """
 
     field: str
@@ -52,7 +52,7 @@ class Row(Struct, frozen=True):
 
 
 class Case(NamedTuple):
-    """The values that a row is for, in words and as a test: `when` and `test` of a `Row`."""
+    """The values of a row, as a text and as a test: `when` and `test` of a `Row`."""
 
     when: str
     test: Test | None = None
@@ -81,22 +81,22 @@ def rows(
 
 
 def foreign(wire: str) -> Case:
-    """Values of a kind that only another wire knows."""
+    """Values of a kind of another wire."""
     return Case("of another wire", lambda value, _: value.wire != wire)
 
 
 def is_true(field: str, when: str = "true") -> Case:
-    """Values with a field that is set, and not to false or to nothing."""
+    """Values with a field that is set and not false."""
     return Case(when, lambda value, _: getattr(value, field))
 
 
 NOT_TEXT = Case(
     "not text", lambda request, _: any(each != "text" for each in request.modalities or ())
 )
-"""Requests for an answer in anything but text."""
+"""Requests for an answer that is not only text."""
 SAME = "the same field"
 SEVERAL = "several messages"
-"""The case of an answer in which one choice has more than one message."""
+"""The text of the case of a choice with more than one message."""
 SAMPLED = rows(
     "carried",
     SAME,
@@ -110,12 +110,12 @@ LABELLED = rows(
     "Request.prompt_cache_key prompt_cache_options prompt_cache_retention",
 )
 PARTIAL = ("in_progress", "incomplete")
-"""What the status of an item is that is not complete."""
+"""The status of an incomplete item."""
 UNFINISHED = Case(
     "of a last message that is to be continued",
     lambda item, request: item.status in PARTIAL and item is request.items[-1],
 )
-"""The status of a message of which the answer shall be the rest (a *prefill*)."""
+"""The status of a message that the answer continues (a *prefill*)."""
 OTHER_STATUS = Case(
     "other", lambda item, request: item.status not in PARTIAL or item is not request.items[-1]
 )
@@ -128,8 +128,8 @@ ANSWERED = (
 
 
 def stateless(name: str, wire: str) -> tuple[Row, ...]:
-    """What is lost of requests where nothing is stored and nothing runs in the background; `name`
-    is what people call the wire."""
+    """The losses of requests on a wire without stored responses and background runs; `name`
+    is the wire's display name."""
     trigger = Case(
         "`compaction_trigger`",
         lambda item, _: item.kind == "compaction_trigger" and item.wire != wire,
@@ -155,7 +155,7 @@ def stateless(name: str, wire: str) -> tuple[Row, ...]:
 
 
 def one_text(name: str, wire: str) -> tuple[Row, ...]:
-    """What is lost of requests where an answer is one, and text."""
+    """The losses of requests on a wire with one choice of text."""
     several = Case("more than 1", lambda sampling, _: (sampling.n or 1) > 1)
     bias = is_true("logit_bias", "not empty")
     values = "Sampling.min_p repetition_penalty seed"
@@ -174,7 +174,7 @@ def one_text(name: str, wire: str) -> tuple[Row, ...]:
 
 
 def one_text_answered(name: str) -> tuple[Row, ...]:
-    """What is lost of answers where they are one, and text."""
+    """The losses of answers on a wire with one choice of text."""
     silent = Case("without a transcript", lambda part, _: part.transcript is None)
     return (
         *rows("dropped", f"{name} gives one answer, the first", "Response.choices"),
@@ -190,7 +190,7 @@ def one_text_answered(name: str) -> tuple[Row, ...]:
 
 
 def no_bare_prompts(name: str) -> tuple[Row, ...]:
-    """What is lost where a request is a conversation."""
+    """The losses of bare prompts on a wire of conversations."""
     why = f"{name} takes conversations, no bare prompts"
     return rows("refused", why, "Completion", name="prompts")
 
@@ -206,7 +206,7 @@ NO_PART_OF_AN_ANSWER = (
 # ---- tables ------------------------------------------------------------------------------
 
 _NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}
-"""Fields that Open Responses calls otherwise than the core."""
+"""Fields that have another name in Open Responses than in the core."""
 _USUAL: dict[str, Any] = {
     "Request.sampling": Sampling(),
     "Response.reasons": ("stop",),
@@ -214,7 +214,7 @@ _USUAL: dict[str, Any] = {
         ("Message.content", "FunctionCallOutput.output", "CustomToolCallOutput.output"), str
     ),
 }
-"""What a field usually is where that is not its default."""
+"""The usual value of a field, where that is not its default."""
 _APART = ("Request.include", "Response.choices", "Response.output")
 """Rows that are looked up by a value."""
 _UNSET: tuple[JSON, ...] = (None, ())
@@ -249,15 +249,15 @@ _INSIDE: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Namespace": (("tools", ".tools[*]", ""),),
     "AllowedTools": (("tools", ".tools[*]", ""),),
 }
-"""Which fields may hold values that rows are about, beside the items of a request or an answer and
-its usage; where that is in reports, and as what."""
+"""Fields that may hold values with rows, beside the items of a request or an answer and
+its usage; with their place in reports, and their type."""
 
 
 class _Kind:
-    """What values of one type lose. Those for which `values` gives `usual` lose nothing: the fields
-    that rows name (`own`) and `extra`, the last, are as they usually are, and those that hold more
-    values are empty, or text. A row of the whole type leaves no such value. `inside` are the fields
-    with values to judge; none where the type is dropped."""
+    """The losses of values of one type. Those for which `values` returns `usual` have none (fast
+    path): the fields with rows (`own`) and `extra`, the last, have their usual values, and those
+    with inner values are empty, or text. With a row of the whole type there is no such value.
+    `inside` are the fields with values to judge; none where the type is dropped."""
 
     __slots__ = ("inside", "own", "rows", "usual", "values")
 
@@ -287,7 +287,7 @@ _Kinds = dict[str, dict[type, _Kind]]
 class Table:
     """The rows of a wire for requests, or for answers.
 
-    `kinds` has what is lost of each type, by where its values are; `apart` has the rows that are
+    `kinds` has the losses of each type, by the place of its values; `apart` has the rows that are
     looked up by a value.
     """
 
@@ -307,7 +307,7 @@ class Table:
             names = (each.__name__ for each in reversed(kind.__mro__))
             return [row for name in names for row in found.get(name + place, ())]
 
-        # Every request has sampling, for which most wires have all fields.
+        # Every request has sampling, and most wires have all of its fields.
         idle = "" if "Sampling" in found else "sampling"
         self.kinds: _Kinds = {"": {}, _OUTPUT: {}, _CHOICE: {}, _THOUGHT: {}}
         for place, kinds in self.kinds.items():
@@ -316,13 +316,13 @@ class Table:
                 kinds[kind] = _Kind(kind, here, self.kinds, idle)
 
     def action(self, field: str) -> Action:
-        """What becomes of a field; what has no row of its own goes with its type."""
+        """The loss action of a field; a field without a row has that of its type."""
         names = (field, field.partition(".")[0])
         return next((row.action for row in self.rows if row.field in names), "dropped")
 
 
 class Losses(Struct, frozen=True):
-    """What one wire cannot say of requests and of answers."""
+    """The loss tables of one wire, for requests and answers."""
 
     wire: str
     request: Table
@@ -333,28 +333,28 @@ class Losses(Struct, frozen=True):
 
 OTHER = Row("(any other field)", "dropped", "a field of one wire only, sent where it is spoken")
 BOUND = Row("(guided_regex …)", "refused", "this wire has no such bound on an answer")
-"""Fields that some servers enforce: an answer that ignores them is no answer."""
+"""Fields that some servers enforce: an answer that ignores them would be wrong."""
 BUDGET = Row("ReasoningOptions.thinking", "emulated", "an effort stands for it")
-"""How Messages says how much a model thinks; its decoder has found an effort for that."""
+"""The thinking budget of Messages, for which its decoder has found an effort."""
 SERVERS = Row(
     "mcp_servers", "refused", "its tools would be missing; only a Messages server calls them"
 )
-"""What servers of tools a request of Messages names: an answer without them is no answer."""
+"""The MCP servers of a Messages request: an answer without them would be wrong."""
 _QUIET = frozenset({"system_fingerprint", "timings"})
-"""How a server worked: in every answer of some servers, where it would drown the rest."""
+"""Server statistics: in every answer of some servers, where they would hide other losses."""
 _NESTED = frozenset({"text", "response_format", "json_schema", "function", "custom"})
-"""Objects of which a wire takes some members: what is left in them is reported by itself."""
+"""Objects of which a wire decodes some members: the rest is reported separately."""
 
 _Place = tuple[int, ...]
 _Group = tuple[tuple[str, ...], dict[type, _Kind], _Place, tuple[Any, ...]]
-"""Values, and where they are: the last place is that of all the rest."""
+"""Values, and their places: the last place is that of all the rest."""
 Note = tuple[str, Action, str, _Place]
-"""A loss as it was found: the field, what becomes of it, why, and the numbers of its `[*]`."""
+"""A loss with its row: the field, the action, the reason, and the numbers of its `[*]`."""
 
 
 def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
-    """What a request or an answer loses on the wire that has these tables; on its own wire that is
-    nothing.
+    """The losses of a request or an answer on the wire of these tables; none on its own
+    wire.
 
     Raises FaultError (`unsupported`, with the field) where a loss would change what the caller of a
     request gets. An answer is never refused.
@@ -370,7 +370,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             row = row or table.apart.get(("Request.include", ""))
             if row is not None:
                 notes.append((f"include[{value}]", row.action, row.why, ()))
-        # A tool of another wire cannot be forced; as one of several it can be left out.
+        # A tool of another wire cannot be forced; as one of several it can be dropped.
         if isinstance(choice, AllowedTools) and all(
             isinstance(tool, UnknownTool) and tool.wire != losses.wire for tool in choice.tools
         ):
@@ -391,9 +391,9 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
         else:
             places = ("", "usage", "output[*]")
             todo = [(places, kinds, (), (root, root.usage, *root.output))]
-    # What is as it usually is loses nothing. The rest is judged by kind, not by value.
+    # Usual values have no losses. The rest is judged by type first.
     unusual: dict[tuple[str, _Kind], list[tuple[_Place, Any]]] = {}
-    for (*first, rest), kinds, place, values in todo:  # which grows meanwhile
+    for (*first, rest), kinds, place, values in todo:  # it grows in the loop
         each = [*map(kinds.__getitem__, map(type, values))]
         seen = [*map(call, map(_values, each), values)]
         usual = [*map(_usual, each)]
@@ -412,7 +412,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
                     todo.append(((where + inside,), inner_kinds, at, inner))
     for (where, kind), found in unusual.items():
         if kind is table.kinds[_THOUGHT][UnknownPart]:
-            # Pieces of reasoning are left out where those of a message would be refused.
+            # Parts of reasoning are dropped where those of a message would be refused.
             strange = [at for at, value in found if value.wire != losses.wire]
             notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
             continue
@@ -423,7 +423,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             else:
                 unset = (normal, *_UNSET)
                 lost = [at for at, v in found if not field or getattr(v, field) not in unset]
-            # Two places are as many as all: both are named as "somewhere".
+            # From two places on, all are named as "somewhere".
             shown = (where + name).lstrip(".")
             notes += [(shown, row.action, row.why, at) for at in lost[:2]]
         for at, value in found:
@@ -434,7 +434,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
 
 
 def listed(notes: Iterable[Note]) -> tuple[Loss, ...]:
-    """The losses noted, each once. Raises FaultError for the first that is refused."""
+    """The noted losses, each once. Raises FaultError for the first that is refused."""
     found = LossList()
     for field, action, why, place in notes:
         if action == "refused":
@@ -444,7 +444,7 @@ def listed(notes: Iterable[Note]) -> tuple[Loss, ...]:
 
 
 def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[Note]:
-    """The fields that only another wire has."""
+    """The losses of fields that only another wire has."""
     for name, value in fields.items():
         field = f"{where}.{name}" if where else name
         if value is None or (not where and name in _QUIET):
@@ -477,7 +477,7 @@ TOOL = r"^(tools\[\d+\](?:\.tools\[\d+\])?)"
 
 def renaming(*renamed: tuple[str, str]) -> Callable[[Request], Callable[[str], str]]:
     """The `spelling` of a wire on which a field has one name in all requests, from patterns of the
-    core's names and what stands there for them.
+    core's names and their replacements.
 
     >>> renaming((r"^items\\b", "input"))(Request(model="m"))("items[2].role")
     'input[2].role'
@@ -502,8 +502,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]*:()/@$-]")
 def header(losses: Iterable[Loss]) -> str:
     """One line of plain ASCII for an HTTP header: `dropped: seed, store; emulated: logprobs`.
 
-    It is at most about a thousand characters long; what did not fit is counted. Empty when
-    nothing was lost.
+    It is at most about a thousand characters long; losses that do not fit are counted. Empty
+    without losses.
 
     >>> header([Loss("seed", "dropped", ""), Loss("logprobs", "emulated", "")])
     'dropped: seed; emulated: logprobs'
@@ -523,7 +523,7 @@ def header(losses: Iterable[Loss]) -> str:
 
 
 def read_header(line: str) -> tuple[Loss, ...]:
-    """The losses that another server reports in such a line.
+    """Decode such a header of another server.
 
     >>> [loss.field for loss in read_header("dropped: seed, stop; emulated: n; and 3 more")]
     ['seed', 'stop', 'n']

@@ -1,4 +1,4 @@
-"""Forms with files in them (`multipart/form-data`, RFC 7578): their parts, from a whole body."""
+"""Decodes forms with files (`multipart/form-data`, RFC 7578) from a whole body."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_HEAD = 8 * 1024
 MAX_FIELD = 64 * 1024
 """Bytes of a part that is no file."""
 MAX_FILENAME = 255
-"""Characters of a file's name; the beginning of a longer one is left out."""
+"""Characters of a file's name; a longer one is cut at its beginning."""
 
 _PARAMETER = re.compile(r';\s*([\w*-]+)\s*=\s*("(?:\\"|[^"])*"|[^;\s]*)')
 _BOUNDARY = re.compile(r"[\x20-\x7e]{0,69}[\x21-\x7e]")
 _ESCAPES = {"%22": '"', "%0D": "\r", "%0A": "\n"}
-"""What browsers, and clients like them, write in names for what no name may have."""
+"""The escapes of browsers, and similar clients, in names."""
 
 
 class Part(Struct, frozen=True):
@@ -33,7 +33,7 @@ class Part(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The text of a field. Raises FaultError where it is none, or long."""
+        """The text of a field. Raises FaultError for a file, and for long text."""
         if len(self.data) > MAX_FIELD:
             raise FaultError(bad_request(f"is longer than {MAX_FIELD} bytes", self.name))
         try:
@@ -43,7 +43,7 @@ class Part(Struct, frozen=True):
 
 
 def find_boundary(content_type: str) -> bytes:
-    """What stands between the parts, by the header. Raises FaultError where it does not say.
+    """The boundary of the parts, by the header. Raises FaultError without one.
 
     >>> find_boundary('multipart/form-data; boundary="a b"')
     b'a b'
@@ -56,7 +56,7 @@ def find_boundary(content_type: str) -> bytes:
 
 
 def read_parts(body: bytes, boundary: bytes) -> list[Part]:
-    """The parts of a body. Raises FaultError where it is no such form, or has too many parts.
+    """The parts of a body. Raises FaultError for an invalid form, or too many parts.
 
     >>> body = b'--x\\r\\nContent-Disposition: form-data; name="a"\\r\\n\\r\\n1\\r\\n--x--\\r\\n'
     >>> read_parts(body, b"x")[0].text
@@ -66,7 +66,7 @@ def read_parts(body: bytes, boundary: bytes) -> list[Part]:
     view, parts = memoryview(body), list[Part]()
     if body.startswith(line):
         place = len(line)
-    else:  # what stands before the first is for people
+    else:  # the preamble is ignored
         place = body.find(b"\r\n" + line) + 2 + len(line)
         if place < 2 + 2 + len(line):
             raise FaultError(
@@ -105,7 +105,7 @@ def _part(head: bytes, data: memoryview) -> Part:
     if "name" not in given or disposition.partition(";")[0].strip().lower() != "form-data":
         raise FaultError(bad_request("A part of the body has no name (Content-Disposition)."))
     filename = given.get("filename")
-    if (coded := given.get("filename*")) is not None:  # RFC 5987, which some clients use
+    if (coded := given.get("filename*")) is not None:  # RFC 5987, used by some clients
         filename = unquote(coded.rpartition("'")[2], errors="replace")
     return Part(given["name"], data, None if filename is None else _clean(filename))
 

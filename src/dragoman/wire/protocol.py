@@ -1,4 +1,4 @@
-"""What every wire offers as one value, and the dialects it may be spoken in."""
+"""The `Wire` protocol that every wire implements, and its dialects."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from .losses import Losses
 
 
 class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How one particular other side encodes and decodes a wire."""
+    """How one particular peer encodes and decodes a wire."""
 
-    # Chat requests: the names and fields this upstream wants.
+    # Chat requests: the upstream's names and fields.
     max_tokens: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
-    """The field past reasoning goes back in on assistant messages."""
+    """The field for past reasoning in assistant messages."""
     reasoning_echo: Literal["must", "may", "never"] = "may"
-    """Whether past reasoning goes back: `must` is for servers that refuse a message with calls and
-    without the reasoning that led to them, `never` for those that refuse the field."""
+    """Whether past reasoning is sent back: `must` is for servers that refuse a message with calls
+    without their reasoning, `never` for those that refuse the field."""
     repetition_penalty: str = "repetition_penalty"
     content_parts: bool = True
-    """Whether content may be a list of parts where it is all text."""
+    """Whether content may be a list of parts where it is only text."""
     ask_usage: bool = True
-    """Whether a stream is asked to report usage, whatever the client asked."""
+    """Whether usage is always requested in a stream."""
     drop: frozenset[str] = frozenset()
-    """Request fields (by this wire's names) this upstream refuses: dropped and reported."""
+    """Request fields (by this wire's names) that the upstream refuses: dropped and reported."""
 
     # Messages requests.
     cache_control: bool = False
-    """Whether a prefix is marked to be cached where the client marks none."""
+    """Whether to mark a prefix for caching where the client marks none."""
 
     # Chat answers.
     reasoning_out: tuple[str, ...] = ("reasoning", "reasoning_content")
-    """The fields reasoning is shown in."""
+    """The fields for reasoning."""
 
-    # Completions requests with a prompt that a format made.
+    # Completions requests with a prompt rendered by a format.
     prompt_options: tuple[tuple[str, bool], ...] = ()
-    """Fields by which control tokens are read in a prompt and shown in the answer."""
+    """Fields that enable control tokens in the prompt and in the answer."""
     shown_controls: str | None = None
-    """The field that lists the control tokens to be shown in the answer."""
+    """The field for the control tokens that the answer must contain."""
 
     # Responses answers.
     reasoning_events: Literal["reasoning_text", "reasoning"] = "reasoning_text"
@@ -62,12 +62,12 @@ STANDARD = Dialect()
 
 
 def encode_model(model: Model) -> bytes:
-    """One model, as `GET /models/{id}` shows it."""
+    """One model, as in `GET /models/{id}`."""
     return json.dump(_model(model))
 
 
 def encode_models(models: Sequence[Model]) -> bytes:
-    """All models, as `GET /models` lists them."""
+    """All models, as in `GET /models`."""
     return json.dump({"object": "list", "data": list(map(_model, models))})
 
 
@@ -87,10 +87,10 @@ def _model(model: Model) -> dict[str, JSON]:
 
 
 class DecodeRequest(Protocol):
-    """Decodes the body of a request, which may have as much in it as the limits say."""
+    """Decodes the body of a request, within the limits."""
 
     def __call__(self, data: bytes, limits: json.Limits = json.LIMITS, /) -> Request:
-        """Raises FaultError when the body is not a request, or has more than it may."""
+        """Raises FaultError when the body is not a request, or exceeds a limit."""
         ...
 
 
@@ -98,26 +98,26 @@ class Wire(Struct, frozen=True, kw_only=True):
     """One protocol. `name` is its key in every `extra`; the paths follow the base URL.
 
     - `decode_request(body, limits)` raises FaultError when the body is not a request.
-    - `encode_request(request, dialect)` gives the body and what it could not carry as it stood,
+    - `encode_request(request, dialect)` returns the body and the losses, with
       fields named as in the core; it raises FaultError where a loss would change the answer.
     - `encoder(request, dialect)` encodes an answer as a stream, `encode_response` as a whole.
     - `decoder(turn)` decodes an answer, streamed or whole, into a turn.
-    - `losses` says which fields of the core the wire cannot carry, and what happens then.
-    - `spelling(request)` gives the function from the core's name of a field in this request
-      (`items[3].role`) to the name that clients of this wire know it by.
-    - `id_prefix` is what the wire puts before the id of a response.
-    - `conversation` is false where requests are bare prompts, which are never stored.
-    - `stored_by_default` says what an absent `store` means.
-    - `websocket` says whether requests may come over a WebSocket on the same path, too.
+    - `losses` has the fields of the core that the wire cannot carry, and the actions.
+    - `spelling(request)` returns a function from the core's name of a field in this request
+      (`items[3].role`) to its name on this wire.
+    - `id_prefix` is the wire's prefix of response ids.
+    - `conversation` is false for a wire of bare prompts, which are never stored.
+    - `stored_by_default` is the meaning of an absent `store`.
+    - `websocket`: requests may come over a WebSocket on the same path, too.
     - `count_path`, which is below `path`, is where the tokens of a request are counted; empty where
       the wire has no such endpoint. `encode_count` encodes their number, and `count_fields` are the
       fields of a request that the endpoint takes.
-    - `encode_error(fault, request_id)` gives the status and the body of an answer that is a fault.
-    - `client_header` is the request header, in lower case, that tells the wire's clients from those
-      of others on paths that wires share: the model listing, and paths of none.
-    - `request_id_header` is the answer's header in which its clients look for the request's id.
-    - `request_headers` are headers of a client's request that travel on, where the upstream is
-      spoken to over the same wire; `upstream_headers` go with every request to an upstream, with
+    - `encode_error(fault, request_id)` returns the status and the body of an error response.
+    - `client_header` is the request header, in lower case, that identifies the wire's clients
+      on paths that wires share: the model listing, and unknown paths.
+    - `request_id_header` is the response header from which its clients read the request's id.
+    - `request_headers` are headers of a client's request that are forwarded to an upstream of
+      the same wire; `upstream_headers` are sent with every request to an upstream, with
       the client's own values where it sent the same header.
     """
 
@@ -148,14 +148,14 @@ class Wire(Struct, frozen=True, kw_only=True):
 
 
 LONGEST_STOP = 4_096
-"""Characters of a stop string, which each part of an answer is compared with."""
+"""Characters of a stop string: each part of an answer is compared with it."""
 MOST_STOP = 16_384
-"""Characters of all stop strings together: where all but the last of one has come, the next part of
-an answer is compared with each of its beginnings."""
+"""Characters of all stop strings together: a partial match is compared with each prefix of
+them."""
 
 
 def check_stop(path: str, stop: Collection[str], limits: json.Limits) -> None:
-    """Raise FaultError for more stop strings, or longer ones, than there may be."""
+    """Raise FaultError for too many, or too long, stop strings."""
     if len(stop) > limits.max_stop:
         raise json.too_many(path, limits.max_stop, "max_stop")
     if max(map(len, stop)) > LONGEST_STOP:

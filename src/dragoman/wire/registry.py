@@ -1,6 +1,6 @@
-"""The registry of wires, which server, engines, documentation and command line read.
+"""Registers the wires, for server, engines, documentation and command line.
 
-Nothing else in the package names the wires there are.
+No other module names the wires.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .protocol import Wire
 from .responses import RESPONSES
 
 WIRES: dict[str, Wire] = {wire.name: wire for wire in (CHAT, RESPONSES, MESSAGES, COMPLETIONS)}
-"""Every wire by its name, the one to prefer first."""
+"""Every wire by its name, in order of preference."""
 BASE = "/v1"
-"""What base URLs end with."""
+"""The suffix of base URLs."""
 
 
 def wire_at(path: str, headers: Container[bytes] = ()) -> Wire:
-    """The wire that a request is of: the one its path belongs to, or else the one whose clients are
-    known by one of these headers (names in lower case); the first one where neither says.
+    """The wire of a request: by its path, or else by the
+    `client_header` (names in lower case); the first wire otherwise.
 
     >>> wire_at("/v1/responses/resp_1").name, wire_at("/v1/models").name
     ('responses', 'chat')
@@ -45,15 +45,15 @@ def wire_at(path: str, headers: Container[bytes] = ()) -> Wire:
 
 
 def spell_losses(losses: Iterable[Loss], request: Request, wire: str | None) -> tuple[Loss, ...]:
-    """The same losses, with the core's names of fields (`items[3]`) as clients of a wire know them.
+    """The same losses, with the core's names of fields (`items[3]`) replaced by those of a wire.
 
-    A client that speaks no wire, but calls the library, knows the names of the core.
+    Without a wire, for users of the library, the names of the core are kept.
     """
     found = WIRES.get(wire or "")
     if found is None or not losses:
         return tuple(losses)
     spell, own = found.spelling(request), (request.extra or {}).get(found.name, {})
-    # A field that only the client's wire knows has its name already, which may be one of the core.
+    # A field of the client's wire alone has its name already, which may equal one of the core.
     return tuple(
         [
             loss if loss.field.partition(".")[0] in own else replace(loss, field=spell(loss.field))
@@ -63,7 +63,7 @@ def spell_losses(losses: Iterable[Loss], request: Request, wire: str | None) -> 
 
 
 def spell_fault(fault: Fault, request: Request, wire: str | None) -> Fault:
-    """The same fault, with the field it is about as clients of a wire know it.
+    """The same fault, with its field's name on a wire.
 
     >>> from dragoman.core.error import bad_request
     >>> fault = bad_request("cannot be enforced", "format.schema.not")

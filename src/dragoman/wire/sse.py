@@ -1,7 +1,7 @@
-"""Server-sent events: bytes in any pieces become events, and events become bytes.
+"""Decodes and encodes server-sent events.
 
-The decoder takes any line ends, comments and splits of the bytes; `frame` writes `\\n` lines only.
-What the data means is the business of a wire.
+The decoder accepts any line ends, comments and splits of the bytes; `frame` writes `\\n` only.
+The data is decoded by a wire.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 MAX_EVENT = 16 * 1024 * 1024
 """The largest event that is read, in bytes."""
 MAX_LINES = 100_000
-"""How many lines an event may have: most have one or two."""
+"""The most lines of an event: most have one or two."""
 
 END = b"[DONE]"
 """The data of the event that ends a stream."""
@@ -19,7 +19,7 @@ _FIELDS = (b"data", b"event", b"id", b"retry", b":")
 
 
 class SSEDecoder:
-    """Gives `(event name or "", data)` pairs as they become whole.
+    """Returns `(event name or "", data)` pairs when they are complete.
 
     >>> decoder = SSEDecoder()
     >>> decoder.feed(b"event: greeting\\r\\ndata: hel")
@@ -31,17 +31,17 @@ class SSEDecoder:
     __slots__ = ("_after_cr", "_held", "_lines", "_started")
 
     def __init__(self) -> None:
-        self._held = bytearray()  # the event that is not whole yet, with LF line ends
-        self._lines = 0  # of that, about
+        self._held = bytearray()  # the incomplete event, with LF line ends
+        self._lines = 0  # its length, about
         self._after_cr = False
         self._started = False
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        """The events that are whole now. Raises ValueError for one that is too large or long."""
+        """The complete events. Raises ValueError for one that is too large or long."""
         if self._after_cr or b"\r" in data:
             data = self._with_lf(data)
         held = self._held
-        if not held and data[-2:] == b"\n\n":  # whole events and nothing else, as a rule
+        if not held and data[-2:] == b"\n\n":  # usually complete events and nothing else
             return self._read(data[:-2])
         known = max(0, len(held) - 1)
         if not held:
@@ -58,9 +58,9 @@ class SSEDecoder:
         return self._read(whole) if end >= 0 else []
 
     def release(self, most: int) -> bytes | None:
-        """Give back the beginning of an event that is not whole, to be fed again or read otherwise.
+        """Return the incomplete event, to be fed again or decoded otherwise.
 
-        None where that cannot be, as a line end is half read, or would be more than `most` bytes.
+        None where a line end is half read, or for more than `most` bytes.
         """
         if self._after_cr or not self._started or len(self._held) > most:
             return None
@@ -91,7 +91,7 @@ class SSEDecoder:
             whole = whole.removeprefix(_BOM)
         lines = whole.split(b"\n")
         if not any(lines[1::2]) and len(whole) <= MAX_EVENT:
-            # An empty line after every other: events of one line each, as all models' streams are.
+            # An empty line after every line: events of one line each, as in most streams.
             blocks = lines[::2]
             events = [("", block[6:]) for block in blocks if block.startswith(b"data: ")]
             if len(events) == len(blocks):
@@ -140,7 +140,7 @@ def frame(data: bytes, event: str | None = None) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """A line that readers skip, and that shows proxies a living connection."""
+    """A comment line: clients ignore it, and proxies see a live connection."""
     return b": " + text.encode() + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Tools, the choice among them, and the format of an answer, decoded and encoded."""
+"""Decodes and encodes tools, tool choices and response formats."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from .losses import Note
 
 _CACHE_LIMIT = 4 * 1024 * 1024
 _SECRETS = frozenset({"authorization", "headers"})
-"""What an MCP server alone is sent of the tool that names it."""
+"""Fields of an MCP tool that only its server may get."""
 
 
 def without_secrets(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """The tools as they may be stored and repeated: without the credentials for MCP servers. The
+    """The tools for storing and echoing: without the credentials for MCP servers. The
     same tuple where there are none.
 
     >>> without_secrets((UnknownTool("responses", "mcp", {"authorization": "t", "a": 1}),))
@@ -62,7 +62,7 @@ def _without_secrets(tool: Tool) -> Tool:
 
 
 def without_keys(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Items as they may be stored: those that offer tools, without the credentials for MCP servers.
+    """The items for storing: those that offer tools, without the credentials for MCP servers.
 
     >>> tool = {"type": "mcp", "headers": {"x-key": "k"}}
     >>> without_keys((Unknown("responses", "additional_tools", {"tools": [tool]}),))[0].value
@@ -79,7 +79,7 @@ def without_keys(items: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _without_keys(value: dict[str, JSON]) -> dict[str, JSON]:
-    """A tool, or what has tools."""
+    """A tool, or an object with tools."""
     gone: frozenset[str] = _SECRETS if value.get("type") == "mcp" else frozenset()
     kept = {name: field for name, field in value.items() if name not in gone}
     if isinstance(tools := kept.get("tools"), list):
@@ -90,13 +90,13 @@ def _without_keys(value: dict[str, JSON]) -> dict[str, JSON]:
 class ToolCodec:
     """Tools as one wire spells them.
 
-    `nested` is whether what a tool is has an object of its own, under its type (`{"type":
-    "function", "function": {"name": …}}`), or stands beside the type.
+    `nested`: a tool's fields are in an object of its own, under its type (`{"type":
+    "function", "function": {"name": …}}`), and not beside the type.
 
     An absent `strict` means "if the schema allows it" where tools are not nested, and "no" where
-    they are; None in the core means "not asked for". So without nesting an absent `strict` is
-    marked in `extra` and left out again, and None from another wire is written as false: the
-    model's server gets what the client meant.
+    they are; None in the core means "not requested". So without nesting an absent `strict` is
+    marked in `extra` and left out again, and None from another wire is encoded as false, which
+    preserves the client's meaning.
     """
 
     def __init__(self, wire: str, *, nested: bool) -> None:
@@ -104,7 +104,7 @@ class ToolCodec:
         self._nested = nested
         # Tools by the bytes of their array: an agent sends the same ones with every request.
         self._decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
-        # What tools are encoded to, by the identity of the tuple, which an entry keeps alive.
+        # Encoded tools, by the identity of the tuple, which an entry keeps alive.
         self._encoded = Cache[tuple[tuple[Tool, ...], Raw | None]](_CACHE_LIMIT)
 
     # ---- decoding ------------------------------------------------------------------------
@@ -123,8 +123,8 @@ class ToolCodec:
         return tools
 
     def decode(self, tool: Fields, *, grouped: bool = False) -> Any:
-        """One tool; one of a kind we do not know is carried unchanged. `grouped` inside a
-        namespace, in which there are no others."""
+        """One tool; an unknown kind is carried unchanged. `grouped`: in a
+        namespace, which cannot be nested."""
         if self._nested and "function" in tool:
             kind = tool.string("type") or "function"
         else:
@@ -137,7 +137,7 @@ class ToolCodec:
                 members = tuple([self.decode(t, grouped=True) for t in tool.objects("tools")])
                 return Namespace(name, members, about, self._extra(tool.rest()))
             case "function" if grouped and "function" not in tool:
-                return self.function(tool)  # without nesting, as another protocol has it
+                return self.function(tool)  # without nesting, as in another protocol
             case "function":
                 return self.function(self._inner(tool, kind), tool)
             case "custom":
@@ -153,7 +153,7 @@ class ToolCodec:
                 return UnknownTool(self._wire, kind, tool.left())
 
     def function(self, inner: Fields, tool: Fields | None = None) -> FunctionTool:
-        """A function, by what says what it is and, where that is nested, what it is nested in."""
+        """A function, by its fields and, where they are nested, the object around them."""
         name, about = inner.need("name"), inner.string("description")
         schema, strict = inner.mapping("parameters"), inner.boolean("strict")
         rest = self._rest("function", tool, inner)
@@ -179,7 +179,7 @@ class ToolCodec:
         return None, None, form.rest() | ({"type": kind} if kind != "text" else {})
 
     def _inner(self, fields: Fields, kind: str) -> Fields:
-        """What says what is meant: the object under the kind, or all the fields."""
+        """The fields of a tool or choice: the object under the kind, or all the fields."""
         if not self._nested:
             return fields
         inner = fields.object(kind)
@@ -258,7 +258,7 @@ class ToolCodec:
                 if not self._nested:
                     schema = schema or {}
                     if strict is None and "strict" not in (tool.extra or {}).get(self._wire, {}):
-                        strict = False  # absent is another thing here
+                        strict = False  # absent means something else here
                 more = {"parameters": schema, "strict": strict}
             case _:
                 named = dense({"syntax": tool.syntax, "definition": tool.grammar})
@@ -295,7 +295,7 @@ class ToolCodec:
     # ---- the format of an answer ---------------------------------------------------------
 
     def decode_format(self, form: Fields) -> tuple[OutputFormat, dict[str, JSON]]:
-        """The format that an answer shall have, and what we do not know of it."""
+        """The response format, and its unknown fields."""
         match form.one_of("type", ("text", "json_object", "json_schema")):
             case "json_schema" as kind:
                 inner = self._inner(form, kind)
@@ -326,8 +326,8 @@ class ToolCodec:
 
 
 def without_tools(request: Request) -> list[Note]:
-    """What is dropped where a wire can offer none of a request's tools. Raises FaultError where a
-    call is demanded: text in its place would be another answer."""
+    """The losses where a wire supports none of a request's tools. Raises FaultError where a
+    call is required."""
     choice = request.tool_choice
     demanded = choice.mode if isinstance(choice, AllowedTools) else choice
     if demanded not in (None, "auto", "none"):

@@ -1,4 +1,4 @@
-"""Token counts, read under any of the names that servers have for them, and written."""
+"""Decodes token counts, under any of the names that servers use, and encodes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ USAGE_NAMES: dict[str, tuple[str, ...]] = {
     "accepted_prediction_tokens": (f"{_OUTPUT}.accepted_prediction_tokens",),
     "rejected_prediction_tokens": (f"{_OUTPUT}.rejected_prediction_tokens",),
 }
-"""Our counts and the names they go by; the first is the protocol's own."""
+"""Our counts and their names; the first is the protocol's own."""
 
 _WRITTEN = {field: names[0].rpartition(".")[::2] for field, names in USAGE_NAMES.items()}
 """Our counts, by the object of the protocol that they are in, if any, and their names there."""
@@ -52,7 +52,7 @@ _FIELDS = {name: field for field, names in USAGE_NAMES.items() for name in names
 
 
 def decode_usage(value: JSON, wire: str) -> Usage | None:
-    """The counts that were reported; None where nothing was. Unknown fields are those of the wire.
+    """The reported counts; None without any. Unknown fields are those of the wire.
 
     >>> usage = decode_usage({"prompt_eval_count": "7", "eval_count": 2.0}, "chat")
     >>> usage.input_tokens, usage.output_tokens, usage.total_tokens
@@ -75,7 +75,7 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
         and not [count for count in given if not 0 <= count < FAR]
     ):
         return Usage(**dict(zip(known, given, strict=True)))
-    # Counts under several names, or not written as numbers, or beside what we do not know.
+    # Counts under several names, or not encoded as numbers, or beside unknown fields.
     counts: dict[str, Any] = {}
     for field, names in USAGE_NAMES.items():
         found = {name: _number(left[name]) for name in names if name in left}
@@ -96,7 +96,7 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
 
 
 def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
-    """The counts under the protocol's names; those never reported are not there."""
+    """The counts under the protocol's names; unreported ones are absent."""
     asked, answered = usage.input_tokens, usage.output_tokens
     if usage.total_tokens is None and asked is not None and answered is not None:
         usage = replace(usage, total_tokens=asked + answered)
@@ -111,7 +111,7 @@ def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
 
 
 def _number(value: JSON) -> int | None:
-    """A count, however it was written; None for what is no number."""
+    """A count in any encoding; None for an invalid one."""
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value.strip()[:15])
     return whole(value)

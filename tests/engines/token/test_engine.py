@@ -474,3 +474,17 @@ async def test_stream_that_raises_on_cancellation_is_cancelled() -> None:
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
+
+
+@pytest.mark.parametrize(
+    ("format", "model", "problem"),
+    [
+        ("hermes", Says("Good"), r"use find_format.by_name\('hermes'\)"),
+        (Plain(), stateful, "function is no model of tokens: use from_next"),
+    ],
+)
+def test_what_is_no_format_and_no_model_is_refused_when_the_engine_is_made(
+    format, model, problem
+) -> None:
+    with pytest.raises(TypeError, match=problem):
+        TokenEngine(format, model, TOY)

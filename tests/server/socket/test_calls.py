@@ -219,7 +219,7 @@ async def test_the_openai_sdk_makes_a_call_with_a_client_secret() -> None:
         assert again.status_code == 401
 
 
-async def test_a_call_ends_with_the_server_and_where_nobody_connects(monkeypatch) -> None:
+async def test_a_call_ends_with_the_server_and_without_a_connection(monkeypatch) -> None:
     async with calling(voiced=False, audio=False) as (app, phone):
         await phone.dial()
         await phone.until("conversation.created")

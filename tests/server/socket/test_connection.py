@@ -13,6 +13,7 @@ from websockets.frames import Frame, Opcode
 from dragoman.core.interfaces import ANYONE
 from dragoman.server import websocket
 from dragoman.server.cancellation import InFlight
+from dragoman.server.channel import Handshake
 from dragoman.server.exchange import Exchange
 from dragoman.server.frames import SocketProtocol
 from dragoman.server.limits import Budget, Gate
@@ -48,10 +49,9 @@ class Client:
                 self.memory,
             ),
             self.memory.runs,
-            Exchange("GET", "/v1/responses", b"", []),
-            ANYONE,
-            self.said.get,
-            self._take,
+            Handshake(
+                Exchange("GET", "/v1/responses", b"", []), ANYONE, {}, self.said.get, self._take
+            ),
         )
 
     async def _take(self, message: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ async def test_2e_06_fragments_take_no_more_than_they_weigh() -> None:
     assert sum(map(sys.getsizeof, protocol.frames)) < 30_000
 
 
-async def test_2f_01_frames_that_nobody_reads_count_by_their_bytes() -> None:
+async def test_2f_01_unread_frames_count_by_their_bytes() -> None:
     client = Client(Stub(*OPENING, word("\N{GRINNING FACE}" * 50_000), *closing("ab")), reads=1)
     budget = client.connection.service.budget
     client.ask()

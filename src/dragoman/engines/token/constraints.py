@@ -338,7 +338,7 @@ class GrammarCompiler:
             raise FaultError(bad_request(f"The grammar of the answer {problem}", only)) from error
         param, problem, weight = msgspec.msgpack.decode(answer, type=tuple[str | None, str, int])
         if problem and param is None:
-            problem = f"The demands on the answer: {problem}"
+            problem = f"The constraint{' ' if problem.startswith('is ') else ': '}{problem}"
         if problem:
             raise FaultError(bad_request(problem, param))
         return whole, weight

@@ -370,6 +370,13 @@ class TokenEngine:
         concurrency: int | None = None,
         queue: int = QUEUE,
     ) -> None:
+        if isinstance(format, str):
+            raise TypeError(f"format is a text: use find_format.by_name({format!r})")
+        if not hasattr(model, "context"):
+            raise TypeError(
+                f"{type(model).__name__} is no model of tokens: use from_next_token, from_step or "
+                "from_stream, or give it what a ScoringModel has"
+            )
         scores = not isinstance(model, NextTokenModel | StreamModel)
         if scores and find_spec("numpy") is None:
             missing = "Scores of a model need the extra local: "

@@ -344,9 +344,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                         match part:
                             case Text():
                                 offset = sum(map(len, content)) if part.annotations else 0
-                                for note in part.annotations:
-                                    encoded = encode_annotation(note, offset)
-                                    annotations += [] if encoded is None else [encoded]
+                                encoded = [encode_annotation(n, offset) for n in part.annotations]
+                                annotations += [note for note in encoded if note is not None]
                                 content.append(part.text)
                                 tokens += part.tokens
                             case Refusal():

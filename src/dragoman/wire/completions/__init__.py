@@ -1,6 +1,6 @@
-"""Completions: `POST /completions`, the protocol from before there were messages.
+"""Completions, `POST /completions`, the legacy protocol of bare prompts.
 
-A bare prompt is no conversation: what is decoded here is a `Completion`, and nothing else can be
+A bare prompt is no conversation: requests are decoded to a `Completion`, and nothing else can be
 encoded.
 """
 

@@ -121,10 +121,10 @@ def _prompt(path: str, given: JSON) -> Prompt:
 
 
 def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
-    """The body that asks this of a server, and what it could not carry as it stood.
+    """The body of a request, and its losses.
 
-    Only what was asked for is in it. The limit is always `max_tokens` here: Chat's newer name for
-    it never came to this protocol. Raises FaultError for a request that has no prompts.
+    Absent fields are left out. The limit is always `max_tokens` here: this protocol does not have
+    Chat's newer name. Raises FaultError for a request without prompts.
     """
     if not isinstance(request, Completion):
         problem = "cannot be carried: this protocol takes a prompt; a format would make one of it"

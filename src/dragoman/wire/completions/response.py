@@ -34,12 +34,12 @@ _WORDS: dict[str, str] = {
 _FINISH_REASONS = {reason: reason for reason in ("stop", *_WORDS.values())}
 
 _BYTES = "bytes:"
-"""How the protocol writes a token that is a part of a character: `bytes:\\xe2\\x80`."""
+"""The protocol's notation for a token that is a part of a character: `bytes:\\xe2\\x80`."""
 _ESCAPES = re.compile(r"(?:\\x[0-9a-f]{2})+")
 
 
 def decode_logprobs(value: JSON, text: str) -> tuple[Token, ...]:
-    """The tokens a chunk with this text came with.
+    """The tokens of a chunk with this text.
 
     >>> [(token.text, token.logprob) for token in decode_logprobs(-0.5, "Hi")]
     [('Hi', -0.5)]
@@ -51,7 +51,7 @@ def decode_logprobs(value: JSON, text: str) -> tuple[Token, ...]:
         return (Token(text, number),)
     if not isinstance(value, dict):
         return ()
-    if isinstance(listed := value.get("content"), list):  # Chat's way: an object for each token
+    if isinstance(listed := value.get("content"), list):  # as in Chat: an object for each token
         return decode_tokens(listed, NAME)
     names, values, maps = (value.get(n) for n in ("tokens", "token_logprobs", "top_logprobs"))
     if any(isinstance(each, list) for each in (names, values, maps)):
@@ -81,7 +81,7 @@ def _zipped(tokens: list[JSON], values: list[JSON], maps: list[JSON], text: str)
 
 
 def _chosen(top: tuple[Token, ...], text: str) -> Token:
-    """The token itself where only alternatives were given: the longest the text begins with."""
+    """The chosen token where only alternatives were sent: the longest prefix of the text."""
     fitting = (each for each in top if each.text and text.startswith(each.text))
     best = max(fitting, key=lambda each: len(each.text), default=None)
     return Token(text, top=top) if best is None else Token(best.text, best.logprob, top=top)
@@ -137,7 +137,7 @@ def _name(token: Token) -> str:
 
 
 OBJECT = "text_completion"
-"""What the protocol calls an answer, and a chunk of one."""
+"""The `object` of an answer, and of a chunk."""
 ID_PREFIX = "cmpl-"
 
 
@@ -175,7 +175,7 @@ def _choice(number: int, reason: str, items: tuple[Item, ...], asked: bool) -> d
 
 
 class Encoder(ChoicesEncoder):
-    """Encodes the events of one answer, as the request asked for it."""
+    """Encodes the events of one answer, with the options of the request."""
 
     name = NAME
     id_prefix = ID_PREFIX
@@ -227,7 +227,7 @@ class Decoder(ChoicesDecoder):
 
 
 def text_of(choice: dict[str, JSON]) -> str | None:
-    """The text of a choice, wherever it stands; None if it has none.
+    """The text of a choice, in any of its places; None if it has none.
 
     >>> text_of({"text": "a"}), text_of({"delta": {"content": "b"}}), text_of({"message": None})
     ('a', 'b', None)

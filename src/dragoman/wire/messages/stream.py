@@ -29,7 +29,7 @@ from .blocks import NAME, decode_citation, to_extra
 from .response import REASONS, STOPPED, decode_usage
 
 MOST_COUNTS = 100
-"""Fields of the usage beyond which no new ones are read."""
+"""The most fields of the usage; further new ones are ignored."""
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _OF_A_MESSAGE = frozenset({"id", "type", "role", "model", "content", "usage", *STOPPED})
 _OF_AN_END = (_OF_A_MESSAGE | {"delta"}) - STOPPED.keys()
@@ -57,7 +57,7 @@ class _BlockDelta(Struct, kw_only=True):
 
 
 class _Input(Struct):
-    """A block whose input, if it has one, stays as the model wrote it."""
+    """A block whose input, if any, stays as the model wrote it."""
 
     input: Raw = ABSENT
 
@@ -72,7 +72,7 @@ _DELTA = "content_block_delta"
 
 
 class _Block:
-    """A content block that is open: the item it belongs to, and which part of it."""
+    """An open content block: its item, and its part of it."""
 
     __slots__ = ("fields", "index", "json", "kind", "part", "signature")
 
@@ -81,7 +81,7 @@ class _Block:
         self.index = index
         self.part = part
         self.fields = fields
-        self.json: list[str] = []  # the input of a server's tool, in pieces
+        self.json: list[str] = []  # the input of a hosted tool, in pieces
         self.signature: list[str] = []  # of thinking, in pieces
 
 
@@ -90,26 +90,26 @@ class Decoder:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._head = b""  # the first bytes: they show whether this is a stream or one JSON value
+        self._head = b""  # the first bytes, until a stream or one JSON value is detected
         self._body = bytearray()  # of an answer that is one
         self._sse = sse.SSEDecoder()
-        self._blocks: dict[int, _Block] = {}  # those that are open, by their number
-        # The one that stopped last stays open: what follows says whether it is complete.
+        self._blocks: dict[int, _Block] = {}  # the open blocks, by number
+        # The last stopped block stays open: the next event shows whether it is complete.
         self._stopped: int | None = None
-        self._message: int | None = None  # the item that texts in a row belong to
+        self._message: int | None = None  # the item of consecutive texts
         self._parts = 0  # of that item
         self._usage: dict[str, JSON] = {}
         self._reason: str | None = None
 
     @property
     def ended(self) -> bool:
-        """True once the answer is over."""
+        """Whether the answer is over."""
         return self._turn.over
 
     # ---- bytes ---------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that became clear with these bytes."""
+        """The events that these bytes complete."""
         turn = self._turn
         if not self._head:
             data = data.lstrip(_BLANK)
@@ -130,7 +130,7 @@ class Decoder:
         return turn.take()
 
     def close(self) -> list[Event]:
-        """No more bytes will come: the answer ends now, as what it is."""
+        """End the input, and with it the answer."""
         turn = self._turn
         if self._is_whole and not turn.over:
             whole, self._body = bytes(self._body), bytearray()  # it may be large
@@ -146,7 +146,7 @@ class Decoder:
         return self._head[:1] in (b"{", b"[")
 
     def _fail(self, what: str, value: JSON = None) -> None:
-        """End with the fault that a value describes, or else with what was sent."""
+        """Fail with the error in a value, or else with a quote of it."""
         fault = Fault("upstream_error", f"The model's server sent {what}.", "upstream")
         self._turn.fail(error.describe(value) or fault)
 
@@ -157,7 +157,7 @@ class Decoder:
             return
         try:
             found = _block_delta(data)
-            # As nearly always. How deep a citation is nested is looked at below.
+            # The common case. The nesting of a citation is checked below.
             if found.type == _DELTA and found.delta.citation is None:
                 self._delta(found.index, found.delta)
                 return
@@ -171,14 +171,14 @@ class Decoder:
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            if not last:  # half an event at the end is a cut
+            if not last:  # an incomplete event at the end is a cut
                 self._fail("an event that is no event of this protocol")
             return
         match event.get("type"):
             case "content_block_delta":
                 try:
                     delta = msgspec.convert(event.get("delta"), _Delta)
-                except msgspec.ValidationError:  # a delta of a kind that we do not know
+                except msgspec.ValidationError:  # a delta of an unknown kind
                     return
                 self._delta(_number(event), delta)
             case "message_start":
@@ -206,19 +206,19 @@ class Decoder:
         self._turn.header(model if isinstance(model, str) else None, extra)
 
     def _count(self, usage: JSON) -> None:
-        """Counts grow; those at the end complete those at the beginning."""
+        """Merge counts: those at the end complete those at the beginning."""
         counts = {k: v for k, v in _object(usage).items() if v is not None}
-        if len(self._usage) < MOST_COUNTS:  # or each event would cost as much as all before
+        if len(self._usage) < MOST_COUNTS:  # else the cost would be quadratic
             self._usage |= counts
         else:
             self._usage |= {k: v for k, v in counts.items() if k in self._usage}
         self._turn.usage = decode_usage(self._usage)
 
     def _stop(self, delta: dict[str, JSON]) -> None:
-        """Why the answer ended; what our own reasons do not tell stays in the extra."""
+        """Why the answer ended; fields without an equivalent stay in the extra."""
         given = {n: v for n, v in delta.items() if v is not None and n not in _OF_AN_END}
         for name, kind in STOPPED.items():
-            if not isinstance(given.get(name), kind):  # as clients rely on
+            if not isinstance(given.get(name), kind):  # clients rely on it
                 given.pop(name, None)
         if (reason := given.get("stop_reason")) is not None:
             self._reason = REASONS.get(str(reason), "stop")
@@ -237,7 +237,7 @@ class Decoder:
         if not isinstance(kind, str):
             kind = "text"
         self._close_stopped()
-        self._close(number)  # a number that is given twice
+        self._close(number)  # a repeated number
         known = _OF_BLOCKS.get(kind, frozenset())
         extra = to_extra({k: v for k, v in fields.items() if k not in known and v is not None})
         if kind == "text":
@@ -273,10 +273,10 @@ class Decoder:
             self._delta(number, _Delta(citation=citation))
 
     def _delta(self, number: int, delta: _Delta) -> None:
-        """More of a block. What its item does not have is ignored."""
+        """A delta of a block. Fields that its item does not have are ignored."""
         turn, block = self._turn, self._blocks.get(number)
         item = None if block is None else turn.item(block.index)
-        if block is None or item is None:  # never opened, as servers that are nearly right do
+        if block is None or item is None:  # never opened: some servers leave the event out
             thinks = delta.thinking is not None or delta.signature is not None
             calls = delta.partial_json is not None
             self._open(number, {"type": "thinking" if thinks else "tool_use" if calls else "text"})
@@ -323,7 +323,7 @@ class Decoder:
         turn.close(block.index, final)
 
     def _message_done(self) -> None:
-        """What follows is no text: the message is complete."""
+        """The next block is no text: the message is complete."""
         if self._message is not None:
             self._turn.close(self._message)
             self._message = None
@@ -379,5 +379,5 @@ def _object(value: JSON) -> dict[str, JSON]:
 
 
 def _number(event: dict[str, JSON]) -> int:
-    """The number of the block that an event is about; servers that leave it out have one block."""
+    """The number of an event's block; servers that leave it out have one block."""
     return json.whole(event.get("index")) or 0
