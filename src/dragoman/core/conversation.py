@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from .item import (
     Reasoning,
     Text,
     Unknown,
+    UnknownPart,
 )
 from .session_values import ROOT, SessionConfig
 from .sound import BYTES_PER_MS, Arena, Sound, Spoken, from_base64, to_base64, wav_head
@@ -328,27 +330,57 @@ def type_of(item: Item) -> str:
 
 
 def weight(item: Item) -> int:
-    """Characters of text in an item, or nearly; each counts as some besides."""
+    """Characters in an item, or nearly; each counts as some besides."""
+    size = 64 + other_weight(item)
     match item:
         case Message():
-            return 64 + sum(map(_part_weight, item.parts))
+            return size + sum(map(_part_weight, item.parts))
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
-            return 64 + len(text)
+            return size + len(text)
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
-            return 64 + (len(output) if isinstance(output, str) else sum(map(_part_weight, output)))
+            return size + (
+                len(output) if isinstance(output, str) else sum(map(_part_weight, output))
+            )
         case Reasoning():
-            return 64 + len(item.text) + len(item.encrypted or "")
-        case Unknown(value=fields):
-            return 64 + sum(len(str(value)) for value in fields.values())
+            return size + len(item.text) + len(item.encrypted or "")
         case _:
-            return 64
+            return size
+
+
+def other_weight(item: Item) -> int:
+    """Characters of an item beside its texts: ids, names, and what is not known.
+
+    >>> other_weight(FunctionCall("c" * 10, "f" * 20, "{}"))
+    30
+    """
+    size = sum(len(getattr(item, name, None) or "") for name in ("id", "call_id", "name"))
+    if item.extra:
+        size += _json_weight(item.extra)
+    if isinstance(item, Unknown):
+        size += _json_weight(item.value)
+    elif isinstance(item, Message):
+        size += sum(map(_other_part_weight, item.parts))
+    return size
+
+
+def _other_part_weight(part: Part) -> int:
+    value = part.value if isinstance(part, UnknownPart) else part.extra
+    return _json_weight(value) if value else 0
+
+
+def _json_weight(value: object) -> int:
+    if isinstance(value, str):
+        return 8 + len(value)
+    if isinstance(value, dict):
+        return 8 + sum(map(_json_weight, value)) + sum(map(_json_weight, value.values()))
+    return 8 + sum(map(_json_weight, value)) if isinstance(value, list | tuple) else 8
 
 
 def config_weight(config: SessionConfig, most: int) -> int:
     """Characters of a configuration, or nearly. Raises FaultError where there are more."""
     rest = (config.tools, config.transcription, config.prompt, config.voice, config.truncation)
     others = (config.tracing, config.noise_reduction, config.include, config.extra)
-    size = len(config.instructions) + len(repr((rest, others)))
+    size = len(config.instructions) + _encoded_size((rest, others))
     if size > most:
         message = (
             f"The instructions, tools and options have {size} characters, and a session may have "
@@ -356,6 +388,13 @@ def config_weight(config: SessionConfig, most: int) -> int:
         )
         raise FaultError(Fault("too_large", message, "client", "session"))
     return size
+
+
+def _encoded_size(value: object) -> int:
+    try:
+        return len(msgspec.json.encode(value))
+    except (UnicodeEncodeError, OverflowError, TypeError):  # lone surrogates, long integers
+        return len(repr(value))
 
 
 def _part_weight(part: Part) -> int:
