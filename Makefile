@@ -66,11 +66,11 @@ floors: $(VENV)/floors.stamp ## run on the oldest dependencies that are declared
 
 release: $(VENV)/dev.stamp ## build the wheel and its bill of materials into dist/
 	$(BIN)/hatchling build -d dist
-	$(PY) -m docs.sbom local postgres > dist/dragoman.cdx.json
+	$(PY) -m docs.sbom encryption local postgres > dist/dragoman.cdx.json
 
 lock: $(VENV)/dev.stamp ## pin what the image installs, by hash
 	$(PIP) install uv
-	$(LOCK) --extra local --extra postgres -o docs/deploy/requirements.lock pyproject.toml
+	$(LOCK) --extra encryption --extra local --extra postgres -o docs/deploy/requirements.lock pyproject.toml
 	sed -n 's/^requires = \["\(.*\)"\]$$/\1/p' pyproject.toml | $(LOCK) -o docs/deploy/build.lock -
 
 docs: $(VENV)/dev.stamp ## write the generated parts of the documentation again

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 
 import pytest
 from packaging.requirements import Requirement
@@ -34,6 +35,8 @@ def test_the_decision_lists_each_dependency_with_its_licence() -> None:
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMAGE = ("encryption", "local", "postgres")
+"""The extras of the image."""
 NEEDS = {need.name: need for need in map(Requirement, PROJECT["dependencies"])}
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)(?: ;.*)? \\$", re.M)
 
@@ -81,19 +84,19 @@ def test_the_image_installs_what_is_locked_by_hash() -> None:
     """8.01. All that is declared is in the lock, at versions that are declared."""
     pinned = locked("requirements.lock")
     extras = PROJECT["optional-dependencies"]
-    for text in (*PROJECT["dependencies"], *extras["local"], *extras["postgres"]):
+    for text in (*PROJECT["dependencies"], *chain(*(extras[name] for name in IMAGE))):
         need = Requirement(text)
         assert all(version in need.specifier for version in pinned[canonicalize_name(need.name)])
-    assert set(needed(extras=("local", "postgres"))) - {"dragoman"} <= set(pinned)
+    assert set(needed(extras=IMAGE)) - {"dragoman"} <= set(pinned)
     assert "hatchling" in locked("build.lock")
 
 
 def test_the_bill_of_materials_names_all_that_is_installed() -> None:
     """8.02."""
-    found = bill(("local", "postgres"))
+    found = bill(IMAGE)
     assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.6")
     parts = {part["name"]: part for part in found["components"]}
-    packages = needed(extras=("local", "postgres"))
+    packages = needed(extras=IMAGE)
     assert {"dragoman", *parts} == set(packages)
     for name, part in parts.items():
         assert part["version"] == packages[name].version

@@ -55,6 +55,9 @@ def test_each_place_serves_what_a_mounted_file_says() -> None:
         assert found.server.store == "postgresql://dragoman@postgres/dragoman"
         assert found.server.host == "0.0.0.0"
         assert found.server.api_key_env == ("DRAGOMAN_KEY",)
+        assert (
+            found.server.encryption_key_env == "ENCRYPTION_KEY"
+        )  # of two servers, so no file of one
     services = compose()["services"]
     (server,) = container()["containers"]
     for words in (services["one"]["command"], services["two"]["command"], server["args"]):
@@ -88,6 +91,7 @@ def test_two_servers_share_one_database() -> None:
     for name in ("one", "two"):
         server = services[name]
         assert server["environment"]["PGPASSWORD"] == "${POSTGRES_PASSWORD:?}"
+        assert server["environment"]["ENCRYPTION_KEY"] == "${ENCRYPTION_KEY:?}"
         assert server["depends_on"] == {"postgres": {"condition": "service_healthy"}}
         assert (FOLDER / server["build"]["context"]).resolve() == ROOT
         assert (ROOT / server["build"]["dockerfile"]).exists()
@@ -123,6 +127,11 @@ def test_the_manifest_fits_together() -> None:
     assert named == {port["name"]}
     assert server["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert server["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert {variable["name"] for variable in server["env"]} == {
+        "DRAGOMAN_KEY",
+        "ENCRYPTION_KEY",
+        "PGPASSWORD",
+    }
     guide = (ROOT / "docs" / "guide" / "several-servers.md").read_text()
     for variable in server["env"]:
         reference = variable["valueFrom"]["secretKeyRef"]

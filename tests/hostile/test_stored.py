@@ -20,6 +20,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
+from dragoman.server.channel import Handshake
 from dragoman.server.limits import Budget
 from dragoman.server.responder import Responder, Unary
 from dragoman.server.settings import Settings
@@ -268,7 +269,7 @@ async def test_readers_of_one_run_take_turns() -> None:
 async def test_2e_03_what_a_connection_remembers_counts_with_its_answers() -> None:
     made, runs = service(), Runs(MemoryStore(), upkeep=False)
     nothing: Any = None
-    connection = Connection(made, runs, nothing, ANYONE, nothing, nothing)
+    connection = Connection(made, runs, Handshake(nothing, ANYONE, nothing, nothing, nothing))
     for n in range(3):
         await connection._remember(record(f"r{n}"), (), ())
     assert 3 * SIZE < made.budget.held < 3.1 * SIZE

@@ -93,7 +93,7 @@ async def test_begun_response_is_found_only_by_its_tenant(store: Store) -> None:
 async def test_unknown_id_gives_nothing(store: Store, id) -> None:
     assert await store.get("t", id) is None
     assert await store.chain("t", id) == ()
-    assert await store.find_item("t", id) is None
+    assert not await store.find_items("t", (id,))
     assert await store.log(id) == ()
     assert not await store.delete("t", id)
     assert not await store.request_cancel("t", id)
@@ -105,7 +105,7 @@ async def test_unknown_id_gives_nothing(store: Store, id) -> None:
 async def test_item_with_odd_id_is_stored_and_found(store: Store, id) -> None:
     said = Message("user", "odd", id=id)
     await store.begin(record("a", request=Request(model="m", items=(said,))))
-    assert await store.find_item("t", id) == said
+    assert await store.find_items("t", (id,)) == {id: said}
     await store.create_conversation(Conversation(id="v", tenant="t", created_at=50), [said])
     assert await store.get_item("t", "v", id) == said
     page = await store.list_items("t", "v", Paging(after=id))
@@ -119,9 +119,9 @@ async def test_item_of_two_responses_survives_deletion_of_one(store: Store) -> N
         await store.begin(record(id, request=Request(model="m", items=(said,))))
     for id in "ca":
         assert await store.delete("t", id)
-        assert await store.find_item("t", "msg_x") == said
+        assert (await store.find_items("t", ("msg_x",)))["msg_x"] == said
     assert await store.delete("t", "b")
-    assert await store.find_item("t", "msg_x") is None
+    assert not await store.find_items("t", ("msg_x",))
 
 
 async def test_begin_with_taken_id_fails(store: Store) -> None:
@@ -337,12 +337,12 @@ async def test_finish_adds_items_to_conversation_and_renames_taken_ids(store: St
 async def test_input_and_output_items_are_found_by_id(store: Store) -> None:
     await store.begin(record("a"))
     await store.finish("a", answer("a"))
-    assert await store.find_item("t", "msg_a") == record("a").request.items[0]
-    assert await store.find_item("t", "msg_a_0") == answer("a").output[0]
-    assert await store.find_item("other", "msg_a") is None
-    assert await store.find_item("t", "nothing") is None
+    assert (await store.find_items("t", ("msg_a",)))["msg_a"] == record("a").request.items[0]
+    assert (await store.find_items("t", ("msg_a_0",)))["msg_a_0"] == answer("a").output[0]
+    assert not await store.find_items("other", ("msg_a",))
+    assert not await store.find_items("t", ("nothing",))
     await store.delete("t", "a")
-    assert await store.find_item("t", "msg_a") is None
+    assert not await store.find_items("t", ("msg_a",))
 
 
 def called(id: str, *items: Item) -> Response:
@@ -474,8 +474,8 @@ async def test_response_that_is_put_is_read_as_one_that_ended(store: Store) -> N
     await store.put(whole("a", metadata={"k": "v"}))
     assert await store.get("t", "a") == whole("a", metadata={"k": "v"})
     assert await store.get("other", "a") is None
-    assert await store.find_item("t", "msg_a_0") == answer("a").output[0]
-    assert await store.find_item("t", "msg_a") == whole("a").request.items[0]
+    assert (await store.find_items("t", ("msg_a_0",)))["msg_a_0"] == answer("a").output[0]
+    assert (await store.find_items("t", ("msg_a",)))["msg_a"] == whole("a").request.items[0]
     await store.begin(record("b", previous="a"))
     assert [found.id for found in await store.chain("t", "b")] == ["a", "b"]
     assert await store.renew_leases(["a"], 99.0) == ("a",)
@@ -595,8 +595,10 @@ async def test_large_requests_come_back_as_they_were(store: Store) -> None:
     assert await store.get("t", "a") == large("a", 40)
     expected = (large("a", 40), strange, large("c", 300, previous="b"))
     assert await store.chain("t", "c") == expected
-    assert await store.find_item("t", "msg_own_17") == large("a", 40).request.items[17]
-    assert await store.find_item("t", "msg_c_in20") == large("c", 300).items[20]
+    assert (await store.find_items("t", ("msg_own_17",)))["msg_own_17"] == large(
+        "a", 40
+    ).request.items[17]
+    assert (await store.find_items("t", ("msg_c_in20",)))["msg_c_in20"] == large("c", 300).items[20]
 
 
 async def test_part_outlives_one_of_its_responses_and_not_the_last(store: Store) -> None:

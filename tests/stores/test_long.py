@@ -83,7 +83,7 @@ async def test_long_texts_are_kept_once_in_pieces_and_come_back(
     assert [each.response for each in chain] == [said, said]
     assert tuple([e for segment in await store.log("b") for e in segment.events]) == events
     assert tuple([e for segment in await store.log("c") for e in segment.events]) == events
-    assert await store.find_item("t", "msg_x") == asked.items[1]
+    assert (await store.find_items("t", ("msg_x",)))["msg_x"] == asked.items[1]
     assert await store.find_answers("t", [call_digest(call)]) == (StoredAnswer("m", said),)
     with pytest.raises(TooMuchError):
         await store.get("t", "b", Room(most=len(text), left=len(text)))

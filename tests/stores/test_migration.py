@@ -173,8 +173,10 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
     assert await store.get(name(store), "f0") == ended(FIRST, store)
     assert await store.get(name(store), "c2") == read(LIVE, store)
     assert await store.chain(name(store), "a1") == (ended(FIRST, store), ended(SECOND, store))
-    assert await store.find_item(name(store), "msg_f0_in0") == FIRST.request.items[0]
-    assert await store.find_item(name(store), "rs_1") == Reasoning(id="rs_1")
+    assert (await store.find_items(name(store), ("msg_f0_in0",)))[
+        "msg_f0_in0"
+    ] == FIRST.request.items[0]
+    assert (await store.find_items(name(store), ("rs_1",)))["rs_1"] == Reasoning(id="rs_1")
     (found,) = await store.find_answers(name(store), [call_digest(CALL)])
     assert isinstance(FIRST.response, Response)
     assert found == StoredAnswer("m", FIRST.response)
@@ -192,7 +194,7 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
     assert [each.id for each in page.items] == ["018f", "c2", "a1", "f0"]
     assert await store.delete(name(store), "f0")
     assert await store.log("f0") == ()
-    assert await store.find_item(name(store), "rs_1") is None
+    assert not await store.find_items(name(store), ("rs_1",))
     assert await store.find_answers(name(store), [call_digest(CALL)]) == ()
     assert await store.chain(name(store), "a1") == ()
 
@@ -226,7 +228,7 @@ async def test_store_of_the_first_steps_takes_all_that_follow(
     await store.ready()
     assert await store.get(name(store), "c2") == read(LIVE, store)
     assert await store.chain(name(store), "a1") == (ended(FIRST, store), ended(SECOND, store))
-    assert await store.find_item(name(store), "rs_1") == Reasoning(id="rs_1")
+    assert (await store.find_items(name(store), ("rs_1",)))["rs_1"] == Reasoning(id="rs_1")
     assert await store.find_answers(name(store), [call_digest(CALL)]) == ()
     assert sum(len(segment.events) for segment in await store.log("f0")) == len(EVENTS)
     assert await store.get_item(name(store), "v", "msg_said") == SAID

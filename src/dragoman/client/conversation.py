@@ -22,10 +22,11 @@ from typing import Any, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.core.conversation import as_text, merged
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Secret
-from dragoman.core.item import Audio, FunctionCall, Item, Message, Text
+from dragoman.core.item import Audio, FunctionCall, Item, Message
 from dragoman.core.response import Usage
 from dragoman.core.session_values import (
     Answer,
@@ -164,7 +165,7 @@ class Conversation:
             changes = {"tools": self._runner.offered(), **self._changes}
             await self.configure(**changes)
             for item in self._given:
-                if (said := _as_text(item)) is not None:
+                if (said := as_text(item)) is not None:
                     await self.add(said)
         except BaseException:
             await self.close()
@@ -399,7 +400,7 @@ class Conversation:
                     self._order.insert(place if known or previous is None else len(self._order), id)
                 self._items[id] = item
             case ConversationItemDone(item=item) if item.id in self._items:
-                self._items[item.id or ""] = _merged(self._items[item.id or ""], item)
+                self._items[item.id or ""] = merged(self._items[item.id or ""], item)
             case ItemDeleted(item_id=id) if id in self._items:
                 del self._items[id]
                 self._order.remove(id)
@@ -418,7 +419,7 @@ class Conversation:
                 self._over.add(response.id)
                 for each in response.output:  # all that says so in the beta dialect
                     if (have := self._items.get(each.id or "")) is not None:
-                        self._items[each.id or ""] = _merged(have, each)
+                        self._items[each.id or ""] = merged(have, each)
             case Refused(event_id=None, fault=fault):
                 self.errors.append(fault)
 
@@ -474,35 +475,9 @@ class Conversation:
             self.listeners.discard(listener)
 
 
-def _as_text(item: Item) -> Item | None:
-    """An item as it can be put into a session: with text where its sound is elsewhere; None where
-    nothing of it is left."""
-    if not isinstance(item, Message):
-        return item
-    parts = [
-        Text(part.transcript or "") if isinstance(part, Audio) and part.data is None else part
-        for part in item.parts
-    ]
-    parts = [part for part in parts if part != Text("")]
-    return replace(item, content=tuple(parts)) if parts else None
-
-
 def _is(event: SessionEvent, kind: str) -> bool:
     return isinstance(event, Answer) and isinstance(event.event, Delta) and event.event.kind == kind
 
 
 def _data(event: Any) -> str:
     return str(event.event.data)
-
-
-def _merged(old: Item, new: Item) -> Item:
-    """An item that is done: transcripts that came before stay."""
-    if not isinstance(old, Message) or not isinstance(new, Message):
-        return new
-    parts = [
-        replace(part, transcript=before.transcript)
-        if isinstance(part, Audio) and part.transcript is None and isinstance(before, Audio)
-        else part
-        for part, before in zip(new.parts, [*old.parts, *new.parts[len(old.parts) :]], strict=False)
-    ]
-    return replace(new, content=tuple(parts))

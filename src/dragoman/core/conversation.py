@@ -280,6 +280,32 @@ def take_sounds(item: Item) -> tuple[Item, dict[int, bytes]]:
     return (replace(item, content=tuple(parts)) if sounds else item), sounds
 
 
+def as_text(item: Item) -> Item | None:
+    """An item as it can be put into a session: with text where its sound is elsewhere; None where
+    nothing of it is left."""
+    if not isinstance(item, Message):
+        return item
+    parts = [
+        Text(part.transcript or "") if isinstance(part, Audio) and part.data is None else part
+        for part in item.parts
+    ]
+    parts = [part for part in parts if part != Text("")]
+    return replace(item, content=tuple(parts)) if parts else None
+
+
+def merged(old: Item, new: Item) -> Item:
+    """An item that is done: transcripts that came before stay."""
+    if not isinstance(old, Message) or not isinstance(new, Message):
+        return new
+    parts = [
+        replace(part, transcript=before.transcript)
+        if isinstance(part, Audio) and part.transcript is None and isinstance(before, Audio)
+        else part
+        for part, before in zip(new.parts, [*old.parts, *new.parts[len(old.parts) :]], strict=False)
+    ]
+    return replace(new, content=tuple(parts))
+
+
 def _no_result(call: Call) -> CallOutput:
     if isinstance(call, FunctionCall):
         return FunctionCallOutput(call.call_id, NO_RESULT)

@@ -27,6 +27,9 @@ MAX_UNSENT = 64 * 1024 * 1024
 """Unsent bytes of commands beyond which the other server counts as stuck."""
 SECONDS = 30.0
 """The connect timeout."""
+BROKEN = (0, 1001, 1011, 1012, 1013, 1014)
+"""Close codes of a connection that broke, rather than being closed by the server on purpose: none,
+going away, internal error, restart, try again later, bad gateway (RFC 6455, 7.4; IANA)."""
 
 
 def session_url(base: str, model: str) -> str:
@@ -51,9 +54,8 @@ def session_url(base: str, model: str) -> str:
 class RemoteSession:
     """A session of the server at a base URL. `open` connects; the sink receives its events.
 
-    With `beta` the beta dialect is used. `take` gets the raw events in place of the
-    sink; `hops` counts the gateways up to there. A lost connection ends the session:
-    servers cannot resume one.
+    With `beta` the beta dialect is used; `hops` counts the gateways up to there. A lost
+    connection ends the session: servers cannot resume one, and `reopen` opens another.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class RemoteSession:
         key: Secret | str | None = None,
         beta: bool = False,
         hops: int = 0,
-        take: Callable[[str | bytes], None] | None = None,
     ) -> None:
         self.sink = sink
         self.beta = beta
         self._hops = hops
-        self._take = take or self._decode
+        self.take: Callable[[str | bytes], None] = self._decode
+        """Takes its events as they stand; by default the sink gets them decoded."""
+        self.lost = False
+        """Whether the connection broke, and it was not the server that ended the session."""
         self._url = session_url(base, model)
         self._key = Secret(key) if isinstance(key, str) else key
         self._socket: WebSocket | None = None
@@ -106,6 +110,15 @@ class RemoteSession:
             loop.create_task(self._read(self._socket)),
             loop.create_task(self._write(self._socket)),
         ]
+
+    async def reopen(self, sink: SessionSink) -> None:
+        """Open another session in place of this one. Raises FaultError."""
+        await self.close()
+        self._queue.clear()
+        self._size, self.lost, self.sink = 0, False, sink
+        self._taken.set()
+        self._flowing.set()
+        await self.open()
 
     def send(self, command: Command) -> None:
         """Send a command."""
@@ -164,9 +177,10 @@ class RemoteSession:
         try:
             while True:
                 await self._flowing.wait()
-                self._take(await socket.recv())
+                self.take(await socket.recv())
         except CLOSED as error:
             code = error.rcvd.code if error.rcvd is not None else 0
+            self.lost = code in BROKEN
             reason = f" ({code} {error.rcvd.reason})" if error.rcvd is not None else ""
             message = f"The session's server closed the connection{reason}. Open another session."
             self._over(Fault("upstream_cut", message, "upstream"))

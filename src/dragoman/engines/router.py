@@ -197,11 +197,9 @@ class Router(Wrapper):
                     self._listed = listed
         return self._listed.get(name, self._open[0]), name
 
-    async def realtime_session(
-        self, name: str, caller: Caller, take: Callable[[str | bytes], None]
-    ) -> RemoteSession | None:
+    async def realtime_session(self, name: str, caller: Caller) -> RemoteSession | None:
         """A session of the model's server, where sessions are relayed; None where they
-        are made here. `take` gets raw events. Raises FaultError where no engine has the model."""
+        are made here. Raises FaultError where no engine has the model."""
         engine, model = await self.route(name, caller)
         dialect = next((r.realtime for r in self._routes if r.engine is engine), "")
         upstream: Upstream | None = getattr(engine, "upstream", None)
@@ -211,7 +209,7 @@ class Router(Wrapper):
 
         key, base = upstream.key_for(caller), upstream.url + upstream.query
         beta, hops = dialect == "beta", caller.hops + 1
-        return RemoteSession(base, model, key=key, beta=beta, hops=hops, take=take)
+        return RemoteSession(base, model, key=key, beta=beta, hops=hops)
 
     def upstream_name(self, model: str) -> str:
         """The name of a model's route, as far as is known without a request."""

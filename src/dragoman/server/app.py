@@ -34,6 +34,7 @@ from .audio import AudioHandlers
 from .auth import CREDENTIALS, Browsers, Keys
 from .calls import CALLS, Calls
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
+from .channel import Handshake
 from .endpoints import Endpoints
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .files import FileHandlers, refusing
@@ -249,9 +250,10 @@ class App:
             if exchange.path == REALTIME:
                 secret = self._realtime.redeem(exchange)
                 caller = self._caller(exchange) if secret is None else secret.caller
-                connect = self._realtime.connect
-                return connect(exchange, caller, scope, receive, send, room, secret)
-            return self._sockets.connect(exchange, self._caller(exchange), receive, send, room)
+                client = Handshake(exchange, caller, scope, receive, send, room)
+                return self._realtime.connect(client, secret)
+            caller = self._caller(exchange)
+            return self._sockets.connect(Handshake(exchange, caller, scope, receive, send, room))
         except FaultError as error:
             return deny(error.fault, exchange, scope, receive, send)
 

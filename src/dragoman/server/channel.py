@@ -8,12 +8,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 
-from .asgi import BUFFER, Receive, Room, Send
+from .asgi import BUFFER, Receive, Room, Scope, Send
 from .exchange import Exchange
 from .limits import Hold
 from .responder import Service
@@ -22,7 +23,7 @@ from .responder import Service
 def of_message(fault: Fault) -> Fault:
     """A fault of what came by a WebSocket: what has a body in HTTP is a message there.
 
-    >>> of_message(Fault("bad_request", "The body is an array.")).message
+    >>> of_message(Fault("invalid_request", "The body is an array.")).message
     'The message is an array.'
     """
     rest = fault.message.removeprefix("The body ")
@@ -44,6 +45,17 @@ class Later:
         return self._size
 
 
+class Handshake(Struct):
+    """A client that wants a WebSocket, and how it is talked to; `room` where the host is ours."""
+
+    exchange: Exchange
+    caller: Caller
+    scope: Scope
+    receive: Receive
+    send: Send
+    room: Room | None = None
+
+
 class Channel(ABC):
     """Serves one client until it disconnects, or its time is over.
 
@@ -54,24 +66,16 @@ class Channel(ABC):
     subprotocol: str | None = None
     """The one that was chosen of those that the client speaks."""
 
-    def __init__(
-        self,
-        service: Service,
-        exchange: Exchange,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-        room: Room | None = None,
-    ) -> None:
+    def __init__(self, service: Service, client: Handshake) -> None:
         self.service = service
-        self.exchange = exchange
-        self.caller = caller
-        self._receive = receive
-        self._send = send
-        self._room = room
+        self.exchange = client.exchange
+        self.caller = client.caller
+        self._receive = client.receive
+        self._send = client.send
+        self._room = client.room
         self._queue: deque[bytes | Later] = deque()  # frames to be sent
         self._size = 0  # of those, and of the one that the client has not taken
-        self._unread = service.budget.hold(caller.tenant)  # for those, if they are many
+        self._unread = service.budget.hold(self.caller.tenant)  # for those, if they are many
         self._sender: asyncio.Task[None] | None = None
         self._sending = False
         self._closing = False  # what is queued is the last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
@@ -17,12 +17,9 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import JSON
 from dragoman.core.request import Request
-from dragoman.core.session import TOO_OLD
 from dragoman.core.session_values import (
     Append,
-    Changes,
     Command,
-    Configure,
     ItemRetrieved,
     Refused,
     ResponseCreated,
@@ -48,14 +45,14 @@ from dragoman.wire.realtime.commands import command_of
 from dragoman.wire.realtime.events import encode_events
 from dragoman.wire.registry import BASE
 
-from .asgi import Receive, Room, Scope, Send
 from .auth import presented
 from .cancellation import GONE, too_late
-from .channel import LIFETIME, Channel, Later, of_message
+from .channel import LIFETIME, Channel, Handshake, Later, of_message
 from .client_secrets import ClientSecret, ClientSecrets
 from .exchange import Exchange, Route, fault_of, nothing_at
 from .limits import HEAVY, LIGHT, SMALL, weigh, widened
 from .log import Entry
+from .relay import Relay
 from .responder import Service
 from .websocket import PLAIN, crowded, deny
 
@@ -308,16 +305,12 @@ class Connection(Channel):
     def __init__(
         self,
         service: Service,
-        exchange: Exchange,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-        room: Room | None,
+        client: Handshake,
         session: ServedSession,
         *,
         beta: bool,
     ) -> None:
-        super().__init__(service, exchange, caller, receive, send, room)
+        super().__init__(service, client)
         self._beta = beta
         self._session = session
         self._own = not session.clients
@@ -361,94 +354,6 @@ def _encoded(event: dict[str, JSON]) -> bytes | Later:
         return json.dump(event)
 
 
-class Relay(Channel):
-    """One session of another server, event by event; where both sides speak the same dialect, byte
-    for byte."""
-
-    live: RemoteSession
-
-    def __init__(
-        self,
-        service: Service,
-        exchange: Exchange,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-        room: Room | None,
-        model: str,
-        changes: Changes,
-        *,
-        beta: bool,
-    ) -> None:
-        super().__init__(service, exchange, caller, receive, send, room)
-        self._changes = changes
-        self._beta = beta
-        self._entry: Entry | None = None
-        if service.log is not None:
-            self._entry = Entry(service.log, model, "", None, caller.tenant, caller.key)
-
-    async def opened(self) -> None:
-        """Connect to the other server, and give it the configuration of a client secret."""
-        self.live.sink = self
-        try:
-            await self.live.open()
-            if self._changes:
-                self.live.send(Configure(changes=self._changes))
-        except FaultError as problem:
-            self.ended(problem.fault)
-
-    async def take(self, data: bytes) -> None:
-        """An event of the client."""
-        for each in self._translated(data, to_beta if self.live.beta else to_ga):
-            self.live.send_raw(each)
-        await self.live.drain()
-
-    def taken(self, message: str | bytes) -> None:
-        """An event of the server."""
-        data = message.encode() if isinstance(message, str) else message
-        if self.write(*self._translated(data, to_beta if self._beta else to_ga)):
-            self.live.pause()
-
-    def _translated(
-        self, data: bytes, change: Callable[[dict[str, JSON]], list[dict[str, JSON]]]
-    ) -> list[bytes]:
-        """An event as the other side says it. What is no JSON object passes as it is: the side that
-        gets it will say so."""
-        if self._beta != self.live.beta:
-            with suppress(ValueError):
-                value = json.load(data)
-                if isinstance(value, dict):
-                    return [json.dump(each) for each in change(value)]
-        return [data]
-
-    def receive(self, events: list[SessionEvent]) -> None:
-        """Events are taken as they stand, not decoded."""
-
-    def ended(self, fault: Fault) -> None:
-        """The other server has ended the session: say why, and close."""
-        objects = encode_events([Refused(fault)], lambda: f"event_{new_id()}")
-        if self._beta:
-            objects = [each for event in objects for each in to_beta(event)]
-        if self._entry is not None:
-            self._entry.end = fault.code
-        self.write(*map(json.dump, objects))
-        self.close()
-
-    def expired(self) -> None:
-        """The other server has a limit of its own; ours is over."""
-        self.ended(TOO_OLD)
-
-    def drained(self) -> None:
-        """The client has read what was written."""
-        self.live.resume()
-
-    async def finish(self) -> None:
-        """End the session, and write its line."""
-        if self._entry is not None:
-            self._entry.write("SESSION", self.exchange.path, 101, self.exchange.id)
-        await self.live.close()
-
-
 class Realtime:
     """The sessions of one engine; `key` signs client secrets, `voice` makes the voice of each."""
 
@@ -484,21 +389,13 @@ class Realtime:
         good any more."""
         return self._secrets.redeem(presented(exchange))
 
-    async def connect(
-        self,
-        exchange: Exchange,
-        caller: Caller,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        room: Room | None = None,
-        secret: ClientSecret | None = None,
-    ) -> None:
+    async def connect(self, client: Handshake, secret: ClientSecret | None = None) -> None:
         """Serves a session, or refuses the connection."""
+        scope = client.scope
         try:
-            made = await self._made(exchange, caller, scope, receive, send, room, secret)
+            made = await self._made(client, secret)
         except FaultError as problem:
-            await deny(problem.fault, exchange, scope, receive, send)
+            await deny(problem.fault, client.exchange, scope, client.receive, client.send)
             return
         made.open = self._open
         if SUBPROTOCOL in (scope.get("subprotocols") or ()):
@@ -506,29 +403,20 @@ class Realtime:
         # The session ends by itself a little earlier, and says so.
         await made.serve(LIFETIME + 60)
 
-    async def _made(
-        self,
-        exchange: Exchange,
-        caller: Caller,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        room: Room | None,
-        secret: ClientSecret | None,
-    ) -> Connection | Relay:
+    async def _made(self, client: Handshake, secret: ClientSecret | None) -> Connection | Relay:
         """The session that is asked for. Raises FaultError where none can be opened."""
-        most = self._service.settings.max_sockets_per_key
+        service, exchange, caller = self._service, client.exchange, client.caller
+        most = service.settings.max_sockets_per_key
         if self._open[caller.tenant] >= most:
             raise FaultError(crowded(f"{most} sessions are open (max_sockets_per_key)"))
         query = query_of(exchange)
-        service, given = self._service, (exchange, caller, receive, send, room)
-        offered = scope.get("subprotocols") or ()
+        offered = client.scope.get("subprotocols") or ()
         header = exchange.headers.get(BETA_HEADER, b"")
         beta = b"realtime=v1" in header or BETA_SUBPROTOCOL in offered
         if "call_id" in query:
             if secret is not None:
                 raise FaultError(OF_ITS_OWN)
-            return Connection(service, *given, self.call(query["call_id"], caller), beta=beta)
+            return Connection(service, client, self.call(query["call_id"], caller), beta=beta)
         changes = {} if secret is None else secret.changes
         config = SessionConfig(**changes)
         if query.get("intent") == "transcription":
@@ -537,25 +425,21 @@ class Realtime:
             config = replace(config, model=query["model"])
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing in the query, ?model=…", "model"))
-        # The other server knows the model already, and refuses to change it.
-        asked = {name: value for name, value in changes.items() if name != "model"}
-        relay = Relay(service, *given, config.model, asked, beta=beta)
-        if (live := await self.upstream(config.model, caller, relay.taken)) is not None:
-            relay.live = live
-            return relay
+        if (live := await self.upstream(config.model, caller)) is not None:
+            # The other server knows the model already, and refuses to change it.
+            asked = {name: value for name, value in changes.items() if name != "model"}
+            return Relay(service, client, live, config.model, asked, beta=beta)
         request = exchange.path, exchange.id
         session = ServedSession(service, caller, config, self.make_voice(), request)
-        return Connection(service, *given, session, beta=beta)
+        return Connection(service, client, session, beta=beta)
 
-    async def upstream(
-        self, model: str, caller: Caller, take: Callable[[str | bytes], None] | None = None
-    ) -> RemoteSession | None:
+    async def upstream(self, model: str, caller: Caller) -> RemoteSession | None:
         """A session of the server that has a model, where that speaks Realtime. Raises FaultError
         where nobody has it."""
         find = getattr(self._service.engine, "realtime_session", None)
         if find is None or not model:
             return None
-        found: RemoteSession | None = await find(model, caller, take)
+        found: RemoteSession | None = await find(model, caller)
         return found
 
     def make_voice(self) -> Voice | None:

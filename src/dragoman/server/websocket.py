@@ -29,9 +29,9 @@ from dragoman.wire.registry import BASE
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
-from .asgi import Receive, Room, Scope, Send
+from .asgi import Receive, Scope, Send
 from .cancellation import GONE, TERMINAL
-from .channel import Channel, of_message
+from .channel import Channel, Handshake, of_message
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import HEAVY, LIGHT, SMALL, Hold, too_large, widened
 from .log import Entry
@@ -240,13 +240,10 @@ class Connection(Channel):
         self,
         service: Service,
         runs: Runs,
-        exchange: Exchange,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-        room: Room | None = None,
+        client: Handshake,
     ) -> None:
-        super().__init__(service, exchange, caller, receive, send, room)
+        super().__init__(service, client)
+        caller = client.caller
         self._runs = runs
         self._recent: dict[str, Record] = {}
         self._sizes: dict[str, int] = {}
@@ -501,22 +498,15 @@ class Sockets:
         """Answer a GET that asks for no WebSocket."""
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
-    def connect(
-        self,
-        exchange: Exchange,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-        room: Room | None = None,
-    ) -> Awaitable[None]:
+    def connect(self, client: Handshake) -> Awaitable[None]:
         """Serves a connection. Raises FaultError where there is nothing to connect to, and for one
         too many."""
-        if exchange.path != PATH:
+        if client.exchange.path != PATH:
             raise FaultError(NO_SOCKET)
         most = self._service.settings.max_sockets_per_key
-        if self._open[caller.tenant] >= most:
+        if self._open[client.caller.tenant] >= most:
             raise FaultError(crowded(f"{most} WebSockets are open (max_sockets_per_key)"))
-        made = Connection(self._service, self._runs, exchange, caller, receive, send, room)
+        made = Connection(self._service, self._runs, client)
         made.open = self._open
         return made.serve()
 

@@ -124,6 +124,48 @@ def pack(value: object) -> bytes:
         return _JSON + json.dumps(msgspec.to_builtins(value)).encode()
 
 
+class _Long:
+    """A long text in a value that is to be packed."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _in_pieces(long: _Long) -> msgspec.Raw:
+    starts = range(0, len(long.text), LONG)
+    data = b"".join([long.text[at : at + LONG].encode() for at in starts])
+    return msgspec.Raw(b"\xdb" + len(data).to_bytes(4, "big") + data)  # the head of a long text
+
+
+_encode_in_pieces = msgspec.msgpack.Encoder(enc_hook=_in_pieces).encode
+
+
+def pack_items(items: Sequence[Item]) -> list[tuple[Item, bytes]]:
+    """Items, each with its bytes; long texts are packed in pieces."""
+
+    def packed(item: Item) -> bytes:
+        marked = changed(item, lambda text: text if len(text) <= LONG else _Long(text))
+        if marked is not item:
+            with suppress(UnicodeEncodeError, OverflowError):
+                return _MSGPACK + _encode_in_pieces(marked)
+        return pack(item)
+
+    return [(item, packed(item)) for item in items]
+
+
+def long_size(value: object) -> int:
+    """Characters of the long texts in a value."""
+    texts: list[str] = []
+
+    def noted(text: str) -> str:
+        if len(text) > LONG:
+            texts.append(text)
+        return text
+
+    changed(value, noted)
+    return sum(map(len, texts))
+
+
 def pack_apart(value: object, tenant: str, parts: dict[bytes, bytes]) -> bytes:
     """A value as bytes, the pieces of its long texts added to the parts.
 
@@ -182,7 +224,7 @@ def unpack(data: bytes, type: Any, parts: Parts | None = None) -> Any:
         raise StoreError("A row of the store is damaged.") from error
 
 
-def changed(value: Any, change: Callable[[str], str]) -> Any:
+def changed(value: Any, change: Callable[[str], object]) -> Any:
     """A value with its texts changed; the value itself where none is."""
     if isinstance(value, str):
         return change(value)

@@ -55,9 +55,11 @@ from .serialize import (
     PARTS,
     Parts,
     digests,
+    long_size,
     pack,
     pack_apart,
     pack_events,
+    pack_items,
     texts_of,
     unpack,
     unpack_answers,
@@ -142,9 +144,7 @@ class Store(Files):
         """What the tenants of this store are named by (`tenant_name`): made with the store, kept in
         it, and so the same for all its servers. Raises StoreError before `ready`."""
         if self._secret is None:
-            raise StoreError(
-                "The store could not be opened yet, so whose data is whose is unknown."
-            )
+            raise StoreError("The store could not be opened yet: whose data is whose is unknown.")
         return self._secret
 
     async def ready(self) -> None:
@@ -163,17 +163,16 @@ class Store(Files):
         self._added += 1
         run = (RUN, bound((record.id, record.owner, record.lease, record.conversation)))
         if record.size:
-            return self._transact_large(record, [run], None)
+            return self._transact_large(lambda: [*inserts_of(record), run])
         return self._transact([*inserts_of(record), run])
 
     async def _transact_large(
-        self, record: Record, more: list[Insert], steps: Callable[[], Steps[None]] | None
+        self, make: Callable[[], list[Insert]], steps: Callable[[], Steps[None]] | None = None
     ) -> None:
         """Insert a record that is packed in a thread, and written before the next such is packed:
         their bytes are counted once only."""
         async with self._packing:
-            inserts = await self.turns.take(inserts_of, record)
-            await self._transact(inserts + more, steps)
+            await self._transact(await self.turns.take(make), steps)
 
     def put(
         self,
@@ -186,12 +185,18 @@ class Store(Files):
         if record.response is None or record.status in RUNNING:
             raise ValueError(f"response {record.id} has not ended")
         self._added += 1
-        steps = None
+        steps, packed = None, list[tuple[Item, bytes]]()
         if items or messages:
-            steps = partial(add_to, record.tenant, record.conversation, items, messages)
-        if record.size:
-            return self._transact_large(record, [], steps)
-        return self._transact(inserts_of(record), steps)
+            steps = partial(add_to, record.tenant, record.conversation, packed, messages)
+        if not record.size:
+            packed += pack_items(items) if items else ()
+            return self._transact(inserts_of(record), steps)
+
+        def made() -> list[Insert]:
+            packed.extend(pack_items(items))
+            return inserts_of(record)
+
+        return self._transact_large(made, steps)
 
     async def append(self, id: str, segment: LogSegment, size: int = 0, tenant: str = "") -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
@@ -223,7 +228,7 @@ class Store(Files):
         def made() -> Callable[[], Steps[bool]]:
             parts: dict[bytes, bytes] = {}
             packed = partial(pack_apart, tenant=tenant, parts=parts) if size > APART else pack
-            data = packed(response)
+            data, added = packed(response), pack_items(items) if items else ()
             events = b"" if segment is None else pack_events(segment.events, packed)
             others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
             keys, calls = index_keys(others), call_digests(response)
@@ -241,7 +246,7 @@ class Store(Files):
                 for statement, found in ((INDEX, keys), (CALL, calls)):
                     for key in found:
                         yield statement, (id, owner, key)
-                yield from add_to(owner, conversation, items, messages)
+                yield from add_to(owner, conversation, added, messages)
                 return True
 
             return steps
@@ -319,10 +324,6 @@ class Store(Files):
                         found.setdefault(item.id, item)
             each.hold(-each.held)  # what is wanted of it is counted by its own size
         return found
-
-    async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item with this id in the input or output of any response."""
-        return (await self.find_items(tenant, (item,))).get(item)
 
     async def find_answers(
         self, tenant: str, digests: Sequence[str], room: Room | None = None
@@ -520,14 +521,15 @@ class Store(Files):
         self._added += 1
         made = conversation
         row = (made.id, made.tenant, made.created_at, pack(made))
+        packed = await self.apart(long_size(items), pack_items, items)
 
         def steps() -> Steps[None]:
             statement = """INSERT INTO conversations (id, tenant, created_at, conversation)
                 VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
             if not (yield statement, row):
                 raise ConflictError(f"There is a conversation {made.id} already.")
-            yield from self._room(made.id, items)
-            yield from extend(made.id, items)
+            yield from self._room(made.id, packed)
+            yield from extend(made.id, packed)
 
         await self._transact((), steps)
 
@@ -555,8 +557,7 @@ class Store(Files):
         statement = """UPDATE conversations SET conversation = $3
             WHERE id = $1 AND tenant = $2 RETURNING id"""
         made = Conversation(id=id, tenant=tenant, created_at=rows[0][0], metadata=metadata)
-        data = pack(made)
-        return bool(await self._write(statement, id, tenant, data))
+        return bool(await self._write(statement, id, tenant, pack(made)))
 
     async def delete_conversation(self, tenant: str, id: str) -> bool:
         """Delete a conversation and its items."""
@@ -572,20 +573,21 @@ class Store(Files):
 
     async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
         """Add items, each with an id of its own, at the end."""
+        packed = await self.apart(long_size(items), pack_items, items)
 
         def steps() -> Steps[bool]:
             if not (yield HELD, (id, tenant)):
                 return False
-            yield from self._room(id, items)
-            yield from extend(id, items)
+            yield from self._room(id, packed)
+            yield from extend(id, packed)
             return True
 
         return await self._transact((), steps)
 
-    def _room(self, id: str, items: Sequence[Item] = ()) -> Steps[None]:
+    def _room(self, id: str, items: Sequence[tuple[Item, bytes]] = ()) -> Steps[None]:
         """Raise FaultError where a conversation has no room for items, or for any."""
         ((count, size),) = yield _FILLED, (id,)
-        self._retention.check_room(count + len(items), size + sum(len(pack(i)) for i in items))
+        self._retention.check_room(count + len(items), size + sum(len(data) for _, data in items))
 
     async def check_room(self, id: str) -> None:
         """Raise FaultError where a conversation is full. What an answer adds may go beyond that: it
@@ -618,7 +620,7 @@ class Store(Files):
         reading.set(tenant)
         where = f"WHERE conversation = $1 AND id = $2 AND {_OURS}"
         rows = await self._items(where, (id, item, tenant), room)
-        return unpack(rows[0][0], Item) if rows else None
+        return await self.apart(len(rows[0][0]), unpack, rows[0][0], Item) if rows else None
 
     async def _items(self, tail: str, values: Values, room: Room | None) -> Sequence[Row]:
         if room is not None:
@@ -629,9 +631,8 @@ class Store(Files):
 
     async def remove_item(self, tenant: str, id: str, item: str) -> bool:
         """Delete one item."""
-        statement = f"""DELETE FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}
-            RETURNING id"""
-        return bool(await self._write(statement, id, item, tenant))
+        gone = f"DELETE FROM items WHERE conversation = $1 AND id = $2 AND {_OURS} RETURNING id"
+        return bool(await self._write(gone, id, item, tenant))
 
     # ---- outbox --------------------------------------------------------------------------
 
@@ -647,10 +648,8 @@ class Store(Files):
             ({due} ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
             RETURNING id, target, body, due, attempts"""
         rows = await self._write(statement, now, target, most, until)
-        return tuple(
-            OutboxMessage(id=id, target=target, body=body, due=due, attempts=attempts)
-            for id, target, body, due, attempts in rows
-        )
+        names = OutboxMessage.__struct_fields__
+        return tuple(OutboxMessage(**dict(zip(names, row, strict=True))) for row in rows)
 
     async def settle(self, id: str, due: float | None = None) -> None:
         """Delete a message, or have it sent again at another time."""

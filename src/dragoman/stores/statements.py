@@ -22,7 +22,7 @@ from .base import (
     index_key,
     tenant_name,
 )
-from .serialize import digests, pack, pack_record
+from .serialize import digests, pack, pack_items, pack_record
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -190,7 +190,7 @@ def append(id: str, segment: LogSegment, events: bytes, parts: dict[bytes, bytes
 def add_to(
     tenant: str,
     conversation: str | None,
-    items: Sequence[Item],
+    items: Sequence[tuple[Item, bytes]],
     messages: Sequence[OutboxMessage],
 ) -> Steps[None]:
     """What the end of a run adds to its conversation and to the outbox."""
@@ -201,17 +201,17 @@ def add_to(
         yield statement, (each.id, each.target, each.body, each.due, each.attempts)
 
 
-def extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[None]:
+def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False) -> Steps[None]:
     """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
     statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
     ((last,),) = yield statement, (id,)
-    for place, item in enumerate(items, last + 1):
-        if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
+    for place, (item, data) in enumerate(items, last + 1):
+        if item.id and (yield _EXTEND, (id, place, item.id, data)):
             continue
         if not (item.id and rename):
             raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        own = replace(item, id=f"{item.id}_{place}")
-        yield _EXTEND, (id, place, own.id, pack(own))
+        ((own, data),) = pack_items([replace(item, id=f"{item.id}_{place}")])
+        yield _EXTEND, (id, place, own.id, data)
 
 
 _TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"

@@ -192,7 +192,7 @@ def encode_body(
     losses = losses + listed(notes) if notes else losses
     try:
         return json.encode(body), losses
-    except UnicodeEncodeError:
+    except (TypeError, UnicodeEncodeError):  # of long texts, or halves of surrogate pairs
         return json.dump(body), losses
 
 

@@ -13,6 +13,7 @@ from websockets.frames import Frame, Opcode
 from dragoman.core.interfaces import ANYONE
 from dragoman.server import websocket
 from dragoman.server.cancellation import InFlight
+from dragoman.server.channel import Handshake
 from dragoman.server.exchange import Exchange
 from dragoman.server.frames import SocketProtocol
 from dragoman.server.limits import Budget, Gate
@@ -48,10 +49,9 @@ class Client:
                 self.memory,
             ),
             self.memory.runs,
-            Exchange("GET", "/v1/responses", b"", []),
-            ANYONE,
-            self.said.get,
-            self._take,
+            Handshake(
+                Exchange("GET", "/v1/responses", b"", []), ANYONE, {}, self.said.get, self._take
+            ),
         )
 
     async def _take(self, message: dict[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """Sessions of other servers, relayed: over real ports, with real clients."""
 
+import asyncio
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx2
@@ -10,23 +12,78 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.item import Message
+from dragoman.core.session_values import CreateItem, ItemDeleted, SessionLimits
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
+from dragoman.server import relay
 from dragoman.server.log import LINES
+from dragoman.server.relay import SessionCopy, read_head
 from dragoman.server.settings import Settings
 from tests.server.socket.test_realtime import PATH, RESPOND, USER, Talk, served_app
-from tests.server.stubs import Stub, saying
+from tests.server.stubs import OPENING, Stub, saying, word
+from tests.wire.realtime.stage import calling
+
+REALTIME = {"type": "realtime"}
+
+
+class Cable:
+    """What connects two servers, and can be cut; where it is `mute`, nothing passes by it, and
+    where it is `out`, nobody is at its end."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.mute = self.out = False
+        self.connected = 0
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.out:
+            writer.transport.abort()
+            return
+        self.connected += 1
+        there, onward = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers |= {writer, onward}
+        await asyncio.gather(self._pass(reader, onward), self._pass(there, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                if not self.mute:
+                    writer.write(data)
+        writer.close()
+
+    def cut(self) -> None:
+        """End all connections with no word."""
+        self.mute = False
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+
+@asynccontextmanager
+async def linked(
+    engine: Any, dialect: Any, app: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Cable, int]]:
+    """A server that relays sessions with the models of another, and the cable between them."""
+    async with served_app(engine, **(app or {})) as (_, port):
+        cable = Cable(port)
+        async with await asyncio.start_server(cable.connect, "127.0.0.1") as server:
+            place = server.sockets[0].getsockname()[1]
+            upstream = Remote(f"http://127.0.0.1:{place}/v1", key="k")
+            route = Route(upstream, ("stub",), {"other": "stub"}, realtime=dialect)
+            local = Route(Stub(*saying("local"), models=("local",)), ("local",))
+            async with served_app(Router([route, local]), Settings(**settings)) as (_, front):
+                yield cable, front
+            cable.cut()
 
 
 @asynccontextmanager
 async def relayed(engine: Any, dialect: Any, **settings: Any) -> AsyncIterator[int]:
-    """The port of a server that relays sessions with the models of another."""
-    async with served_app(engine) as (_, port):
-        upstream = Remote(f"http://127.0.0.1:{port}/v1", key="k")
-        route = Route(upstream, ("stub",), {"other": "stub"}, realtime=dialect)
-        local = Route(Stub(*saying("local"), models=("local",)), ("local",))
-        async with served_app(Router([route, local]), Settings(**settings)) as (_, front):
-            yield front
+    """The port of such a server."""
+    async with linked(engine, dialect, **settings) as (_, front):
+        yield front
 
 
 @pytest.mark.parametrize("dialect", ["ga", "beta"])
@@ -112,3 +169,311 @@ async def test_a_session_that_its_server_ends_is_ended_and_says_why(beta) -> Non
         assert event["error"]["code"] == "upstream_unreachable"
         with pytest.raises(ConnectionClosed):
             await socket.recv()
+
+
+# ---- sessions that are lost ------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def talking(
+    engine: Any, *, dialect: Any = "ga", beta: bool = False, **options: Any
+) -> AsyncIterator[tuple[Cable, Talk]]:
+    """A client of a relayed session, and what it can lose."""
+    headers = {"OpenAI-Beta": "realtime=v1"} if beta else {}
+    async with (
+        linked(engine, dialect, **options) as (cable, port),
+        connect(f"ws://127.0.0.1:{port}{PATH}?model=stub", additional_headers=headers) as socket,
+    ):
+        yield cable, Talk(socket, strict=not beta and dialect == "ga")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(relay, "PAUSES", (0.0, 0.01, 0.02))
+
+
+def user(text: str, **fields: Any) -> dict[str, Any]:
+    content = [{"type": "input_text", "text": text}]
+    item = {"type": "message", "role": "user", "content": content, **fields}
+    return {"type": "conversation.item.create", "item": item}
+
+
+def texts(request: Any) -> list[str]:
+    return [item.text for item in request.items]
+
+
+@pytest.mark.parametrize("dialect", ["ga", "beta"])
+@pytest.mark.parametrize("beta", [False, True])
+async def test_an_idle_session_that_is_lost_goes_on_as_it_was(dialect, beta) -> None:
+    engine = Stub(*saying("Fine"))
+    async with talking(engine, dialect=dialect, beta=beta) as (cable, talk):
+        session = {"instructions": "Be brief."}
+        session |= {} if beta else {"type": "realtime"}
+        await talk.say({"type": "session.update", "session": session})
+        tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+        await talk.say({"type": "session.update", "session": {**session, "tools": [tool]}})
+        await talk.say(user("One", id="mine"), user("Two"), RESPOND)
+        await talk.until("response.done")
+        await talk.say({"type": "conversation.item.delete", "item_id": "mine"}, user("Three"))
+        await talk.until("conversation.item.created" if beta else "conversation.item.done")
+        await talk.say(user("Zero", id="mine"))
+        await talk.until("conversation.item.created" if beta else "conversation.item.done")
+        cable.cut()
+        await talk.say(user("Four", id="other"), RESPOND)
+        events = await talk.until("response.done")
+        await talk.say({"type": "conversation.item.delete", "item_id": "mine"})
+        await talk.until("conversation.item.deleted")
+    kinds = {event["type"] for event in events}
+    assert not kinds & {"session.created", "session.updated", "conversation.created", "error"}
+    items = [event["item"] for event in events if "item" in event]
+    assert items[0]["id"] == "other"
+    assert cable.connected == 2
+    request, _ = engine.asked[-1]
+    assert texts(request) == ["Two", "Fine", "Three", "Zero", "Four"]
+    assert (request.instructions, [tool.name for tool in request.tools]) == ("Be brief.", ["look"])
+
+
+async def test_an_answer_under_way_fails_and_stays_as_far_as_it_was_said() -> None:
+    engine = Stub(*OPENING, word("Hel"), asyncio.Event())
+    async with talking(engine) as (cable, talk):
+        await talk.say(USER, RESPOND)
+        await talk.until("response.output_text.delta")
+        cable.cut()
+        events = await talk.until("response.done")
+        done = events[-1]["response"]
+        assert done["status"] == "failed"
+        assert done["status_details"]["error"]["code"] == "upstream_cut"
+        (item,) = done["output"]
+        assert (item["status"], item["content"][0]["text"]) == ("incomplete", "Hel")
+        engine.cues = saying("Fine")
+        await talk.say(user("Well?"), RESPOND)
+        done = (await talk.until("response.done"))[-1]["response"]
+        assert done["status"] == "completed"
+    assert texts(engine.asked[-1][0]) == ["Hi", "Hel", "Well?"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_call_that_was_made_can_be_answered_and_one_that_broke_off_is_deleted(
+    whole,
+) -> None:
+    cues = calling(("c1", "look", '{"a": 1}'))
+    engine = Stub(*cues if whole else [*cues[:3], asyncio.Event()])
+    async with talking(engine) as (cable, talk):
+        await talk.say(USER, RESPOND)
+        await talk.until("response.done" if whole else "response.function_call_arguments.delta")
+        cable.cut()
+        engine.cues = saying("Fine")
+        if not whole:
+            (call,) = (await talk.until("response.done"))[-1]["response"]["output"]
+            assert call["status"] == "incomplete"
+            deleted = await talk.next()
+            assert (deleted["type"], deleted["item_id"]) == (
+                "conversation.item.deleted",
+                call["id"],
+            )
+        output = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+        await talk.say({"type": "conversation.item.create", "item": output}, RESPOND)
+        await talk.until("response.done")
+    kinds = [type(item).__name__ for item in engine.asked[-1][0].items]
+    assert kinds == ["Message", *["FunctionCall"] * whole, "FunctionCallOutput"]
+
+
+async def test_what_was_asked_and_not_answered_is_asked_again() -> None:
+    engine = Stub(*saying("Fine"))
+    async with talking(engine) as (cable, talk):
+        await talk.until("conversation.created")
+        await talk.say({"type": "conversation.item.delete", "item_id": "none", "event_id": "e1"})
+        await talk.until("error")
+        cable.mute = True
+        await talk.say({"type": "session.update", "session": {"instructions": "x", **REALTIME}})
+        await talk.say({"type": "conversation.item.delete", "item_id": "none", "event_id": "e2"})
+        await talk.say(user("One", id="mine"), RESPOND)
+        await asyncio.sleep(0.1)
+        cable.cut()
+        events = await talk.until("response.done")
+    assert [event["type"] for event in events][:3] == [
+        "session.updated",
+        "error",
+        "conversation.item.added",
+    ]
+    assert (events[1]["error"]["event_id"], events[2]["item"]["id"]) == ("e2", "mine")
+    (request, _) = engine.asked[-1]
+    assert (request.instructions, texts(request)) == ("x", ["One"])
+
+
+async def test_sound_that_was_not_committed_is_lost_and_the_client_learns_it(monkeypatch) -> None:
+    monkeypatch.setattr(relay, "SOON", 0.0)
+    engine = Stub(*saying("Fine"))
+    sound = {"type": "input_audio_buffer.append", "audio": b64encode(bytes(9_600)).decode()}
+    async with talking(engine) as (cable, talk):
+        await talk.say(sound, {"type": "session.update", "session": REALTIME})
+        await talk.until("session.updated")
+        cable.cut()
+        cleared, error = await talk.until("error")
+        assert cleared["type"] == "input_audio_buffer.cleared"
+        assert "was not committed" in error["error"]["message"]
+        await talk.say(RESPOND)
+        await talk.until("response.done")
+        # Sound without words cannot be said again.
+        await talk.say(sound, {"type": "input_audio_buffer.commit"})
+        await talk.until("conversation.item.done")
+        cable.cut()
+        error = (await talk.until("error"))[-1]["error"]
+        assert "has no transcript" in error["message"]
+        with pytest.raises(ConnectionClosed):
+            await talk.next()
+
+
+async def test_a_session_that_is_lost_again_or_cannot_be_opened_ends() -> None:
+    for out in (False, True):
+        async with talking(Stub(*OPENING, word("Hi"), asyncio.Event())) as (cable, talk):
+            await talk.say(USER, RESPOND)
+            await talk.until("response.output_text.delta")
+            cable.out = out
+            cable.cut()
+            await talk.until("response.done")
+            if not out:
+                await talk.say(RESPOND)
+                await talk.until("response.output_text.delta")
+                cable.cut()
+                await talk.until("response.done")
+            error = (await talk.until("error"))[-1]["error"]
+            assert error["code"] == "upstream_cut"
+            assert ("It was not opened again" in error["message"]) == out
+            with pytest.raises(ConnectionClosed):
+                await talk.next()
+
+
+async def test_a_session_that_cannot_be_as_it_was_ends_and_says_why(monkeypatch) -> None:
+    refused = CreateItem(item=Message("user", "x", id="root"))
+
+    async def lose(mute: bool = False) -> str:
+        async with talking(Stub()) as (cable, talk):
+            await talk.say(USER)
+            await talk.until("conversation.item.done")
+            cable.cut()
+            cable.mute = mute
+            error = (await talk.until("error"))[-1]["error"]
+            with pytest.raises(ConnectionClosed):
+                await talk.next()
+            assert error["code"] == "upstream_cut"
+            return str(error["message"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionCopy, "replay", lambda self: ([refused], []))
+        assert "It was not opened again: item.id: 'root' is the id of" in await lose()
+    with monkeypatch.context() as patch:
+        patch.setattr(relay, "WITHIN", 0.1)
+        assert "It was not opened again: it took more than 0.1 s" in await lose(mute=True)
+    monkeypatch.setattr(relay, "LIMITS", SessionLimits(text=1))
+    assert "not opened again" not in await lose()
+
+
+async def test_a_client_that_leaves_while_its_session_is_opened_again_ends_that(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(relay, "PAUSES", (60.0,))
+    async with talking(Stub()) as (cable, talk):
+        await talk.until("conversation.created")
+        cable.cut()
+        await asyncio.sleep(0.05)
+        await talk.socket.close()
+        while any("_reopen" in str(task.get_coro()) for task in asyncio.all_tasks()):
+            await asyncio.sleep(0.001)
+        assert cable.connected == 1
+
+
+# ---- what is known of a session ----------------------------------------------------------------
+
+
+class Followed:
+    """A copy of a session, which is given events of its server."""
+
+    def __init__(self, **session: Any) -> None:
+        self.copy = SessionCopy({}, beta=False)
+        audio = {"input": {"transcription": {"model": "w"}}, "output": {}} | session
+        session = {"id": "s", "type": "realtime", "model": "m", "audio": audio}
+        self.said("session.created", session=session)
+
+    def said(self, kind: str, **fields: Any) -> None:
+        self.copy.said(json.dumps({"type": kind, "event_id": "e", **fields}).encode())
+
+    def item(self, role: str, *parts: dict[str, Any], id: str) -> None:
+        message = {"id": id, "type": "message", "role": role, "content": [*parts]}
+        self.said("conversation.item.added", item=message, previous_item_id=None)
+        self.said("conversation.item.done", item=message, previous_item_id=None)
+
+    def replayed(self) -> list[str]:
+        commands, _ = self.copy.replay()
+        return [c.item.text for c in commands if isinstance(c, CreateItem)]
+
+
+HEARD = {"type": "input_audio", "transcript": None}
+LOST = Fault("upstream_cut", "It is lost.", "upstream")
+
+
+def test_what_was_said_is_known_by_its_transcript() -> None:
+    known = Followed()
+    known.said("input_audio_buffer.speech_started", item_id="u", audio_start_ms=0)
+    known.said("input_audio_buffer.committed", item_id="u", previous_item_id=None)
+    known.item("user", HEARD, id="u")
+    about = {"item_id": "u", "content_index": 0}
+    transcription = "conversation.item.input_audio_transcription"
+    known.said(f"{transcription}.completed", **about, transcript=" Hello ")
+    assert known.replayed() == ["Hello"]
+    assert known.copy.close(LOST) == []
+    known.said("input_audio_buffer.committed", item_id="v", previous_item_id="u")
+    known.item("user", HEARD, id="v")
+    assert [type(e).__name__ for e in known.copy.close(LOST)] == ["TranscriptionFailed"]
+    with pytest.raises(FaultError, match="has no transcript"):
+        known.copy.replay()
+    known.said("input_audio_buffer.committed", item_id="w", previous_item_id="u")
+    known.said(f"{transcription}.failed", item_id="w", content_index=0, error={"message": "x"})
+    known.said("input_audio_buffer.speech_started", item_id="x", audio_start_ms=0)
+    assert [type(e).__name__ for e in known.copy.close(LOST)] == ["BufferCleared", "Refused"]
+
+
+@pytest.mark.parametrize(("format", "a_second"), [("audio/pcm", 48_000), ("audio/pcmu", 8_000)])
+def test_an_answer_is_known_as_far_as_it_was_heard(format, a_second) -> None:
+    known = Followed(output={"format": {"type": format}})
+    known.said("response.created", response={"id": "r", "status": "in_progress"})
+    item = {"id": "a", "type": "message", "role": "assistant", "content": []}
+    place = {"response_id": "r", "item_id": "a", "output_index": 0, "content_index": 0}
+    known.said("conversation.item.added", item=item, previous_item_id=None)
+    known.said("response.output_item.added", response_id="r", output_index=0, item=item)
+    part = {"type": "audio", "transcript": ""}
+    known.said("response.content_part.added", **place, part=part)
+    for said in ("One two. ", "Three four."):
+        known.said("response.output_audio_transcript.delta", **place, delta=said)
+        sound = b64encode(bytes(a_second)).decode()
+        known.said("response.output_audio.delta", **place, delta=sound)
+    spoken = {"type": "output_audio", "transcript": "One two. Three four."}
+    whole = {**item, "content": [spoken], "status": "completed"}
+    known.said("response.output_item.done", response_id="r", output_index=0, item=whole)
+    known.said("conversation.item.done", item=whole, previous_item_id=None)
+    known.said("response.done", response={"id": "r", "status": "completed", "output": [whole]})
+    assert known.replayed() == ["One two. Three four."]
+    known.said("conversation.item.truncated", item_id="a", content_index=0, audio_end_ms=9_000)
+    assert known.replayed() == ["One two. Three four."]
+    known.said("conversation.item.truncated", item_id="a", content_index=0, audio_end_ms=1_700)
+    assert known.replayed() == ["One two. Three "]
+    known.item("assistant", id="b")
+    commands, gone = known.copy.replay()
+    assert len(commands) == 2
+    assert gone == [ItemDeleted("b")]
+
+
+def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> None:
+    known = Followed()
+    known.copy.asked(b'{"type": "session.update", "session": 3}')
+    with pytest.raises(FaultError, match="cannot be read"):
+        known.said("session.updated", session={"type": "realtime"})
+    monkeypatch.setattr(relay, "MOST", 1)
+    known.copy.asked(b'{"type": "response.create"}')
+    with pytest.raises(FaultError, match="More than 1 commands"):
+        known.copy.asked(b'{"type": "response.create"}')
+    monkeypatch.setattr(relay, "LIMITS", SessionLimits(text=1_000))
+    known = Followed()
+    with pytest.raises(FaultError, match="as many as a session may have"):
+        known.item("user", {"type": "input_text", "text": "x" * 1_000}, id="u")
+    assert read_head(b"no event").type == ""

@@ -97,6 +97,8 @@ SHOWN = 8
 """Places that a refusal names beside the first."""
 MAX_REFERENCES = 200
 """The most references that lead from one to the next: each takes stack of the compiler."""
+MAX_LEVELS = 2_000
+"""Levels of JSON in a schema, and in what it refers to: they take stack, too."""
 MAX_OPTIONAL = 400
 """The most optional properties of an object: any of them may come next, at each token."""
 MAX_COMPARED = 20_000
@@ -141,7 +143,7 @@ def enforceable(schema: Mapping[str, JSON], param: str, *, strict: bool = True) 
     >>> enforceable({"properties": {"a": {}}, "minItems": 1}, "format.schema")
     {'properties': {'a': {}}, 'minItems': 1, 'additionalProperties': False}
     """
-    if (problem := _too_large(schema)) is not None:
+    if (problem := too_large(schema)) is not None:
         raise FaultError(bad_request(problem, param))
     fitted, misfits = fitting(schema)
     if first := next((each for each in misfits if strict or each.wrong), None):
@@ -384,23 +386,23 @@ def _told_apart(
     )
 
 
-def _too_large(schema: Mapping[str, JSON]) -> str | None:
+def too_large(schema: Mapping[str, JSON]) -> str | None:
     """What is wrong with the size of a schema, if anything. References are followed in the order of
     the compiler, each once."""
     room, followed = MAX_CHARACTERS, {"#"}
-    waiting: list[tuple[JSON, int]] = [(dict(schema), 0)]
+    waiting: list[tuple[JSON, int, int]] = [(dict(schema), 0, 0)]
     while waiting:
-        value, chain = waiting.pop()
+        value, chain, level = waiting.pop()
         match value:
             case dict():
                 room -= sum(map(len, value))
-                waiting.extend((each, chain) for each in value.values())
+                waiting.extend((each, chain, level + 1) for each in value.values())
                 target = value.get("$ref")
                 if isinstance(target, str) and target not in followed:
                     followed.add(target)
-                    waiting.append((find(dict(schema), target), chain + 1))
+                    waiting.append((find(dict(schema), target), chain + 1, level + 1))
             case list():
-                waiting.extend((each, chain) for each in value)
+                waiting.extend((each, chain, level + 1) for each in value)
             case str():
                 room -= len(value)
         room -= 1
@@ -408,6 +410,8 @@ def _too_large(schema: Mapping[str, JSON]) -> str | None:
             return f"is too large: {MAX_CHARACTERS} characters are the most of a schema"
         if chain > MAX_REFERENCES:
             return f"follows more than {MAX_REFERENCES} references, one from the next"
+        if level > MAX_LEVELS:
+            return f"has more than {MAX_LEVELS} levels, with those it refers to"
     return None
 
 

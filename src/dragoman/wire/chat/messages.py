@@ -38,6 +38,7 @@ from dragoman.core.item import (
 from dragoman.wire import json
 from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, merge
 from dragoman.wire.losses import Note
+from dragoman.wire.pieces import LONG, Long, long
 from dragoman.wire.protocol import Dialect
 
 NAME = "chat"
@@ -395,24 +396,26 @@ def _function_call(call_id: str, call: _FunctionCall, extra: Extra | None) -> Fu
 
 def encode_content(content: Content) -> JSON:
     """The content in its given form."""
-    return content if isinstance(content, str) else [encode_part(part) for part in content]
+    if isinstance(content, str):
+        return content if len(content) <= LONG else Long(content)
+    return [encode_part(part) for part in content]
 
 
 def encode_part(part: Part) -> dict[str, JSON]:
     """One part; one that this wire has no form for as text."""
     match part:
         case Text():
-            return restore({"type": "text", "text": part.text}, part.extra)
+            return restore({"type": "text", "text": long(part.text)}, part.extra)
         case Refusal():
-            return restore({"type": "refusal", "refusal": part.text}, part.extra)
+            return restore({"type": "refusal", "refusal": long(part.text)}, part.extra)
         case Image(url=str(url)):
-            image = {"url": url} | ({"detail": part.detail} if part.detail else {})
+            image = {"url": long(url)} | ({"detail": part.detail} if part.detail else {})
             return restore({"type": "image_url", "image_url": image}, part.extra)
         case Audio(data=str(data)):
-            sound = {"data": data} | ({"format": part.format} if part.format else {})
+            sound = {"data": long(data)} | ({"format": part.format} if part.format else {})
             return restore({"type": "input_audio", "input_audio": sound}, part.extra)
         case File() if part.file_id or part.data:
-            names = (("file_id", part.file_id), ("file_data", part.data))
+            names = (("file_id", part.file_id), ("file_data", part.data and long(part.data)))
             file = {name: value for name, value in (*names, ("filename", part.filename)) if value}
             return restore({"type": "file", "file": file}, part.extra)
         case UnknownPart(wire=wire) if wire == NAME:
@@ -474,10 +477,12 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
             turn.append((index, item))
             continue
         if isinstance(item, Message):
-            content = item.content
-            if not isinstance(content, str):
-                content = _encode_parts(content, dialect, notes, index)
-            message = {"role": item.role, "content": content}
+            given: JSON = item.content
+            if not isinstance(given, str):
+                given = _encode_parts(given, dialect, notes, index)
+            elif len(given) > LONG:
+                given = Long(given)
+            message = {"role": item.role, "content": given}
             if item.name:
                 message["name"] = item.name
         elif isinstance(item, _OUTPUTS):
@@ -490,8 +495,10 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
                         Text(f"[{kind}: see the next user message]") if kind else part
                         for part, kind in ((part, _MEDIA.get(type(part))) for part in content)
                     )
-                content = _encode_parts(content, dialect, notes, index)
-            message = {"role": "tool", "tool_call_id": item.call_id, "content": content}
+                given = _encode_parts(content, dialect, notes, index)
+            else:
+                given = long(content)
+            message = {"role": "tool", "tool_call_id": item.call_id, "content": given}
         else:
             continue
         messages.append(message if item.extra is None else restore(message, item.extra))
@@ -512,7 +519,7 @@ def _encode_parts(
     if len(content) > 1:
         why = "the text is sent as one string; its parts are joined"
         notes.append(("items[*].content", "emulated", why, (index,)))
-    return "\n".join(map(describe, content))
+    return long("\n".join(map(describe, content)))
 
 
 def _assistant_message(
@@ -582,13 +589,13 @@ def _assistant_message(
         whole = _encode_parts(tuple(kept), dialect, [], 0) if kept else None
     refusal = "".join(refusals)
     if whole is not None or not (calls or refusal or "audio" in message):
-        message["content"] = whole or ""
+        message["content"] = long(whole) if isinstance(whole, str) else whole or ""
     if refusal:
-        message["refusal"] = refusal
+        message["refusal"] = long(refusal)
     if dialect.reasoning_echo == "never":
         more.pop("reasoning_details", None)
     elif reasoning:
-        message[dialect.reasoning_field] = "\n\n".join(reasoning)
+        message[dialect.reasoning_field] = long("\n\n".join(reasoning))
     if dialect.reasoning_echo == "must" and calls and not any(reasoning):
         message[dialect.reasoning_field] = PLACEHOLDER_REASONING
         why = (
@@ -617,10 +624,10 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
     if call.namespace:
         inner["namespace"] = call.namespace
     if isinstance(call, FunctionCall):
-        inner["arguments"] = call.arguments
+        inner["arguments"] = long(call.arguments)
         entry = {"id": call.call_id, "type": "function", "function": inner}
     else:
-        inner["input"] = call.input
+        inner["input"] = long(call.input)
         entry = {"id": call.call_id, "type": "custom", "custom": inner}
     return entry if call.extra is None else restore(entry, call.extra)
 

@@ -38,6 +38,7 @@ from dragoman.wire.choices import (
 )
 from dragoman.wire.json import ABSENT, LIMITS, Fields, Limits, Reader
 from dragoman.wire.losses import Note, judge
+from dragoman.wire.pieces import long
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.tools import ToolCodec, without_tools
 
@@ -293,7 +294,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     notes: list[Note] = []
     messages = encode_messages(request.items, dialect, notes)
     if isinstance(request.instructions, str):
-        messages.insert(0, {"role": "system", "content": request.instructions})
+        messages.insert(0, {"role": "system", "content": long(request.instructions)})
     elif request.instructions is not None:
         messages = [*encode_messages(request.instructions, dialect, []), *messages]
     reasoning, sampling, format = request.reasoning, request.sampling, request.format

@@ -37,6 +37,7 @@ from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
 from dragoman.wire.choices import CHOICES, ChoicesEncoder
 from dragoman.wire.json import merge
+from dragoman.wire.pieces import LONG, Long, long
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
 
@@ -142,10 +143,10 @@ class Encoder(ChoicesEncoder):
         choice: _Choice = self._items[index].choice
         choice.has_content = True
         head, tail = choice.text_head, b'},"logprobs":null,"finish_reason":null}' + self._tail
-        if len(texts) == 1:
-            choice.length += len(texts[0])
-            return head + json.dump(texts[0]) + tail
-        choice.length += sum(map(len, texts))
+        size = sum(map(len, texts))
+        choice.length += size
+        if len(texts) == 1 or size > LONG:
+            return b"".join([head + json.dump(long(text)) + tail for text in texts])
         # The encoded JSON has no line ends, so each one separates two chunks.
         return head + json.dump_all(texts).replace(b"\n", tail + head) + tail
 
@@ -343,9 +344,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                         match part:
                             case Text():
                                 offset = sum(map(len, content)) if part.annotations else 0
-                                for note in part.annotations:
-                                    encoded = encode_annotation(note, offset)
-                                    annotations += [] if encoded is None else [encoded]
+                                encoded = [encode_annotation(n, offset) for n in part.annotations]
+                                annotations += [note for note in encoded if note is not None]
                                 content.append(part.text)
                                 tokens += part.tokens
                             case Refusal():
@@ -377,14 +377,15 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                     continue
             if item.extra:
                 merge(more, from_extra(item.extra))
+        text, refused = "".join(content), "".join(refusal)
         message: dict[str, JSON] = {
             "role": "assistant",
-            "content": "".join(content) if content else None,
-            "refusal": "".join(refusal) or None,
+            "content": (text if len(text) <= LONG else Long(text)) if content else None,
+            "refusal": long(refused) if refused else None,
             "annotations": annotations,
         }
         if any(reasoning):
-            message |= dict.fromkeys(dialect.reasoning_out, "".join(reasoning))
+            message |= dict.fromkeys(dialect.reasoning_out, long("".join(reasoning)))
         if audio:
             message["audio"] = audio
         if calls:
@@ -419,5 +420,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
 
 
 def _encode_audio(audio: Audio) -> dict[str, JSON]:
-    facts = {"id": audio.id, "data": audio.data, "transcript": audio.transcript}
+    data = audio.data and long(audio.data)
+    facts = {"id": audio.id, "data": data, "transcript": audio.transcript}
     return restore(json.dense({**facts, "expires_at": audio.expires_at}), audio.extra)

@@ -37,6 +37,7 @@ from dragoman.core.item import (
 )
 from dragoman.wire import json
 from dragoman.wire.json import LIMITS, Limits, Reader, merge
+from dragoman.wire.pieces import long
 
 NAME = "messages"
 """The key of this wire in every `extra`."""
@@ -421,13 +422,13 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
 def _encode_content(content: str | tuple[Part, ...]) -> str | list[JSON]:
     """The content of a message in its given form; an empty one has no blocks."""
     if isinstance(content, str):
-        return content or []
+        return long(content) or []
     return encode_parts(content)
 
 
 def as_blocks(content: str | list[JSON]) -> list[JSON]:
     """Content as blocks, in either form."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def encode_parts(parts: Iterable[Part]) -> list[JSON]:
@@ -487,7 +488,7 @@ def _encode_hosted(item: Unknown) -> list[JSON]:
             name, label, arguments, output, error = map(value.get, _SPOKEN_OF)
             given = _encode_arguments(arguments or "")
             use |= {"type": "mcp_tool_use", "name": name, "server_name": label, "input": given}
-            text = {"type": "text", "text": str(error or output or "")}
+            text = {"type": "text", "text": long(str(error or output or ""))}
             result |= {"type": "mcp_tool_result", "is_error": failed, "content": [text]}
         case _:
             action = value.get("action") or {}
@@ -518,13 +519,13 @@ def encode_thinking(item: Reasoning) -> dict[str, JSON]:
     texts = [part.text for part in parts if not isinstance(part, UnknownPart) and part.text]
     if not texts and "data" in fields:
         return {"type": "redacted_thinking", **fields}
-    return {"type": "thinking", "thinking": "\n\n".join(texts), "signature": "", **fields}
+    return {"type": "thinking", "thinking": long("\n\n".join(texts)), "signature": "", **fields}
 
 
 def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
     """The block for a call. Arguments are unchanged, if they are an object."""
     if isinstance(call, CustomToolCall):
-        given: JSON = {"input": call.input}
+        given: JSON = {"input": long(call.input)}
     else:
         given = _encode_arguments(call.arguments)
     block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": given}
@@ -558,7 +559,7 @@ def _encode_result(item: FunctionCallOutput | CustomToolCallOutput) -> dict[str,
 def _encode_part(part: Part) -> dict[str, JSON] | None:
     match part:
         case Text() | Refusal():
-            block: dict[str, JSON] = {"type": "text", "text": part.text}
+            block: dict[str, JSON] = {"type": "text", "text": long(part.text)}
             notes = part.annotations if isinstance(part, Text) else ()
             if cited := [each for note in notes if (each := encode_citation(note)) is not None]:
                 block["citations"] = cited
@@ -593,10 +594,10 @@ def _encode_source(where: str | None, file_id: str | None) -> dict[str, JSON]:
     if media.startswith("text/"):
         try:
             text = b64decode(data, validate=True).decode()
-            return {"type": "text", "media_type": "text/plain", "data": text}
+            return {"type": "text", "media_type": "text/plain", "data": long(text)}
         except (Error, ValueError):
             pass
-    return {"type": "base64", "media_type": media, "data": data}
+    return {"type": "base64", "media_type": media, "data": long(data)}
 
 
 # ---- citations ---------------------------------------------------------------------------

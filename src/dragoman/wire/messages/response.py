@@ -36,6 +36,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import merge
+from dragoman.wire.pieces import LONG, Long
 from dragoman.wire.protocol import Dialect
 
 from .blocks import (
@@ -384,7 +385,11 @@ def _frame(kind: str, fields: dict[str, JSON]) -> bytes:
 
 
 def _delta(kind: str, name: str, text: str) -> bytes:
-    return b'{"type":"%b","%b":%b}' % (kind.encode(), name.encode(), json.dump(text))
+    return b'{"type":"%b","%b":%b}' % (
+        kind.encode(),
+        name.encode(),
+        json.dump(text if len(text) <= LONG else Long(text)),
+    )
 
 
 def _arguments(piece: str) -> bytes:
