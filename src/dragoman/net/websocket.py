@@ -12,7 +12,6 @@ from websockets.typing import Subprotocol
 
 from .errors import ConnectError, DisconnectedError, InvalidUrlError, RemoteProtocolError
 
-
 STEP = 2 * 1024
 """Bytes that are parsed before others have their turn: a frame may have two."""
 

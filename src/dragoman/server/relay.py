@@ -373,6 +373,11 @@ class Relay(Channel):
     async def take(self, data: bytes) -> None:
         """An event of the client."""
         await self._flowing.wait()
+        try:
+            json.check_size(data, self.service.settings)
+        except FaultError as problem:  # the session goes on
+            self.receive([Refused(problem.fault)])
+            return
         for each in self._translated(data, to_beta if self.live.beta else to_ga):
             self._follow(each, SessionCopy.asked)
             self.live.send_raw(each)

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Message
 from dragoman.core.session_values import CreateItem, ItemDeleted, SessionLimits
+from dragoman.engines import remote_session
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.server import relay
@@ -477,3 +478,26 @@ def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> N
     with pytest.raises(FaultError, match="as many as a session may have"):
         known.item("user", {"type": "input_text", "text": "x" * 1_000}, id="u")
     assert read_head(b"no event").type == ""
+
+
+# ---- too much --------------------------------------------------------------------------------
+
+
+async def test_r3_an_event_of_many_values_is_refused_and_the_session_goes_on() -> None:
+    async with talking(Stub(*saying("Hi")), max_json_values=100) as (_, talk):
+        await talk.until("session.created")
+        await talk.say({"type": "session.update", "session": {"x": [*range(100)]}})
+        refused = (await talk.until("error"))[-1]["error"]
+        assert "more than 100" in refused["message"]
+        await talk.say(USER, RESPOND)
+        await talk.until("response.done")
+
+
+async def test_r2_an_event_of_many_values_ends_the_session_of_its_server(monkeypatch) -> None:
+    monkeypatch.setattr(remote_session, "MAX_VALUES", 60)
+    async with talking(Stub(*saying("," * 100))) as (_, talk):
+        await talk.say(USER, RESPOND)
+        refused = (await talk.until("error"))[-1]["error"]
+        assert refused["code"] == "upstream_error"
+        with pytest.raises(ConnectionClosed):
+            await talk.next()
