@@ -48,8 +48,8 @@ _BYTES = 3 << 18
 def to_base64(sound: Sound, head: bytes = b"") -> str:
     """Sound behind a head as base64. Piece by piece, too; meanwhile there may come more of it.
 
-    >>> to_base64(b"\2", b"\0\1")
-    'AAEC'
+    >>> to_base64(b"bc", b"a")
+    'YWJj'
     """
     size, first = len(sound), _BYTES - len(head)
     starts = range(first, size, _BYTES)

@@ -200,7 +200,7 @@ class Script:
                     raise cue
                 case Delta():
                     yield cue
-                    await asyncio.sleep(self._pace)
+                    await asyncio.sleep(self._pace / (request.sampling.n or 1))  # side by side
                 case _ if callable(cue):
                     await cue()
                 case _:

@@ -98,7 +98,7 @@ from .statements import (
 
 T = TypeVar("T")
 SWEEPING = 12.0
-"""How many times its patience a store has for what sweeps: nobody waits for that."""
+"""Multiplies the store's patience for sweeps: no request waits for them."""
 DIGESTS = 50
 """Digests of calls that one statement looks for."""
 
@@ -180,8 +180,8 @@ class Store(Files):
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
     ) -> Awaitable[None]:
-        """Store a response that has ended, whole and in one step: for answers that nobody could
-        follow while they were made. The log is the one that unfolding `record.response` gives."""
+        """Store a finished response in one step: for answers that could not be followed while
+        they were generated. The log is the one that unfolding `record.response` gives."""
         if record.response is None or record.status in RUNNING:
             raise ValueError(f"response {record.id} has not ended")
         self._added += 1
@@ -383,8 +383,8 @@ class Store(Files):
         return tuple(from_here)
 
     async def wait(self, id: str, length: int, seconds: float) -> bool:
-        """Return when the log is longer than this, when the run has ended, or when time is up.
-        Gives whether the run goes on, as far as is known."""
+        """Return when the log is longer than this, when the run has ended, or on a timeout.
+        Returns whether the run is running, as far as is known."""
 
         async def looked() -> bool:
             live = True
