@@ -183,7 +183,8 @@ class RemoteSession:
             while True:
                 await self._flowing.wait()
                 message = await socket.recv()
-                if message.count("," if isinstance(message, str) else b",") > MAX_VALUES:
+                found = message.count(",") if isinstance(message, str) else message.count(b",")
+                if found > MAX_VALUES:
                     self._over(TOO_MANY)
                     return
                 self.take(message)
