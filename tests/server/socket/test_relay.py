@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -250,6 +251,32 @@ async def test_an_answer_under_way_fails_and_stays_as_far_as_it_was_said() -> No
         done = (await talk.until("response.done"))[-1]["response"]
         assert done["status"] == "completed"
     assert texts(engine.asked[-1][0]) == ["Hi", "Hel", "Well?"]
+
+
+async def test_the_openai_sdk_goes_on_after_a_loss() -> None:
+    engine = Stub(*OPENING, word("Hel"), asyncio.Event())
+    found: list[tuple[str, str | None]] = []
+    async with linked(engine, "ga") as (cable, port):
+        base = f"127.0.0.1:{port}/v1"
+        async with (
+            AsyncOpenAI(
+                api_key="x", base_url=f"http://{base}", websocket_base_url=f"ws://{base}"
+            ) as client,
+            client.realtime.connect(model="stub") as connection,
+        ):
+            await connection.response.create()
+            async for event in connection:
+                if event.type == "response.output_text.delta" and not found:
+                    cable.cut()
+                    engine.cues = saying("Fine")
+                elif event.type == "response.done":
+                    text = event.response.output[0].content[0].text
+                    found.append((event.response.status, text))
+                    if len(found) == 2:
+                        break
+                    await connection.conversation.item.create(item=USER["item"])
+                    await connection.response.create()
+    assert found == [("failed", "Hel"), ("completed", "Fine")]
 
 
 @pytest.mark.parametrize("whole", [True, False])
