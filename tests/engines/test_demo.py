@@ -319,3 +319,11 @@ def test_endless_schemas_are_bounded() -> None:
     assert fill({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}) == "example"
     assert len(fill({"type": "array", "minItems": 10**9})) == 100
     assert len(fill({"type": "string", "minLength": 10**9})) == 10_000
+
+
+def test_large_values_of_a_schema_are_not_repeated_without_end() -> None:
+    large = {"const": {"a": ["x" * 100_000]}}
+    schema = {"type": "array", "minItems": 100, "items": {"type": "array", "minItems": 100}}
+    for each in (large, {"enum": [large["const"]]}, {"default": large["const"]}):
+        schema["items"]["items"] = each
+        assert len(json.dumps(fill(schema))) < 300_000

@@ -82,7 +82,7 @@ class Arena:
     >>> arena = Arena(4)
     >>> arena.add(("a", 0), b"1234"), arena.add(("b", 0), b"56")
     ([], [('a', 0)])
-    >>> arena.get(("a", 0)), arena.get(("b", 0)), arena.size
+    >>> arena.get(("a", 0)), bytes(arena.get(("b", 0))), arena.size
     (b'', b'56', 2)
     """
 

@@ -319,7 +319,7 @@ def _check_request(request: Request) -> None:
             _check_schema(tool.parameters, "tools")
     for number, item in enumerate(request.items):
         if isinstance(item, FunctionCall):
-            with suppress(ValueError):  # which is said by llama.cpp
+            with suppress(ValueError):  # llama.cpp reports the error itself
                 try:
                     json.loads(item.arguments)
                 except RecursionError:

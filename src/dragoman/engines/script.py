@@ -475,10 +475,10 @@ class _Filler:
         schema = self._resolved(schema, deep)
         for keyword in ("const", "default"):
             if keyword in schema:
-                return schema[keyword]
+                return self._given(schema[keyword])
         for keyword in ("enum", "examples"):
             if values := _list(schema, keyword):
-                return values[0]
+                return self._given(values[0])
         match _type(schema):
             case "object":
                 properties = schema.get("properties")
@@ -504,6 +504,20 @@ class _Filler:
                 return None
             case _:
                 return self._text
+
+    def _given(self, value: JSON) -> JSON:
+        """A value of the schema, which counts by its size: it may be large, and be there often."""
+        waiting = [value]
+        while waiting and self._left >= 0:
+            self._left -= 1
+            match waiting.pop():
+                case str() as text:
+                    self._left -= len(text) // 100
+                case list() as values:
+                    waiting += values
+                case dict() as fields:
+                    waiting += (*fields, *fields.values())
+        return value
 
     def _resolved(self, schema: JSON, deep: bool) -> dict[str, Any]:
         """The schema with its reference followed, its alternatives chosen, its parts merged."""
