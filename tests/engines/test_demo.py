@@ -37,7 +37,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.engines.script import demo, fill
+from dragoman.engines.script import demo, demo_answer, fill
 from tests.cases import cases
 from tests.engines.stage import answered, heard
 from tests.strategies import json as json_values
@@ -327,3 +327,10 @@ def test_large_values_of_a_schema_are_not_repeated_without_end() -> None:
     for each in (large, {"enum": [large["const"]]}, {"default": large["const"]}):
         schema["items"]["items"] = each
         assert len(json.dumps(fill(schema))) < 300_000
+
+
+def test_of_a_long_question_the_beginning_is_read() -> None:
+    long = "count to two " + "ab " * 200_000
+    response = demo_answer(Request(model="script", items=(Message("user", long),)))
+    assert response.text == "1, 2."
+    assert response.usage.input_tokens == 200_004
