@@ -153,6 +153,13 @@ def test_f2_accents_are_not_put_in_order_by_the_thousand(run, monkeypatch) -> No
     assert chunks.find_words("e\u0301te\u0301") == ["\u00e9t\u00e9"]
 
 
+def test_f3_a_question_is_no_longer_than_it_may_be_once_it_is_normalised(monkeypatch) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(chunks, "find_words", lambda text: lengths.append(len(text)) or ["word"])
+    assert chunks.asked_words("\ufdfa" * 4_096) == ["word"]
+    assert lengths == [chunks.LONGEST_QUESTION]
+
+
 def test_f6_each_value_of_a_list_is_a_condition() -> None:
     def search(count: int, **more: Any) -> Any:
         listed = {"type": "in", "key": "k", "value": [*range(count)]}
