@@ -1,5 +1,6 @@
 """From words to an exit status: what runs by default, and what each kind of ending is."""
 
+import io
 import os
 import runpy
 import subprocess
@@ -229,3 +230,18 @@ def test_arguments_are_parsed() -> None:
     assert parse(["ask", "--effort", "ludicrous"]).effort == "ludicrous"  # of a model to come
     options = parser().parse_args(["chat", "-m", "a", "-s", "Be brief.", "--effort", "low"])
     assert (options.model, options.system, options.effort) == ("a", "Be brief.", "low")
+
+
+@pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1:strict", "utf-8:surrogateescape"])
+def test_characters_that_a_stream_cannot_have_end_nothing(encoding, monkeypatch) -> None:
+    """What the model says is shown as far as it can be; what is piped in is read so."""
+    name, errors = encoding.split(":")
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=name, errors=errors)
+    monkeypatch.setattr(sys, "stdout", out)
+    piped = io.TextIOWrapper(io.BytesIO(b"h\xe9\xff"), encoding="utf-8", errors="strict")
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert main(["ask", "--at", "script", "\ud83d"]) == 0
+    out.flush()
+    quoted = b"\xe2\x80\x9c" if name == "utf-8" else b"?"
+    assert b"You said: " + quoted + b"?\n\nh" in raw.getvalue().replace(b"\xef\xbf\xbd", b"?")

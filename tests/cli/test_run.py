@@ -364,3 +364,17 @@ def test_signal_before_there_is_a_program_ends_us_and_leaves_nothing(install) ->
         main(["run", "codex", "--at", up.base_url])
     assert left(folder) == []
     assert not (folder / "environ").exists()
+
+
+@pytest.mark.parametrize("text", ["", "#!/nowhere/at-all\n"])
+def test_program_that_cannot_be_executed_is_one_line(text, install, up, capfd) -> None:
+    folder = install("codex", text)
+    assert main(["run", "codex", "--at", up.base_url]) == 1
+    assert "codex cannot be run: " in capfd.readouterr().err
+    assert left(folder) == []
+
+
+def test_targets_are_not_called_missing(capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse(["run"])
+    assert capsys.readouterr().err.endswith("arguments are required: PROGRAM\n")

@@ -309,7 +309,7 @@ async def test_r3_w4_a_lost_session_ends_every_wait_and_stream() -> None:
 async def test_r3_w5_silence_ends_a_wait() -> None:
     talk, _ = scripted(patience=0.05)
     async with talk:
-        with pytest.raises(FaultError, match="said nothing for"):
+        with pytest.raises(FaultError, match="sent nothing for"):
             await talk.say("Hi")
 
 

@@ -55,9 +55,7 @@ def test_each_place_serves_what_a_mounted_file_says() -> None:
         assert found.server.store == "postgresql://dragoman@postgres/dragoman"
         assert found.server.host == "0.0.0.0"
         assert found.server.api_key_env == ("DRAGOMAN_KEY",)
-        assert (
-            found.server.encryption_key_env == "ENCRYPTION_KEY"
-        )  # of two servers, so no file of one
+        assert found.server.encryption_key_env == "ENCRYPTION_KEY"  # both servers decrypt
     services = compose()["services"]
     (server,) = container()["containers"]
     for words in (services["one"]["command"], services["two"]["command"], server["args"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -19,14 +20,27 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError
 from dragoman.core.event import Delta, Event, Failed, Finished
 from dragoman.core.fold import fold
-from dragoman.core.interfaces import ANYONE
-from dragoman.core.item import Message, Reasoning, Text, Token
+from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.item import FunctionCall, Message, Reasoning, Text, Token
 from dragoman.core.lifecycle import check
-from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, Sampling
+from dragoman.core.request import (
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    Namespace,
+    Request,
+    Sampling,
+)
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.engines import llamacpp as room
-from dragoman.engines.llamacpp import Aligner, LlamaCpp, prepare, tokens_of_text
+from dragoman.engines.llamacpp import (
+    Aligner,
+    LlamaCpp,
+    check_request,
+    prepare,
+    tokens_of_text,
+)
 from dragoman.engines.router import embed
 from tests.engines.stage import answered
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
@@ -298,3 +312,62 @@ def test_reasoning_is_left_unchanged() -> None:
     assert isinstance(thought, Reasoning)
     assert thought == fold(events).output[0]
     assert said(fed) == [("a", ["a"])]
+
+
+DEEP = {"$ref": "#/$defs/d0", "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(999)}}
+WIDE: dict[str, object] = {"type": "null"}
+for _ in range(200):
+    WIDE = {"items": WIDE}
+TALL = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        f"d{n}": json.loads('{"items":' * 40 + f'{{"$ref": "#/$defs/d{n + 1}"}}' + "}" * 40)
+        for n in range(99)
+    },
+}
+FATAL = {
+    "grammar": "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000,
+    "json_schema": DEEP,
+    "repeat_last_n": 10**9,
+    "dry_penalty_last_n": 10**400,
+    "grammar_triggers": [{"type": 2, "value": "((("}],
+    "samplers": "k" * 500_000,
+    "logit_bias": [[n, 1] for n in range(20_000)],
+}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_a_field_that_would_end_llamacpp_is_refused(name) -> None:
+    """All others would wait until it is started again."""
+    asked = replace(asking("hi"), extra={"chat": {name: FATAL[name]}})
+    with pytest.raises(FaultError) as refused:
+        check_request(asked, ANYONE)
+    assert refused.value.fault.param == name
+    usual = {"grammar": 'root ::= "(((" [(]+ ("a")', "mirostat": 2, "lora": [{"id": 0}]}
+    check_request(replace(asking("hi"), extra={"chat": usual}), ANYONE)
+
+
+@pytest.mark.parametrize("schema", [DEEP, TALL], ids=["references", "levels"])
+def test_a_schema_that_would_end_llamacpp_is_refused(schema) -> None:
+    tool = FunctionTool("f", parameters=schema)
+    check_request(replace(asking("hi"), format=JSONSchema("x", WIDE), tools=(WEATHER,)), ANYONE)
+    for asked in (
+        replace(asking("hi"), format=JSONSchema("x", schema)),
+        replace(asking("hi"), tools=(Namespace("n", tools=(tool,)),)),
+    ):
+        with pytest.raises(FaultError, match=r"references|levels"):
+            check_request(asked, ANYONE)
+
+
+async def test_arguments_that_would_end_llamacpp_are_refused(engine: LlamaCpp) -> None:
+    """Those of a large request, too, which are looked at in a thread."""
+    deep = FunctionCall("c", "f", "[" * 100_000)
+    for arguments, size in (("{no json", 0), ("[" * 100_000, 0), ("[" * 100_000, 100_000)):
+        asked = replace(
+            asking("hi"), items=(Message("user", "hi"), replace(deep, arguments=arguments))
+        )
+        events = [e async for e in engine.stream(asked, Caller(size=size))]
+        assert isinstance(events[-1], Failed)
+        nested = "nested too deeply" in events[-1].fault.message
+        assert nested == (arguments != "{no json"), events[-1]
+    assert engine.server.pause is None

@@ -20,8 +20,8 @@ from dragoman.core.item import (
     Thought,
     Token,
 )
-from dragoman.core.request import Request
-from dragoman.engines.script import Script, in_words, length, shortened, words
+from dragoman.core.request import Request, Sampling
+from dragoman.engines.script import Script, demo, in_words, length, shortened, words
 from tests.answers import answer
 from tests.engines.stage import ASKED, answered, heard
 from tests.engines.test_chaos import CALLS
@@ -92,6 +92,22 @@ async def test_the_pace_is_kept_between_words() -> None:
     began = time.perf_counter()
     await heard(Script("one two three", pace=0.01))
     assert time.perf_counter() - began >= 0.03
+
+
+async def test_several_choices_take_the_time_of_one(monkeypatch) -> None:
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(delay: float) -> None:
+        slept.append(delay)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    request = replace(ASKED, sampling=Sampling(n=4))
+    _ = [event async for event in demo(pace=1.0).stream(request)]
+    several, slept[:] = sum(slept), []
+    _ = [event async for event in demo(pace=1.0).stream(ASKED)]
+    assert several < 2 * sum(slept)
 
 
 async def test_script_lists_itself() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
+from dragoman.cli import main
 from dragoman.core.fold import unfold
 from dragoman.core.interfaces import Secret
 from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
@@ -397,3 +398,26 @@ async def test_counting_tokens_passes_the_gate_and_the_deadline(path) -> None:
     assert (await Call(app, path, body)()).status == 429
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
+
+
+SECRET = "HUNTER2"
+SHOWN: dict[str, str] = {
+    "an MCP server": f'[[tools]]\nuse = "mcp:x=https://u:{SECRET}@host:bad/x"',
+    "its scheme": f'[[tools]]\nuse = "mcp:x=ftp://u:{SECRET}@host/x"',
+    "a header": f'[[tools]]\nuse = "mcp:x=https://h/x"\nheaders = {{a = "Bearer {SECRET}"}}',
+    "a search": f'[[tools]]\nuse = "web=searxng:http://u:{SECRET}@h:bad"',
+    "speech": f'[server]\nspeech = "http://u:{SECRET}@h:bad/x"',
+    "a webhook": f'[[webhooks]]\nurl = "https://h/x"\nsecret_env = "whsec_{SECRET}"',
+    "encryption": f'[server]\nencryption_key_env = "sk-{SECRET}"',
+}
+
+
+@pytest.mark.parametrize("named", SHOWN)
+def test_an_error_at_the_start_shows_no_secret(named, tmp_path, capfd) -> None:
+    """Neither the password of a URL nor what was given in place of a variable's name."""
+    (tmp_path / "dragoman.toml").write_text(SHOWN[named])
+    words = ["serve", "script", "--port", "0", "--config", str(tmp_path / "dragoman.toml")]
+    assert main(words) == 1
+    said = "".join(capfd.readouterr())
+    assert said.startswith("dragoman: ")
+    assert SECRET not in said

@@ -57,6 +57,7 @@ from dragoman.wire import json as wire_json
 from dragoman.wire.pieces import LONG
 from dragoman.wire.protocol import STANDARD
 from dragoman.wire.registry import WIRES
+from dragoman.wire.responses.response import decode_items
 from tests.server.stubs import Stub, served
 
 MANUAL = SessionConfig(model="m", turn_detection=None)
@@ -375,3 +376,13 @@ async def test_a_long_item_of_a_conversation_is_packed_in_a_thread(
 def test_items_in_pieces_are_packed_as_others() -> None:
     for item in (*TEXTS.values(), Message("user", "x" * (LONG + 1))):
         assert pack_items([item]) == [(item, pack(item))]
+
+
+def test_a_long_item_for_a_conversation_is_not_encoded_again_in_one_piece(
+    one_piece: list[int],
+) -> None:
+    body = {"items": [{"type": "message", "role": "user", "content": FACES}]}
+    (item,) = decode_items(json.dumps(body, ensure_ascii=False).encode())
+    assert isinstance(item, Message)
+    assert item.content == FACES
+    assert max(one_piece, default=0) < LONG

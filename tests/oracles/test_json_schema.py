@@ -40,6 +40,7 @@ UNRESOLVED = {
     "additionalProperties": NARROWED["additionalProperties"],
     "anyOf": NARROWED["anyOf"],
     "properties": NARROWED["properties"],
+    "format": NARROWED["format"],
 }
 """Where our validator finds valid values wrong, and for want of what."""
 

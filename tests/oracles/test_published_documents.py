@@ -11,23 +11,23 @@ import random
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from tests.oracle import DATA, Document, _check
+from tests.oracle import DATA, Document, _check, problems
 from tests.oracles.conftest import PYTHON
 from tests.product import dragoman
 
 EXAMPLES = 300
 PATHS = {
     "openai": {
-        "/v1/responses": ("CreateResponse", "Response"),
-        "/v1/chat/completions": ("CreateChatCompletionRequest", "CreateChatCompletionResponse"),
+        "/v1/responses": "CreateResponse",
+        "/v1/chat/completions": "CreateChatCompletionRequest",
     },
-    "openresponses": {"/v1/responses": ("CreateResponseBody", "ResponseResource")},
+    "openresponses": {"/v1/responses": "CreateResponseBody"},
 }
-CHECKS = "not_a_server_error,content_type_conformance,response_schema_conformance"
+CHECKS = "not_a_server_error,content_type_conformance"
 FALSE_ALARMS = {
     r"(\S+): is (missing|empty)": "needed, also where the document does not say so",
     r"\S+: is '.*', and no earlier call": "outputs follow their calls, which no schema can say",
@@ -45,23 +45,21 @@ def document(name: Document, folder: Path) -> Path:
     """The published schemas as those of the routes that have them, for a model that is served."""
     text = (DATA / f"{name}.json").read_text().replace('"oneOf":', '"anyOf":')  # several may fit
     made = json.loads(text)
-    schemas = made["components"]["schemas"]
-    if usage := schemas.get(
-        "ResponseUsage"
-    ):  # null until there is one, and so says OpenAI's server
-        schemas["ResponseUsage"] = {"anyOf": [usage, {"type": "null"}]}
     model = {"required": ["model"], "properties": {"model": {"enum": ["script"]}}}
     made["paths"] = {}
-    for path, (asked, answered) in PATHS[name].items():
-        schemas[f"Asked{asked}"] = {"allOf": [{"$ref": f"#/components/schemas/{asked}"}, model]}
+    for path, asked in PATHS[name].items():
+        body = {"allOf": [{"$ref": f"#/components/schemas/{asked}"}, model]}
         made["paths"][path.removeprefix("/v1")] = {
             "post": {
                 "operationId": path,
-                "requestBody": {"required": True, "content": content(f"Asked{asked}")},
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": body}},
+                },
                 "responses": {
                     "200": {
                         "description": "An answer.",
-                        "content": content(answered) | {"text/event-stream": {}},
+                        "content": {"application/json": {}, "text/event-stream": {}},
                     },
                     "4XX": {"description": "A refusal.", "content": {"application/json": {}}},
                 },
@@ -70,10 +68,6 @@ def document(name: Document, folder: Path) -> Path:
     file = folder / f"{name}.json"
     file.write_text(json.dumps(made))
     return file
-
-
-def content(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -91,9 +85,9 @@ def test_no_request_near_a_published_document_breaks_the_server(name, tmp_path) 
         run = subprocess.run(
             [schemathesis, *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        assert run.returncode == 0, (seed, run.stdout[-4_000:])
+        assert run.returncode == 0, f"{seed}: {run.stdout[-4_000:]}"
     (report,) = tmp_path.glob("har-*.json")
-    accepted, alarms = 0, []
+    accepted, alarms, wrong = 0, [], []
     for entry in json.loads(report.read_text())["log"]["entries"]:
         asked, answer = entry["request"], entry["response"]
         path = "/v1" + asked["url"].partition("/v1")[2]
@@ -101,11 +95,18 @@ def test_no_request_near_a_published_document_breaks_the_server(name, tmp_path) 
             body = json.loads(asked["postData"]["text"])
         except (KeyError, ValueError):
             continue
-        accepted += answer["status"] == 200
-        schema = PATHS[name][path][0]
-        if answer["status"] >= 400 and not _check(cast(Document, name), schema, body):
+        valid = not _check(cast(Document, name), PATHS[name][path], body)
+        if answer["status"] >= 400:
             message = json.loads(answer["content"]["text"])["error"]["message"]
-            if not any(re.match(each, message) for each in FALSE_ALARMS):
+            if valid and not any(re.match(each, message) for each in FALSE_ALARMS):
                 alarms.append((message, body))
+            continue
+        accepted += 1
+        if answer["content"]["mimeType"].startswith("application/json"):
+            value = json.loads(answer["content"]["text"])
+            # Outside the schema, a tool that nothing here runs comes back as the client wrote it.
+            value = value if valid or "tools" not in value else {**value, "tools": []}
+            wrong += problems(value, cast(Document, name))
     assert not alarms, (seed, len(alarms), alarms[:3])
+    assert not wrong, (seed, len(wrong), wrong[:3])
     assert accepted > EXAMPLES // 20 or name == "openresponses", accepted

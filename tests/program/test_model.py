@@ -1,6 +1,7 @@
 """The model of a program: what it says, captures and remembers, and how it is run."""
 
 import asyncio
+import os
 import sys
 import threading
 from types import SimpleNamespace
@@ -255,11 +256,30 @@ def test_sound_is_bytes_again_when_a_program_is_loaded() -> None:
         (b"{", "no saved program"),
         (b'{"version": 1}', "no saved program"),
         (b'{"version": 1, "turns": 3, "captures": {}, "usage": {}}', "no saved program"),
+        (b'{"version": 1, "a": ' + b"[" * 100_000, "no saved program"),
+        (b'{"version": 1, "turns": [{"role": "root", "pieces": []}]}', "no saved program"),
     ],
 )
 def test_what_is_no_saved_program_is_a_value_error(data, words) -> None:
     with pytest.raises(ValueError, match=words):
         Model(Stage("x")).load(data)
+
+
+def test_half_a_surrogate_pair_is_saved_as_far_as_it_can_be(tmp_path) -> None:
+    """Some servers stream one; the rest of the program is not lost for it."""
+    lm = question(Model(Stage("a \ud83d b")))
+    with assistant():
+        lm += gen("said")
+    lm.save(tmp_path / "program.json")
+    assert lm.load(tmp_path / "program.json")["said"] == "a \ufffd b"
+
+
+def test_a_pipe_is_no_saved_program(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is no file"):
+        Model(Stage("x")).load(tmp_path / "pipe")
+    with pytest.raises(FileNotFoundError):
+        Model(Stage("x")).load(tmp_path / "none")
 
 
 # ---- settings --------------------------------------------------------------------------------

@@ -116,6 +116,15 @@ def test_a_file_is_run_and_its_models_are_written_as_a_page(tmp_path, capsys) ->
         main(["run", str(file)])
     assert main(["run", str(file), "--html", str(tmp_path / "none" / "page.html")]) == 1
     assert "there is no folder" in capsys.readouterr().err  # said before the program runs
+    for there, problem in ((tmp_path, "a folder"), (file, "the program itself")):
+        assert main(["run", str(file), "--html", str(there)]) == 1
+        assert f"it is {problem}" in capsys.readouterr().err
+    file.write_text("from dragoman.program import Model\nlm = Model('script')")
+    assert main(["run", str(file), "--html", "/dev/full"]) == 1
+    assert "the page cannot be written: No space left" in capsys.readouterr().err
+    file.write_text("x=" + "-" * 200_000 + "1")
+    assert main(["run", str(file)]) == 1
+    assert "cannot be run" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "no.py")]) == 1
     assert main(["run", "codex", "--html", str(page)]) == 1
     with pytest.raises(SystemExit):

@@ -138,6 +138,6 @@ if FULL:
         assert texts[0] == "What is the weather in Paris"
         assert texts[1].startswith('get_weather {"city": "Paris"} → ')
         assert texts[2].startswith("It is windy in Paris")
-        assert texts[3] == "Count to twenty"
+        assert texts[3] == "Count to 20"
         assert "2, 3" in texts[4]
         assert texts[5] == "Thank you"

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from dragoman.core.error import bad_request, hint
@@ -96,6 +97,10 @@ def _open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # lowest free number
             stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
+        # What its encoding lacks, and halves of surrogate pairs, are shown as "?".
+        stream, fails = getattr(sys, name), ("strict", "surrogateescape") if number else ("strict",)
+        if isinstance(stream, TextIOWrapper) and stream.errors in fails:
+            stream.reconfigure(errors="replace")
 
 
 def _drop_output() -> None:
@@ -210,7 +215,7 @@ def parser() -> argparse.ArgumentParser:
         return made.add_argument
 
     add = command("serve", "serve models over Chat Completions, Responses and Messages", _SERVE)
-    add("targets", nargs="*", metavar="TARGET", help=_TARGETS)
+    add("targets", nargs="*", default=[], metavar="TARGET", help=_TARGETS)
     add("--host", help="the address to listen on (127.0.0.1); any other needs a key for clients")
     add("--port", type=port, help="the port (8000, or the next free one; exact if given)")
     _add_upstream(add)
@@ -258,7 +263,7 @@ def parser() -> argparse.ArgumentParser:
     about = f"the program: {', '.join(_PROGRAMS)}, or a file of Python"
     add("program", type=_program, metavar="PROGRAM", help=about)
     add("--html", type=Path, metavar="PAGE", help=_HTML)
-    add("targets", nargs="*", metavar="TARGET", help=_TARGETS)
+    add("targets", nargs="*", default=[], metavar="TARGET", help=_TARGETS)
     add("--model", "-m", help="the model's name; the first listed by default")
     add("--at", metavar="URL", help=_RUN_AT)
     add("--key-env", metavar="NAME", help="the variable that holds the key to it")

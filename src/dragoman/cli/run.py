@@ -152,19 +152,35 @@ def _run_file(path: Path, options: Namespace) -> int:
     sys.path.insert(0, str(path.parent.absolute()))
     try:  # what goes wrong later is the program's, with its lines
         compile(path.read_bytes(), str(path), "exec")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be run: {error}.") from None
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        problem = f"there is no folder {options.html.parent} for the page"
-        raise ConfigurationError(f"--html {options.html}: {problem}. Make it, or name another.")
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = f"{error}" or "it is nested too deeply"
+        raise ConfigurationError(f"{path} cannot be run: {reason}.") from None
+    if options.html is not None and (problem := _no_page(options.html, path)):
+        raise ConfigurationError(f"--html {options.html}: {problem}. Name another.")
     names = runpy.run_path(str(path), run_name="__main__")
     models = {name: each for name, each in names.items() if isinstance(each, Model)}
     if options.html is not None:
         if not models:
             raise ConfigurationError(f"{path} has no model (dragoman.program) in a variable.")
         columns = [(name, each.state) for name, each in models.items()]
-        options.html.write_text(page(columns), encoding="utf-8")
+        try:
+            options.html.write_text(page(columns), encoding="utf-8", errors="replace")
+        except OSError as error:
+            problem = f"the page cannot be written: {error.strerror}"
+            raise ConfigurationError(f"--html {options.html}: {problem}.") from None
     return 0
+
+
+def _no_page(page: Path, program: Path) -> str | None:
+    """Why a page cannot be written there, as far as it is known before the program has run."""
+    folder = page.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {page.parent} for the page"
+    if page.is_dir():
+        return "it is a folder"
+    if page.exists() and page.samefile(program):
+        return "it is the program itself"
+    return None if os.access(page if page.exists() else folder, os.W_OK) else "it cannot be written"
 
 
 @contextmanager
@@ -357,7 +373,11 @@ def supervise(words: Sequence[str], environ: Mapping[str, str], streams: Streams
                 os.kill(programs[0], number)
 
     with handled(PASSED, pass_on):
-        process = subprocess.Popen(words, env=environ, stdout=streams[0], stderr=streams[1])  # noqa: S603
+        try:
+            process = subprocess.Popen(words, env=environ, stdout=streams[0], stderr=streams[1])  # noqa: S603
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigurationError(f"{words[0]} cannot be run: {reason}.") from None
         programs.append(process.pid)
         for number in early:
             pass_on(number)
@@ -527,7 +547,7 @@ def configure(
     setup = program.setup(to, folder)
     for place, text in setup.files.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text(text, encoding="utf-8")
+        (folder / place).write_text(text, encoding="utf-8", errors="replace")
     own = {name: value for name, value in environ.items() if not name.startswith(program.foreign)}
     if to.key_env is not None:
         own[to.key_env] = to.key

@@ -1,7 +1,7 @@
-"""An answer: the stream of its events, and as a value: how it ended, and what it took.
+"""An answer: the stream of its events, and as a value with its end and usage.
 
-A stream is read once, by one task. Any task may close it, which cancels the answer. A failed answer
-is an error that still holds what had come.
+A stream is read once, by one task. Any task may close it, which cancels the answer. The error of a
+failed answer has what was received.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ End = Literal[
     "tool_calls",  # tools are to be called
     "content_filter",  # a filter cut it off
     "refused",  # the model refused
-    "truncated",  # the connection broke: what is there is not all
+    "truncated",  # the connection broke: the answer is incomplete
     "cancelled",
     "error",
-    "unfinished",  # it is still going on
+    "unfinished",  # it is in progress
 ]
 
 
 class Spent(Usage, frozen=True, omit_defaults=True, kw_only=True):
-    """Usage, and what the answer took: round trips, and seconds.
+    """Usage, round trips, and seconds of an answer.
 
-    Tokens are None where they were not reported, `time_to_first_token` where nothing came.
+    Tokens are None where they were not reported, `time_to_first_token` without any event.
     """
 
     round_trips: int = 1
@@ -44,7 +44,7 @@ class Spent(Usage, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Answer(Response, frozen=True, omit_defaults=True, kw_only=True):
-    """An answer, or as much of it as came: the response, how it ended, and what it took.
+    """An answer, complete or not: the response, its end and its usage.
 
     Its `output` is what to append to the conversation.
 
@@ -77,12 +77,12 @@ class Answer(Response, frozen=True, omit_defaults=True, kw_only=True):
         return cast(End, reason) if reason in _REASONS else "stop"
 
     def json(self) -> JSON:
-        """The text as JSON. Raises FaultError where it is none."""
+        """The text as JSON. Raises FaultError for invalid JSON."""
         return _parsed(self.text, "The answer")
 
 
 class AnswerError(FaultError):
-    """A failed answer, raised. `fault` says why, `answer` holds what came before."""
+    """The error of a failed answer. `fault` is the reason, `answer` has what was received."""
 
     def __init__(self, fault: Fault, answer: Answer) -> None:
         super().__init__(fault)
@@ -90,13 +90,13 @@ class AnswerError(FaultError):
 
 
 _REASONS = frozenset(("length", "tool_calls", "content_filter"))
-"""Reasons of the core that are ends by the same name."""
+"""Finish reasons of the core that have the same name as ends."""
 
 
 def arguments(call: FunctionCall) -> dict[str, JSON]:
-    """The arguments of a call as a dict; blank ones are the empty dict.
+    """The arguments of a call as a dict; blank ones give an empty dict.
 
-    Raises FaultError, quoting what the model wrote, where that is no JSON object.
+    Raises FaultError, quoting the model's text, where it is no JSON object.
 
     >>> arguments(FunctionCall("call_1", "get_weather", '{"city": "Paris"}'))
     {'city': 'Paris'}
@@ -189,16 +189,16 @@ class Stream(AsyncGenerator[Event, None]):
                     raise AnswerError(fault, self.answer)
 
     async def finish(self) -> Answer:
-        """Read on to the end and give the whole answer, a failed one too."""
+        """Read to the end and return the whole answer, also a failed one."""
         async for _ in self:
             pass
         return self.answer
 
-    # ---- what has come so far ------------------------------------------------------------
+    # ---- the answer so far ---------------------------------------------------------------
 
     @property
     def response(self) -> Response:
-        """All that has come so far."""
+        """The response so far."""
         response = self._fold.response
         cancelled = self._closing and not self._over
         return replace(response, status="cancelled") if cancelled else response
@@ -219,7 +219,7 @@ class Stream(AsyncGenerator[Event, None]):
     # ---- closing -------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Cancel the answer; its reader sees it end. Returns when no work on it is left."""
+        """Cancel the answer, which ends its reader. Returns when all its work has ended."""
         self._closing = True
         self._ended = self._ended or time.perf_counter()
         if self._reader is not None and self._reader is not asyncio.current_task():

@@ -1,4 +1,4 @@
-"""A client: an engine as an object, by address, by name, or given; asynchronous or blocking."""
+"""A client of an engine, by address or by name; asynchronous or blocking."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, function: Callable[..., Awaitable[_T]], *args: Any, **kwargs: Any) -> _T:
-        """Await what a function gives there, for its result; an interrupt cancels it."""
+        """Run a coroutine function there and wait for its result; an interrupt cancels it."""
 
         async def work() -> _T:
             return await function(*args, **kwargs)
@@ -88,16 +88,16 @@ class LoopThread:
 
 
 LOOP = LoopThread()
-"""What drives everything asynchronous for code that is not."""
+"""The event loop behind the synchronous API."""
 
 
 Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request
-"""What can be asked: a user's text, one item, a conversation, or a whole request. An item may be a
-dict, as in the official SDK's `responses.create(input=…)`."""
+"""The input of a request: a user's text, one item, a conversation, or a whole request. An item may
+be a dict, as in the official SDK's `responses.create(input=…)`."""
 
 
 class Settings(TypedDict, total=False):
-    """Settings of the wanted answer; what is left out is not sent.
+    """Settings of a request; absent ones are not sent.
 
     `reasoning` may be just the effort, `stop` a single string; a tool, a format and a choice among
     tools may be dicts, as the official SDK's Responses have them. The rest is as in `Request` and
@@ -141,15 +141,15 @@ _SAMPLING = frozenset(Sampling.__struct_fields__)
 
 @functools.cache
 def _types() -> dict[str, Any]:
-    """The type of each setting; worked out when the first is given, which takes milliseconds."""
+    """The type of each setting; computed at first use, which takes milliseconds."""
     found = {field.name: field.type for kind in (Sampling, Request) for field in fields(kind)}
     return {name: type for name, type in found.items() if name not in ("items", "sampling")}
 
 
 def build_request(given: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
-    """The request for what was given; `stream` counts unless that is a request itself.
+    """The request for an input; `stream` is ignored for a whole request.
 
-    Raises TypeError for an unknown setting, a value of the wrong type, and what is not an item.
+    Raises TypeError for an unknown setting, a value of the wrong type, and an invalid item.
 
     >>> build_request([{"role": "user", "content": "Hi"}], {}, stream=True).items[0].text
     'Hi'
@@ -172,7 +172,7 @@ def build_request(given: Input, settings: Mapping[str, JSON], *, stream: bool) -
 
 
 def _shaped(name: str, value: JSON) -> JSON:
-    """A value in the shape the core has for it. Raises TypeError where it has none."""
+    """Convert a value to its type in the core. Raises TypeError."""
     if name not in _types():
         raise TypeError(f"there is no setting {name!r}")
     match name, value:
@@ -202,8 +202,8 @@ def _item(given: object, place: str) -> Item:
 
 
 def _decoded(given: object, place: str, kind: str = "item") -> Any:
-    """An item or a part of a request (`kind`) of a dict, spelled as in the official SDK's
-    Responses; anything else as it is."""
+    """An item or a part of a request (`kind`) from a dict, spelled as in the official SDK's
+    Responses; other values unchanged."""
     if not isinstance(given, dict):
         return given
     # Imported where it is used: `import dragoman` alone needs no wire.
@@ -225,9 +225,9 @@ def _decoded(given: object, place: str, kind: str = "item") -> Any:
 
 
 class Client(Wrapper):
-    """An engine as an object: `respond` for whole answers, `stream` for answers as they come.
+    """A client of an engine: `respond` for whole answers, `stream` for streamed ones.
 
-    It is an engine itself. `model` is asked where a request names none; without it, the first that
+    It is an engine itself. `model` is the default model; without it, the first that
     the engine lists. Use it with `async with`, or call `close`.
     """
 
@@ -257,9 +257,9 @@ class Client(Wrapper):
         raises: bool = True,
         **settings: Unpack[Settings],
     ) -> Answer:
-        """Ask, and wait for the whole answer.
+        """Send a request, and wait for the whole answer.
 
-        Raises AnswerError when it fails, with what had come; with `raises=False` that answer is
+        Raises AnswerError when it fails, with the answer so far; with `raises=False` it is
         returned like any other: see its `status` and `error`.
         """
         asked = build_request(request, settings, stream=False)
@@ -294,7 +294,7 @@ class Client(Wrapper):
                 yield event
 
     async def _default(self) -> str:
-        """The model to ask where none is named."""
+        """The default model."""
         if self._model is None:
             models = await self.engine.models()
             if not models:
@@ -307,7 +307,7 @@ class Client(Wrapper):
 def _driven(
     method: Callable[Concatenate[Any, _P], Awaitable[_T]],
 ) -> Callable[Concatenate[Any, _P], _T]:
-    """The method for code without `async`: waits for the result of the one behind."""
+    """A synchronous method: waits for the result of the asynchronous one."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -317,7 +317,7 @@ def _driven(
 
 
 def iterated(source: AsyncIterator[_T]) -> Iterator[_T]:
-    """The same values for code without `async`."""
+    """A synchronous iterator over the same values."""
     while (value := LOOP.run(anext, source, _END)) is not _END:
         yield value
 
@@ -361,7 +361,7 @@ class SyncStream:
 
 
 class SyncClient:
-    """A `Client` for code without `async`: on a running event loop it would block that."""
+    """A `Client` for code without `async`: on a running event loop it would block the loop."""
 
     def __init__(self, behind: Client) -> None:
         self.behind = behind
@@ -390,7 +390,7 @@ class SyncClient:
 
 
 def connect(target: str | Engine, *, model: str | None = None, **options: Any) -> Client:
-    """A client of the engine at an address, of that name, or of the engine given.
+    """A client of an engine, by its address, its name, or itself.
 
     An address is the base URL of any OpenAI-compatible server (`http://127.0.0.1:11434/v1`), and
     `options` are those of `engines.remote.Remote`, such as `key`. With a `format`, the name of a
@@ -416,8 +416,8 @@ def connect_sync(target: str | Engine, *, model: str | None = None, **options: A
 
 
 def engine_of(target: str | Engine, options: Mapping[str, Any] = {}) -> Engine:
-    """The engine at an address, of a name, or given (see `connect`). Raises TypeError for what is
-    none of them."""
+    """The engine of a target (see `connect`). Raises TypeError for other
+    values."""
     if not isinstance(target, str):
         for method in ("stream", "models", "capabilities", "close"):
             if not callable(getattr(target, method, None)):

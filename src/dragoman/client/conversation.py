@@ -1,8 +1,8 @@
 """A conversation over a session: turns, functions, and full-duplex speech, for programs.
 
-What comes from the session is taken at once and never waits for the program's own code: tools, a
-loudspeaker and whoever reads are tasks of their own. Every wait ends: with its event, the error
-about it, the end of the session, or after `patience` seconds of silence; and every stream ends.
+Events of the session are processed at once and never wait for the program's own code: tools, the
+loudspeaker and readers are tasks of their own. Every wait ends: with its event, its
+error, the end of the session, or after `patience` seconds of silence; and every stream ends.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Turn(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What was said, written or spoken."""
+        """The text of the answer, or its transcript."""
         return "".join(text_of(item) for item in self.response.output)
 
     @property
@@ -88,12 +88,12 @@ class Turn(Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        """What it took; its counts are None where nobody counted."""
+        """The usage; its counts are None where they were not reported."""
         return self.response.usage or Usage()
 
 
 class Conversation:
-    """A session with a model, and what was said in it.
+    """A session with a model, and its history.
 
     `target` is the address of a server that speaks Realtime (`wss://…/v1`), or else whatever
     `dragoman.connect` takes: then the session is here, around that engine. `tools` are functions,
@@ -165,8 +165,8 @@ class Conversation:
             changes = {"tools": self._runner.offered(), **self._changes}
             await self.configure(**changes)
             for item in self._given:
-                if (said := as_text(item)) is not None:
-                    await self.add(said)
+                if (text := as_text(item)) is not None:
+                    await self.add(text)
         except BaseException:
             await self.close()
             raise
@@ -176,8 +176,8 @@ class Conversation:
         return self
 
     async def reconnect(self) -> Self:
-        """Open a session that was lost again, as it was configured and with its history. Its sound
-        is gone with it: what was said is there as text. Raises FaultError; then it can be tried
+        """Open a lost session again, with its configuration and its history. Its sound is lost:
+        spoken messages are there as transcripts. Raises FaultError; then it can be tried
         again."""
         if self.state != "disconnected":
             raise RuntimeError(f"the conversation is {self.state}: it was not lost")
@@ -301,8 +301,8 @@ class Conversation:
     async def full_round(
         self, *given: Item | str, rounds: int = ROUNDS, **changes: Any
     ) -> AsyncGenerator[Item, None]:
-        """Add these, and go on until the model has answered without calling a function: what is
-        said, called and returned, item by item. Calls of one answer are run at once, and their
+        """Add these, and continue until the model has answered without calling a function: yields
+        messages, calls and results, item by item. Calls of one answer are run at once, and their
         results sent in the order of the calls, with one request for the next answer."""
         retries, items = True, given
         for number in range(rounds + 1):
@@ -356,7 +356,7 @@ class Conversation:
         """Speak and listen at once: `source` gives the user's sound, `sink` plays the model's. A
         `Speech` comes for each message, of either side, as it begins; several may go on at a time.
 
-        It ends when the source has, and what was said is answered. Raises what the source or the
+        It ends when the source has, and every turn is answered. Raises what the source or the
         sink raises, and FaultError where the session ends.
         """
         duplex = Duplex(self, source, sink)
@@ -367,10 +367,10 @@ class Conversation:
         finally:
             await duplex.close()
 
-    # ---- what the session says -----------------------------------------------------------------
+    # ---- events of the session -----------------------------------------------------------------
 
     def receive(self, events: list[SessionEvent]) -> None:
-        """Take events: the history first, then whoever waits for them."""
+        """Process events: update the history, then pass them on to the listeners."""
         for event in events:
             if isinstance(event, ResponseDone) and event.response.id in self._over:
                 continue  # a `cancelled` behind a `completed`
@@ -379,7 +379,7 @@ class Conversation:
                 listener.queue.put_nowait(event)
 
     def ended(self, fault: Fault) -> None:
-        """The session is over: so is every wait."""
+        """The session is over: end every wait."""
         if self.fault is None:
             self.fault = fault
             self.active.clear()
@@ -405,19 +405,19 @@ class Conversation:
                 del self._items[id]
                 self._order.remove(id)
             case TranscriptionCompleted(item_id=id, content_index=number, transcript=text):
-                said = self._items.get(id)
-                if isinstance(said, Message) and number < len(said.parts):
-                    parts = [*said.parts]
+                have = self._items.get(id)
+                if isinstance(have, Message) and number < len(have.parts):
+                    parts = [*have.parts]
                     if isinstance(part := parts[number], Audio):
                         parts[number] = replace(part, transcript=text.strip())
-                    self._items[id] = replace(said, content=tuple(parts))
+                    self._items[id] = replace(have, content=tuple(parts))
             case ResponseCreated(response=response):
                 self.active.add(response.id)
                 self._labels = self._labels or _MARK in (response.metadata or {})
             case ResponseDone(response=response):
                 self.active.discard(response.id)
                 self._over.add(response.id)
-                for each in response.output:  # all that says so in the beta dialect
+                for each in response.output:  # the only sign of it in the beta dialect
                     if (have := self._items.get(each.id or "")) is not None:
                         self._items[each.id or ""] = merged(have, each)
             case Refused(event_id=None, fault=fault):
@@ -442,7 +442,7 @@ class Conversation:
             async with asyncio.timeout(self._patience):
                 event = await listener.queue.get()
         except TimeoutError:
-            message = f"The session said nothing for {self._patience:g} s (patience)."
+            message = f"The session sent nothing for {self._patience:g} s (patience)."
             raise FaultError(Fault("upstream_timeout", message, "upstream")) from None
         if event is None:
             raise FaultError(self.fault or Fault("upstream_cut", "It ended.", "upstream"))

@@ -1,4 +1,4 @@
-"""The items of a session in their order, with their sound, and as the model gets them."""
+"""Stores the items of a session in order, with their sound, and prepares them for the model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .session_values import ROOT, SessionConfig
 from .sound import BYTES_PER_MS, Arena, Sound, Spoken, from_base64, to_base64, wav_head
 
 NO_RESULT = "There is no result yet."
-"""Stands for the result of a call that has none: most servers refuse a call alone."""
+"""A placeholder for a missing result of a call: most servers refuse a call without one."""
 
 _OURS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomToolCallOutput)
-"""Items beside messages that have an id and a state which are the session's."""
+"""Items beside messages whose id and status are the session's."""
 
 
 class Entry(Struct):
@@ -88,12 +88,12 @@ class Items:
         return entry
 
     def before(self, id: str) -> str | None:
-        """The item in front of this one that clients see."""
+        """The id of the previous visible item."""
         return self._seen(self._order.index(id))
 
     @property
     def last(self) -> str | None:
-        """The last item that clients see."""
+        """The id of the last visible item."""
         return self._seen(len(self._order))
 
     def _seen(self, place: int) -> str | None:
@@ -141,7 +141,7 @@ class Items:
             self._set_transcript(entry, number, spoken)
 
     def delete(self, id: str) -> None:
-        """Take an item out. Raises FaultError."""
+        """Remove an item. Raises FaultError."""
         entry = self.find(id)
         if entry.open:
             problem = "is still being answered; cancel the answer first (response.cancel)"
@@ -168,7 +168,7 @@ class Items:
 
     def _set_transcript(self, entry: Entry, number: int, spoken: Spoken) -> None:
         """Give a spoken part the transcript that is left of it."""
-        item = cast(Message, entry.item)  # no other speaks
+        item = cast(Message, entry.item)  # only messages have sound
         parts = [*item.parts]
         parts[number] = replace(parts[number], transcript=spoken.text)
         entry.item = replace(item, content=tuple(parts))
@@ -191,7 +191,7 @@ class Items:
     def size_for_model(self, entries: Sequence[Entry]) -> int:
         """Characters of items and bytes of their sound, each as often as it is referred to: what
         the model gets of them, or nearly."""
-        sizes: dict[int, int] = {}  # an item may be large, and stand there often
+        sizes: dict[int, int] = {}  # an item may be large, and be referenced often
         for entry in entries:
             if id(entry) not in sizes:
                 item = entry.item
@@ -212,7 +212,7 @@ class Items:
                 results.setdefault(item.call_id, item)
         calls = {item.call_id for item in items if isinstance(item, Call)}
         arranged: list[Item] = []
-        owed: list[Item] = []  # the results of the calls before, which stay together
+        owed: list[Item] = []  # the results of the previous calls, which stay together
         for item in items:
             if isinstance(item, Call):
                 arranged.append(item)
@@ -236,13 +236,13 @@ class Items:
                     part = _WAV
             if part != _SILENCE:
                 parts.append(part)
-        if not parts and item.role == "assistant":  # cancelled before its first word
+        if not parts and item.role == "assistant":  # cancelled before its first text
             return _NOTHING
         return replace(item, id=None, status=None, content=tuple(parts) or (_SILENCE,))
 
 
 def with_sounds(items: tuple[Item, ...], sounds: tuple[Sound, ...]) -> tuple[Item, ...]:
-    """Items for a model with their sounds as WAV. That takes long: it is for a thread."""
+    """Items for a model with their sounds as WAV. It is slow: call it in a thread."""
     if not sounds:
         return items
     rest = iter(sounds)
@@ -259,7 +259,7 @@ def with_sounds(items: tuple[Item, ...], sounds: tuple[Sound, ...]) -> tuple[Ite
 
 
 def taken(id: str, what: str) -> FaultError:
-    """The error about an item whose id another has."""
+    """The error for a duplicate item id."""
     problem = f"item.id: {quoted(id)} is the id of {what}"
     return FaultError(Fault("item_exists", problem, "client", "item.id"))
 
@@ -320,7 +320,7 @@ _NOTHING = Message("assistant")
 
 
 def item_id(item: Item) -> str:
-    """The id of an item of a session, which all have."""
+    """The id of an item of a session, which always has one."""
     return item.id or ""
 
 

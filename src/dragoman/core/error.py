@@ -1,8 +1,8 @@
-"""Faults: what went wrong, on whose side, and which field it is about.
+"""Faults: the error, whose side it is on, and its field.
 
-A `Fault` is a value: it travels in a `Failed` event and is encoded in the error shape of each
-protocol. `FaultError` is the same fault as an exception. HTTP statuses are the business of wires;
-a fault only has the status an upstream answered with.
+A `Fault` is a value: it is part of a `Failed` event and is encoded as the error of each
+protocol. `FaultError` is the same fault as an exception. HTTP statuses belong to wires;
+a fault only has the status of an upstream.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from .item import Extra
 Blame = Literal["client", "upstream", "server"]
 
 Code = Literal[
-    "invalid_request",  # the client's request cannot be understood or does not make sense
-    "unsupported",  # it makes sense, but what is asked cannot be carried here
+    "invalid_request",  # the client's request is malformed or invalid
+    "unsupported",  # it is valid, but not supported here
     "authentication",  # no key, or a wrong one
-    "permission",  # the key may not do this
+    "permission",  # the key lacks the permission
     "not_found",  # no such path or object
     "model_not_found",
     "previous_response_not_found",
     "method_not_allowed",
     "upgrade_required",  # the path answers GET with a WebSocket only
-    "connection_limit",  # a connection has lasted as long as one may
+    "connection_limit",  # a connection has reached its time limit
     "active_response",  # the conversation of a session is being answered already
     "not_active",  # there is no such answer in a session
     "item_exists",  # the conversation of a session has an item with this id
-    "item_not_found",  # it has none that could be retrieved
+    "item_not_found",  # the item cannot be retrieved
     "empty_buffer",  # the input buffer of a session holds no sound
     "session_expired",
     "unsupported_media_type",
     "too_large",  # the body is over the limit
     "rate_limited",
     "overloaded",  # too much at once; try again later
-    "upstream_error",  # the model's server failed, or its answer makes no sense
+    "upstream_error",  # the model's server failed, or its answer is invalid
     "upstream_refused",  # the model's server refused the request, with a reason
     "upstream_authentication",  # our own key to the upstream was refused
     "upstream_unreachable",
     "upstream_timeout",
-    "upstream_cut",  # the stream ended without an end
+    "upstream_cut",  # the stream ended without a terminal event
     "stalled",  # the client stopped reading
     "cancelled",
     "shutting_down",
-    "store_unavailable",  # what is stored cannot be reached, or nothing be stored
+    "store_unavailable",  # the store cannot be used
     "internal",
 ]
 
 
 LONGEST = 100
-"""Characters that are quoted of what somebody sent."""
+"""Characters of foreign text that are quoted."""
 LONGEST_NAME = 4096
-"""Characters of a model's name, or an item's id: each piece of a streamed answer repeats them."""
+"""Characters of a model's name, or an item's id, which each piece of a streamed answer repeats."""
 MAX_MESSAGE, MAX_FIELD = 4096, 256
-"""Characters of a fault's message and of its other fields: what they quote may be of any length."""
+"""Characters of a fault's message and of its other fields, which may quote long text."""
 
 
 class Fault(Struct, frozen=True, omit_defaults=True):
-    """What happened, on whose side, and which field it is about.
+    """An error: what happened, on whose side, and in which field.
 
     `code` is one of `Code` for our own faults and stays stable; `upstream_code` and
     `upstream_type` are the upstream's own. `status` is the HTTP status an upstream
@@ -88,7 +88,7 @@ class Fault(Struct, frozen=True, omit_defaults=True):
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or the beginning of one with more characters.
+    """The text, cut to so many characters.
 
     >>> cut("abc", 3), cut("abcd", 3)
     ('abc', 'ab…')
@@ -103,19 +103,19 @@ def quoted(text: str) -> str:
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a word that is not known: which of these it may stand for.
+    """The end of a message about an unknown word: the similar known ones.
 
     >>> hint("prot", ["port", "host"]), hint("x", ["port"])
     ('; did you mean port?', '')
     """
-    from difflib import get_close_matches  # slow to import, and seldom needed
+    from difflib import get_close_matches  # slow to import, and rarely needed
 
     near = get_close_matches(word, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 class FaultError(Exception):
-    """A fault, raised.
+    """A fault as an exception.
 
     >>> raise FaultError(bad_request("is not a number", "temperature"))
     Traceback (most recent call last):
@@ -129,13 +129,13 @@ class FaultError(Exception):
 
 
 def bad_request(problem: str, param: str | None = None) -> Fault:
-    """The fault for a field the client got wrong; the message starts with the field's name."""
+    """The fault for an invalid field; the message starts with the field's name."""
     message = f"{cut(param, MAX_FIELD)}: {problem}" if param else problem
     return Fault("invalid_request", message, "client", param)
 
 
 def with_param(fault: Fault, param: str) -> Fault:
-    """The same fault, with the field it is about by another name.
+    """The same fault, with another name of its field.
 
     >>> with_param(bad_request("is wrong", "items[0]"), "input[0]").message
     'input[0]: is wrong'
@@ -147,7 +147,7 @@ def with_param(fault: Fault, param: str) -> Fault:
 
 
 def unsupported(problem: str, param: str) -> Fault:
-    """The fault for a field that is legal and that this route cannot carry."""
+    """The fault for a valid field that this route does not support."""
     return Fault("unsupported", f"{cut(param, MAX_FIELD)}: {problem}", "client", param)
 
 
@@ -157,10 +157,10 @@ CUT = Fault(
     "What arrived before is all there is; ask again.",
     "upstream",
 )
-"""Why an answer failed whose end never came."""
+"""The fault for an answer without an end."""
 
 MAX_ITEMS = 4_096
-"""How many items an answer may have, and how many parts they."""
+"""The most items of an answer, and parts of an item."""
 
 TOO_MANY = Fault(
     "upstream_error",

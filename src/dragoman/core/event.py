@@ -1,8 +1,8 @@
 """The nine events of an answer.
 
 Events are brackets: started … finished, item added … item done, part added … part done, with
-deltas inside. Their legal order is a table in `lifecycle`. An event knows no wire and has no
-sequence number: encoders number what they emit.
+deltas inside. Their legal order is a table in `lifecycle`. An event has no wire and no
+sequence number: encoders number the frames they emit.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ State = Literal[
 class Started(Struct, frozen=True, omit_defaults=True, gc=False, tag="started"):
     """The answer has begun. `id` has no prefix (wires add theirs); times are Unix seconds.
 
-    What the upstream reported of itself (its own id, too) is in `extra["upstream"]`. `guarantee` is
-    how sure it is that the answer meets its constraints, where that is known already.
+    The upstream's own fields (its id, too) are in `extra["upstream"]`. `guarantee` is
+    that of the constraints, where it is known already.
     """
 
     id: str
@@ -80,7 +80,7 @@ class PartAdded(Struct, frozen=True, omit_defaults=True, gc=False, tag="part_add
 
 
 class Delta(Struct, frozen=True, omit_defaults=True, gc=False, tag="delta"):
-    """The next piece of what is open.
+    """The next piece of an open part or item.
 
     `data` is text; for `annotation` an `Annotation`; for `audio` base64 text that decodes by
     itself. `tokens` are the tokens the piece is made of, where known.
@@ -109,7 +109,7 @@ class ItemDone(Struct, frozen=True, omit_defaults=True, gc=False, tag="item_done
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, gc=False, tag="progress"):
-    """Progress that adds nothing to the answer's items.
+    """Progress without content.
 
     `index` is the item it concerns, or None for the whole answer. State `raw` carries, by wire
     name, an upstream's event beside the protocol, which is emitted on that wire only.
@@ -135,7 +135,7 @@ class Finished(Struct, frozen=True, omit_defaults=True, gc=False, tag="finished"
 
 
 class Failed(Struct, frozen=True, omit_defaults=True, gc=False, tag="failed"):
-    """The answer failed. Items may be left open; what came before stands."""
+    """The answer failed. Items may be left open; earlier events remain valid."""
 
     fault: Fault
     usage: Usage | None = None

@@ -1,4 +1,4 @@
-"""Files that clients upload, stores of their text, what is found there, and by which conditions."""
+"""Values of files: uploads, vector stores, search results and filters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Attribute = str | float | bool
 
 
 class StoredFile(Struct, frozen=True, kw_only=True):
-    """What is known of a file that a client uploaded, beside its bytes."""
+    """The metadata of an uploaded file."""
 
     id: str
     tenant: str
@@ -23,7 +23,7 @@ class StoredFile(Struct, frozen=True, kw_only=True):
 
 
 class VectorStore(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Files that are searched together. It expires so many `days` after it was last active.
+    """A vector store: files that are searched together. It expires `days` after its last use.
 
     `counts` are its files by their status, `size` the bytes of text that is searched, and `seq` is
     what the store itself calls it.
@@ -71,7 +71,7 @@ class IndexedFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Found(Struct, frozen=True):
-    """A chunk of a file that answers a question, and how well: from 0 to 1."""
+    """A chunk of a file that matches a query, with its score from 0 to 1."""
 
     file: str
     name: str
@@ -84,7 +84,7 @@ Operator = Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
 
 
 class Comparison(Struct, frozen=True):
-    """A condition on one attribute of a file. One that a file does not have differs from all."""
+    """A condition on one attribute of a file. A missing attribute is unequal to every value."""
 
     key: str
     operator: Operator

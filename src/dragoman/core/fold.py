@@ -1,7 +1,7 @@
 """Folds events into a response, and unfolds a response into events.
 
-`fold` and `unfold` are inverses, so that a whole answer and the same answer streamed cannot
-differ: there is one reducer for both.
+`fold` and `unfold` are inverses: whole and streamed answers share one reducer, so that they cannot
+differ.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _CALLS = (CustomToolCall, FunctionCall)
 _UNFINISHED = Finished("in_progress", ())
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
-"""The finish reason of an answer that has none."""
+"""The default finish reason."""
 
 
 class Fold(Struct, eq=False):
-    """Adds events up. `response` may be read at any time and holds all that came so far; `tokens`
-    is how many came with their log-probabilities, and how many annotations.
+    """Folds events into a response. `response` may be read at any time and has all events so far;
+    `tokens` counts the tokens with log-probabilities, and the annotations.
 
     >>> from dragoman.core.event import Finished, Started
     >>> fold = Fold()
@@ -58,8 +58,8 @@ class Fold(Struct, eq=False):
     _items: list[Item] = []
     _choices: list[int] = []
     _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
-    # The last event, if a delta that others may be like, and the text of those since: deltas take
-    # ten times that.
+    # The last event, if a delta, and the text of similar deltas since: separate deltas take
+    # ten times the memory.
     _last: Delta | None = None
     _text: StringIO | None = None
 
@@ -102,13 +102,13 @@ class Fold(Struct, eq=False):
                 self._end = event
 
     def _add_text(self, last: Delta, text: StringIO) -> None:
-        """Make one delta of those that were like the last."""
+        """Merge similar deltas into one."""
         self._text = None
         self._open[last.index].append(replace(last, data=text.getvalue(), tokens=()))
 
     @property
     def response(self) -> Response:
-        """What has come so far, open items as far as they are."""
+        """The response so far, with open items."""
         if self._text is not None and self._last is not None:
             self._add_text(self._last, self._text)
         start = self._start or Started("", 0, "")
@@ -143,7 +143,7 @@ class Fold(Struct, eq=False):
 
 
 def item_so_far(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
-    """An item that is still open, as far as its events go."""
+    """The partial value of an open item."""
     # The parts by their list (whether it is the summary) and their place in it.
     parts: dict[tuple[bool, int], tuple[Part, list[Delta]]] = {}
     own: list[str] = []  # deltas of the item itself: a call's arguments or input
@@ -200,14 +200,14 @@ def part_so_far(part: Part, deltas: list[Delta]) -> Part:
 
 
 def fold(events: Iterable[Event]) -> Response:
-    """The response that these events add up to."""
+    """The response of these events."""
     total = Fold()
     total.feed_all(events)
     return total.response
 
 
 def unfold(response: Response) -> Iterator[Event]:
-    """The events of an answer that came whole; of one still in progress, those so far.
+    """The events of a whole answer; of one in progress, those so far.
 
     >>> response = Response(id="1", created_at=0, model="m", status="completed", reasons=("stop",))
     >>> fold(unfold(response)) == response
@@ -244,7 +244,7 @@ def item_closed(item: Item) -> bool:
 
 
 def unfold_item(index: int, item: Item, choice: int = 0, *, closed: bool = True) -> Iterator[Event]:
-    """The events of one item that came whole."""
+    """The events of one whole item."""
     opened = empty_item(item)
     yield ItemAdded(index, opened, choice)
     parts: tuple[Part, ...] = ()

@@ -23,7 +23,7 @@ HOPS_HEADER = "x-dragoman-hops"
 
 
 class Secret:
-    """Some text that neither prints nor travels in serialised form; `reveal` gives it.
+    """A text that is neither printed nor serialised; `reveal` returns it.
 
     >>> key = Secret("open sesame")
     >>> print(key, f"{key}", [key])
@@ -52,17 +52,17 @@ class Secret:
 
 
 class Caller(Struct, frozen=True, omit_defaults=True):
-    """The client: whose data it is, with which key, until when (monotonic seconds), traced how.
+    """The client of a request: its tenant, key, deadline (monotonic seconds) and trace.
 
-    `key` is the client's own key; it goes upstream only where the configuration says so. `bearer`
-    is false where it came in `x-api-key`, which is for keys alone. `wire` is
-    the protocol the caller speaks: an engine that could ask over several prefers that one. `hops`
-    counts the Dragomans this request has passed. `stored` is true where the answer is stored here
-    and may be continued: then we carry what the caller does not, whatever its wire. `response` is
-    the id it is stored under: an engine that names its answer and the items so saves the store an
-    index of them. `headers` are those of its request that may travel on, where an upstream is
-    spoken to over the caller's wire. `size` is that of the request's body in bytes, where it is so
-    large that it is worked on in a thread. `count` accounts for large buffers of the answer, in
+    `key` is the client's own key; it is sent upstream only where the configuration allows it.
+    `bearer` is false for a key in `x-api-key`, which is for keys alone. `wire` is
+    the caller's protocol, which an engine with several prefers. `hops`
+    counts the Dragomans that the request has passed. `stored` is true where the answer is stored
+    here and may be continued: then we keep what the caller does not send back. `response` is
+    the id it is stored under: an engine that uses it for the answer and its items saves the store
+    an index of them. `headers` are those of the request that may be forwarded to an upstream
+    of the caller's wire. `size` is that of the request's body in bytes, where it is so
+    large that it is processed in a thread. `count` accounts for large buffers of the answer, in
     bytes; it raises FaultError where there is no room for them.
     """
 
@@ -93,10 +93,10 @@ class Model(Struct, frozen=True, omit_defaults=True):
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True):
-    """What a model is known to take. None means unknown: send it and see.
+    """The capabilities of a model. None means unknown: the field is sent.
 
-    `constraints` are the ways in which the text of an answer can be bound, each with the field of
-    `wire` that does it: `lark`, `gbnf`, `regex`, `choice` (of texts); `schema` has a field in every
+    `constraints` are the ways in which an answer's text can be constrained, each with its field
+    of `wire`: `lark`, `gbnf`, `regex`, `choice` (of texts); `schema` has a field in every
     wire, and `custom` is the input of a custom tool. `continues` are fields of `wire` with which
     the answer is the rest of an unfinished message of the assistant: none where that is enough.
     """
@@ -114,33 +114,33 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
 
 
 class Engine(Protocol):
-    """Whatever can answer.
+    """Answers requests.
 
     `stream` yields the events of one answer: `Started` first (or `Failed` at once, when it never
-    began) and one terminal event last, on every path. It raises nothing of its own; to stop it,
+    began) and one terminal event last, on every path. It does not raise; to stop it,
     cancel the task that iterates, or close the generator between events.
 
     An engine may have more methods, which are looked up by name:
 
-    - `start(request, caller, sink)` gives a `Handle`. The events arrive by callback, with the same
-      promises, and need no task to be read. The sink is not called before this has returned.
+    - `start(request, caller, sink)` returns a `Handle`. The events arrive by callback, with the
+      same guarantees, and need no task. The sink is not called before this has returned.
     - `count(request, caller)` gives, awaited, the exact number of tokens of the prompt, or None.
-    - `complete(prompt, request, caller, *, echo=False)` streams what continues a bare prompt: text
-      in which control tokens are read, or token ids. The request beside it has no items. With
+    - `complete(prompt, request, caller, *, echo=False)` streams the continuation of a bare prompt:
+      text with control tokens, or token ids. The request beside it has no items. With
       `echo` the answer begins with the prompt itself.
     - `embed(request, caller)` gives, awaited, vectors of texts in the protocol's own objects.
     """
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """Answer one request."""
+        """Stream the answer to one request."""
         ...
 
     def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
-        """The models on offer to a caller. Raises FaultError when they cannot be learned."""
+        """The models for a caller. Raises FaultError when they cannot be listed."""
         ...
 
     def capabilities(self, model: str) -> Awaitable[Capabilities]:
-        """What is known of a model."""
+        """The capabilities of a model."""
         ...
 
     def close(self) -> Awaitable[None]:
@@ -152,7 +152,7 @@ class Sink(Protocol):
     """Receives the events of an answer; see `engines.base.start`."""
 
     def receive(self, events: list[Event]) -> None:
-        """Take the next events, at least one; the last of all is `Finished` or `Failed`.
+        """Process the next events, at least one; the last of all is `Finished` or `Failed`.
 
         It is called on the event loop, never before `start` has returned, and must not block or
         raise.
@@ -161,18 +161,18 @@ class Sink(Protocol):
 
 
 class Handle(Protocol):
-    """Controls an answer that was started; all of it may be called inside `Sink.receive`."""
+    """Controls a started answer; every method may be called inside `Sink.receive`."""
 
     def cancel(self) -> None:
-        """Stop all work for the answer. The sink receives nothing more."""
+        """Cancel all work for the answer. The sink receives nothing more."""
         ...
 
     def pause(self) -> None:
-        """Produce as little as may be until `resume`: the client's socket is full."""
+        """Pause production until `resume`: the client's socket is full."""
         ...
 
     def resume(self) -> None:
-        """Produce again."""
+        """Resume production."""
         ...
 
 
@@ -182,12 +182,12 @@ class Encoder(Protocol):
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for these events, meant for one write; empty where the wire has none for them.
 
-        How events are grouped makes no difference to the bytes.
+        The grouping of events does not change the bytes.
         """
         ...
 
     def heartbeat(self, *, data: bool = False) -> bytes:
-        """A sign of life: a comment, or a harmless data event. Empty before the first event."""
+        """A heartbeat: a comment, or an event without effect. Empty before the first event."""
         ...
 
 
@@ -195,14 +195,14 @@ class Decoder(Protocol):
     """Decodes an answer on a wire, in pieces of any size."""
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that became clear with these bytes."""
+        """The events that these bytes complete."""
         ...
 
     def close(self) -> list[Event]:
-        """No more bytes will come: what is still open ends now, complete or cut."""
+        """End the input: the rest of the answer, complete or cut."""
         ...
 
     @property
     def ended(self) -> bool:
-        """True once the wire has ended the answer, though late usage may follow."""
+        """Whether the wire has ended the answer, though late usage may follow."""
         ...

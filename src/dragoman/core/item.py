@@ -15,7 +15,7 @@ JSON = Any
 """A decoded JSON value."""
 
 Extra = dict[str, dict[str, JSON]]
-"""Fields we do not know, by wire name: `{"chat": {"vendor_field": 1}}`."""
+"""Unknown fields, by wire name: `{"chat": {"vendor_field": 1}}`."""
 INTERNAL = frozenset(
     {"agent", "error", "inline", "legacy", "models", "responses_vendor", "tool", "turn", "upstream"}
 )
@@ -44,7 +44,7 @@ class Token(Struct, frozen=True, omit_defaults=True):
 
 
 class Annotation(Struct, frozen=True, omit_defaults=True):
-    """A note on a stretch of text, such as a citation; indices count code points of the text."""
+    """A note on a range of text, such as a citation; indices count code points of the text."""
 
     kind: str
     start: int | None = None
@@ -59,7 +59,7 @@ class Annotation(Struct, frozen=True, omit_defaults=True):
 
 
 class Text(Struct, frozen=True, omit_defaults=True, tag="text"):
-    """Plain text, with the notes and the token probabilities that belong to it."""
+    """Plain text, with its annotations and token probabilities."""
 
     text: str
     annotations: tuple[Annotation, ...] = ()
@@ -124,7 +124,7 @@ class Summary(Struct, frozen=True, omit_defaults=True, tag="summary"):
 
 
 class UnknownPart(Struct, frozen=True, tag="unknown"):
-    """A part of a kind we have no struct for, unchanged, for the wire it came on."""
+    """A part of an unknown kind, unchanged, for its own wire."""
 
     wire: str
     value: dict[str, JSON]
@@ -146,7 +146,7 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The content as parts, whichever way it was given."""
+        """The content as parts, in either form."""
         return (Text(self.content),) if isinstance(self.content, str) else self.content
 
     @property
@@ -251,7 +251,7 @@ class ItemReference(Struct, frozen=True, omit_defaults=True, tag="item_reference
 
 
 class Unknown(Struct, frozen=True, omit_defaults=True, tag="unknown"):
-    """An item of a kind we have no struct for (hosted tools among them), unchanged.
+    """An item of an unknown kind (including hosted tools), unchanged.
 
     `kind` is its type on that wire and `value` every other field, ids and all.
     """

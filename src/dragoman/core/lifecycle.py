@@ -41,14 +41,14 @@ TRANSITIONS: dict[Answer, dict[type, Answer]] = {
     },
     "over": {},
 }
-"""What may follow what, for the answer as a whole."""
+"""The legal transitions of the answer as a whole."""
 
 PART_DELTAS = {kind: type(part) for kind, part in EMPTY_PARTS.items()}
-"""Deltas that live inside a part, and the part they live in. All others belong to the item."""
+"""Deltas inside a part, and their part. All others belong to the item."""
 
 
 class LifecycleError(ValueError):
-    """An event came where it may not come; the message names the event and the place."""
+    """An event is out of order; the message names the event and the state."""
 
 
 class _Item:
@@ -60,7 +60,7 @@ class _Item:
         self.id = id
         self.counts = [0, 0]  # parts so far of each list: content, summary
         self.open: dict[tuple[bool, int], tuple[type, list[Delta]]] = {}  # parts, by list and place
-        self.events: list[PartAdded | PartDone | Delta] = []  # what the item adds up to
+        self.events: list[PartAdded | PartDone | Delta] = []  # the folded item
 
 
 class Lifecycle:
@@ -106,7 +106,7 @@ class Lifecycle:
                     self._inside(item, event)
 
     def close(self) -> None:
-        """No more events will come. Raises LifecycleError unless the answer is over."""
+        """Check the end. Raises LifecycleError unless the answer is over."""
         if self.state != "over":
             raise LifecycleError(f"the events ended while the answer was {self.state}")
 
@@ -199,7 +199,7 @@ class ItemSerializer:
     def feed(self, event: Event) -> list[Event]:
         """The events that may be emitted now."""
         index: int | None = getattr(event, "index", None)
-        if index is None:  # it is about the whole answer
+        if index is None:  # it concerns the whole answer
             if isinstance(event, Finished | Failed):
                 self._waiting.clear()
             return [event]
@@ -207,7 +207,7 @@ class ItemSerializer:
             self._waiting.setdefault(index, []).append(event)
             return []
         ready, done = [event], index == self._head and isinstance(event, ItemDone)
-        while done:  # what waited for the next item
+        while done:  # the queued events of the next item
             self._head += 1
             waiting = self._waiting.pop(self._head, [])
             ready += waiting

@@ -1,4 +1,4 @@
-"""Rewrites a request for an upstream that cannot take it as it is, and restores the answer's
+"""Rewrites a request for an upstream that does not support all of it, and restores the answer's
 events.
 """
 
@@ -60,19 +60,19 @@ from .request import (
 from .tools import Toolbox, ToolFilter
 
 Restore = Callable[[list[Event]], list[Event]]
-"""Maps a batch of the upstream's events to what the client gets. It has state: one per answer."""
+"""Maps a batch of the upstream's events to the client's. It has state: one per answer."""
 
 Modality = type[Image] | type[Audio] | type[File]
 _MODALITIES: tuple[Modality, ...] = (Image, Audio, File)
 
 
 class UpstreamLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What an upstream can take. The defaults are: everything, as it is."""
+    """What an upstream supports. By default everything."""
 
     custom_tools: bool = True
     namespaces: bool = True
     hosted_tools: bool = True
-    """Whether tools of other kinds may be offered; else they are dropped, as nothing runs them."""
+    """Whether tools of other kinds are supported; else they are dropped, as nothing runs them."""
     allowed_tools: bool = True
     named_tool: bool = True
     """Whether a certain tool can be forced; else it alone is offered, and a call is required."""
@@ -88,14 +88,14 @@ class UpstreamLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
     images: bool | None = None
     audio: bool | None = None
     files: bool | None = None
-    """Of these three, None is "not known": they are sent, and the upstream decides."""
+    """Of these three, None is unknown: they are sent, and the upstream decides."""
 
 
 UNLIMITED = UpstreamLimits()
 
 
 class Lowered(Struct, frozen=True):
-    """A request as the upstream takes it, its losses, and how to restore the answer's events.
+    """The rewritten request, its losses, and how to restore the answer's events.
 
     `restore` is None where events need no change. `tool_positions` has the position of each tool
     in the client's list; None: unchanged. `grammar_described` is whether the grammar of a tool is

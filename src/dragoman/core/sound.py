@@ -48,8 +48,8 @@ _BYTES = 3 << 18
 def to_base64(sound: Sound, head: bytes = b"") -> str:
     """Sound behind a head as base64. Piece by piece, too; meanwhile there may come more of it.
 
-    >>> to_base64(b"\2", b"\0\1")
-    'AAEC'
+    >>> to_base64(b"bc", b"a")
+    'YWJj'
     """
     size, first = len(sound), _BYTES - len(head)
     starts = range(first, size, _BYTES)
@@ -82,7 +82,7 @@ class Arena:
     >>> arena = Arena(4)
     >>> arena.add(("a", 0), b"1234"), arena.add(("b", 0), b"56")
     ([], [('a', 0)])
-    >>> arena.get(("a", 0)), arena.get(("b", 0)), arena.size
+    >>> arena.get(("a", 0)), bytes(arena.get(("b", 0))), arena.size
     (b'', b'56', 2)
     """
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,11 +21,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.interfaces import Caller, Secret
-from dragoman.core.item import Message, Part, Text, Token
-from dragoman.core.request import JSONObject, JSONSchema, Request
+from dragoman.core.item import JSON, FunctionCall, Message, Part, Text, Token
+from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request
+from dragoman.core.tools import flat
+from dragoman.formats.grammar.schema import too_large
+from dragoman.wire.registry import spell_fault
 
 from .base import Prepared, Wrapper, new_id
 from .child import FORKS, end, inherited, spawn
@@ -253,11 +258,23 @@ class LlamaCpp(Wrapper):
         super().__init__(remote(address, key=key, profile=PROFILE, format=format))
         self.server = server
 
-    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Align log-probabilities of a required format. Raises
-        FaultError while the server is restarted."""
+    def prepare(
+        self, request: Request, caller: Caller
+    ) -> Prepared | Awaitable[Prepared | None] | None:
+        """Align log-probabilities of a required format. Raises FaultError while the server is
+        restarted, and for what would end it."""
         if (pause := self.server.pause) is not None:
             raise FaultError(replace(ABORTED, retry_after=f"{math.ceil(pause)}"))
+        if caller.size:
+            return self._checked_apart(request, caller)
+        check_request(request, caller)
+        return self._aligned(request)
+
+    async def _checked_apart(self, request: Request, caller: Caller) -> Prepared | None:
+        await asyncio.to_thread(check_request, request, caller)
+        return self._aligned(request)
+
+    def _aligned(self, request: Request) -> Prepared | None:
         formed = isinstance(request.format, JSONObject | JSONSchema)
         if not (formed and request.sampling.logprobs):
             return None
@@ -268,6 +285,85 @@ class LlamaCpp(Wrapper):
         """Close the connections, then the server."""
         await super().close()
         await asyncio.to_thread(self.server.close)
+
+
+# ---- what would end the server, or keep it from all others ----------------------------------
+
+MAX_NUMBER = 1_000_000
+"""The greatest number in a field of llama.cpp's own: it takes memory for as many tokens."""
+MAX_VALUES = 10_000
+"""Values in such fields together."""
+MAX_GRAMMAR = 65_536
+"""Characters of a grammar in GBNF."""
+MAX_BRACKETS = 1_000
+"""How deep its brackets are nested, and the JSON of a call's arguments."""
+_CLOSED = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|[^()]')
+"""What is no bracket of a grammar: texts, sets, all else."""
+
+
+def check_request(request: Request, caller: Caller) -> None:
+    """Raise FaultError, in terms of the caller's wire, for what llama.cpp's stack or memory does
+    not hold: it has no bounds of its own, and all who use it would wait until it is started
+    again."""
+    try:
+        _check_request(request)
+    except FaultError as error:
+        raise FaultError(spell_fault(error.fault, request, caller.wire)) from None
+
+
+def _check_request(request: Request) -> None:
+    if isinstance(request.format, JSONSchema):
+        _check_schema(request.format.schema, "format.schema")
+    for _, tool in flat(request.tools):
+        if isinstance(tool, FunctionTool):
+            _check_schema(tool.parameters, "tools")
+    for number, item in enumerate(request.items):
+        if isinstance(item, FunctionCall):
+            with suppress(ValueError):  # llama.cpp reports the error itself
+                try:
+                    json.loads(item.arguments)
+                except RecursionError:
+                    problem = "are nested too deeply for llama.cpp"
+                    raise FaultError(bad_request(problem, f"items[{number}].arguments")) from None
+    for fields in (request.extra or {}).values():
+        for name, value in fields.items():
+            _check_field(name, value)
+
+
+def _check_schema(schema: JSON, param: str) -> None:
+    if isinstance(schema, dict) and (problem := too_large(schema)) is not None:
+        raise FaultError(bad_request(problem, param))
+
+
+def _check_field(name: str, value: JSON) -> None:
+    """Raise FaultError for one of the fields that are passed on as they are."""
+    if name == "grammar_triggers":
+        problem = "is llama.cpp's own, for the grammars that it writes itself"
+        raise FaultError(unsupported(problem, name))
+    if name == "json_schema":
+        _check_schema(value, name)
+    if name in ("grammar", "samplers") and isinstance(value, str):
+        deep = deepest = 0
+        if len(value) <= MAX_GRAMMAR:
+            for bracket in _CLOSED.sub("", value):
+                deep += 1 if bracket == "(" else -1
+                deepest = max(deep, deepest)
+        if len(value) > MAX_GRAMMAR or deepest > MAX_BRACKETS:
+            most = f"{MAX_GRAMMAR} characters, and {MAX_BRACKETS} brackets in one another"
+            raise FaultError(bad_request(f"is too large: {most} are the most here", name))
+    waiting, count = [value], 0
+    while waiting:
+        each = waiting.pop()
+        count += 1
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+        elif isinstance(each, int | float) and not -MAX_NUMBER <= each <= MAX_NUMBER:
+            problem = f"has a number that is not between -{MAX_NUMBER} and {MAX_NUMBER}"
+            raise FaultError(bad_request(problem, name))
+        if count > MAX_VALUES:
+            raise FaultError(bad_request(f"has more than {MAX_VALUES} values", name))
 
 
 # ---- alignment of log-probabilities ----------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Finds citations in a model's text, in whatever pieces it comes, and makes annotations of them.
+"""Finds citations in streamed text of a model, and turns them into annotations.
 
-A model cites what it was shown by its number: `【3†L4-L7】` stands for lines 4 to 7 of what had the
-cursor 3, and `【101†notes.md】` for a piece of a file.
+A model cites by number: `【3†L4-L7】` stands for lines 4 to 7 of the page with the
+cursor 3, and `【101†notes.md】` for a chunk of a file.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dragoman.core.item import Annotation
 _MARK = re.compile(r"【([0-9]{1,9})(?:†([^【】]{0,385}))?】")
 _BEGUN = re.compile(r"【(?:[0-9]{1,9}(?:†[^【】]{0,385})?)?")
 _ESCAPED = str.maketrans({"(": "%28", ")": "%29"})
-"""Parentheses of an address: in Markdown they would end the link."""
+"""Parentheses in a URL, which would end the link in Markdown."""
 LINES = re.compile("[^†]{1,128}(?:†[^†]{1,256})?")
-"""What is behind the number of a page: its lines, and perhaps its domain."""
+"""The text after the number of a page: its lines, and perhaps its domain."""
 
 Cited = Callable[[int, str], Annotation | None]
-"""The note on what a mark cites, by its number and what is behind that; None where that is nothing
-that can be cited."""
+"""Returns the annotation for a mark, by its number and the text after it; None for an
+invalid mark."""
 
 
 def domain(url: str) -> str:
-    """What stands for an address where there is little room.
+    """The short form of a URL.
 
     >>> domain("https://example.com:8000/a/b"), domain("example")
     ('example.com:8000', 'example')
@@ -36,9 +36,9 @@ def domain(url: str) -> str:
 
 
 class Citations:
-    """The citations of one text; the first of `cited` that knows a mark decides. A `url_citation`
-    becomes a link in the place of its mark, and any other mark is taken out. What cannot be a mark
-    is passed on at once: only the end of the text from its last `【` may have to wait.
+    """Replaces the marks of one text; the first of `cited` that resolves a mark is used. A
+    `url_citation` becomes a link in place of its mark, any other mark is removed. Other text
+    is passed on at once: only the end of the text from its last `【` may be held back.
 
     >>> page = Annotation("url_citation", url="https://example.com/a", title="A")
     >>> citations = Citations([lambda number, rest: page])
@@ -49,10 +49,10 @@ class Citations:
     def __init__(self, cited: Sequence[Cited]) -> None:
         self._cited = cited
         self._held = ""
-        self._length = 0  # of what was passed on
+        self._length = 0  # of the text that was passed on
 
     def feed(self, text: str) -> list[str | Annotation]:
-        """The text that is known by now, and the annotations of it, each after its text."""
+        """The text so far, without a possible mark, and its annotations, each after its text."""
         return self._scan(self._held + text, ended=False)
 
     def end(self) -> list[str | Annotation]:

@@ -16,10 +16,10 @@ from .prompt import Prompt, Tokenizer
 
 
 class Setting(Struct, frozen=True):
-    """What a prompt says beside the request. Passed in, so that rendering stays pure.
+    """Values for a prompt beside the request. Passed in, so that rendering is pure.
 
     `today` is an ISO date, for formats that have a place for it; None leaves it out. A date in the
-    prompt empties every prompt cache at midnight.
+    prompt invalidates every prompt cache at midnight.
     """
 
     today: str | None = None
@@ -27,7 +27,7 @@ class Setting(Struct, frozen=True):
     knowledge_cutoff: str | None = None
 
     def preamble(self, identity: str = "", cutoff: str = "") -> str:
-        """The lines that a prompt begins with, those of a format where none are set; without
+        """The first lines of a prompt, with the format's defaults; without
         identity and cutoff none, not even the date."""
         identity = identity if self.identity is None else self.identity
         cutoff = cutoff if self.knowledge_cutoff is None else self.knowledge_cutoff
@@ -41,14 +41,14 @@ PLAIN = Setting()
 
 
 class Stops(Struct, frozen=True):
-    """What ends an answer: control tokens by their text, and strings."""
+    """The ends of an answer: control tokens by their text, and strings."""
 
     controls: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
 
 class Marker(Struct, frozen=True):
-    """A marker of a format, and the grammar rule that stands for it.
+    """A marker of a format, and its grammar rule.
 
     Whether it is one token or ordinary text depends on the vocabulary. It may follow text of the
     rule `before`; `end` markers without a token are left out.
@@ -98,7 +98,7 @@ class Parser(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What was malformed and how it was read."""
+        """Malformed output, and how it was interpreted."""
         ...
 
 
@@ -112,12 +112,12 @@ class Format(Protocol):
 
     @property
     def controls(self) -> Iterable[str]:
-        """The control tokens that it knows, by their text."""
+        """Its control tokens, by their text."""
         ...
 
     @property
     def limits(self) -> UpstreamLimits:
-        """Which kinds of tools it can render; others are lowered before."""
+        """The kinds of tools it can render; others are lowered before."""
         ...
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
@@ -125,7 +125,7 @@ class Format(Protocol):
         ...
 
     def stops(self, request: Request) -> Stops:
-        """What ends the answer to this request."""
+        """The ends of the answer to this request."""
         ...
 
     def parser(self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None) -> Parser:

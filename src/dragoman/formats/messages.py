@@ -31,13 +31,13 @@ from .grammar.schema import read_json
 
 LIMITS = UpstreamLimits(custom_tools=False, namespaces=False, hosted_tools=False)
 _COMPACTION = "compaction_trigger"
-"""This item asks for an action: to leave it out would answer another request."""
+"""This item requires an action: without it, the request would be another one."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Verbatim(dict[str, JSON]):
-    """Arguments as an object that keeps the text the model wrote, so that it can be repeated byte
-    for byte and the prompt cache survives."""
+    """Arguments as an object with the model's own text, so that it can be repeated byte
+    for byte and the prompt cache stays valid."""
 
     def __init__(self, value: dict[str, JSON], text: str) -> None:
         super().__init__(value)
@@ -51,7 +51,7 @@ def messages(request: Request, losses: LossList, id_length: int | None = None) -
     """The conversation, with one system message in front. Raises FaultError for an item that
     templates cannot express.
 
-    Reasoning is kept in the running turn and left out of finished ones: models are trained so.
+    Reasoning is included in the running turn and left out of finished ones, as in training.
     """
     places = {id(item): number for number, item in enumerate(request.items)}
     lowered = lower_system(request, losses, role="system", front=True)

@@ -20,7 +20,7 @@ class Tokenizer(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ids there are; every id is below."""
+        """The number of ids; every id is below."""
         ...
 
     @property
@@ -69,14 +69,14 @@ Piece = str | Control
 
 
 MAX_PATTERN = 500_000
-"""Characters of the pattern of some marks: it takes about 1 s to compile. The 65,000 control tokens
-of a model of speech are 400,000, as they begin alike."""
+"""The longest pattern of marks, which takes about 1 s to compile. The 65,000 control tokens
+of a speech model have 400,000 characters, as they share prefixes."""
 _DEEPEST = 50
 
 
 class Marks:
-    """Fixed texts, to be found in a text that comes in pieces of any size. Raises ValueError for
-    more of them than can be looked for.
+    """Finds fixed texts in streamed text. Raises ValueError for
+    too many of them.
 
     >>> marks = Marks(["<|end|>"])
     >>> marks.find("a<|end|>", 0), marks.held("one <|en"), marks.held("one <|end|>")
@@ -114,7 +114,7 @@ class Marks:
         return not self._first.isdisjoint(text)
 
     def held(self, text: str, at: int = 0) -> int:
-        """Where at the end of the text a mark may be beginning."""
+        """The start of a possible incomplete mark at the end of the text."""
         for start in range(max(at, len(text) - self.longest), len(text)):
             if text[start] in self._first and self.begin_with(text[start:]):
                 return start
@@ -127,14 +127,14 @@ class Marks:
 
 
 def _alternatives(marks: Sequence[str], at: int = 0, depth: int = 0) -> str:
-    """The pattern of the longest of these texts, which are sorted and alike before `at`. It is a
-    tree: what many have in common is written, and compared, once."""
-    if depth == _DEEPEST:  # the compiler of patterns calls itself
+    """The pattern of these texts, longest first, which are sorted and equal before `at`. It is a
+    prefix tree: common prefixes are written, and compared, once."""
+    if depth == _DEEPEST:  # the compiler of patterns is recursive
         return "|".join(re.escape(mark[at:]) for mark in reversed(marks))
     branches = []
     for _, alike in groupby(marks, itemgetter(at)):
         first, *more = alike
-        last = more[-1] if more else first  # what these have in common, all between have too
+        last = more[-1] if more else first  # a common prefix of the first and last is one of all
         size = next(
             (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
         )
@@ -165,7 +165,7 @@ class TokenTable(dict[int, str | bytes | Control]):
 
 
 class Prompt(Struct, frozen=True):
-    """A prompt, and what of the request it could not express.
+    """A prompt, and its losses.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
     >>> prompt = Prompt((Control("<|go|>"), "<|go|>"))

@@ -1,7 +1,7 @@
 """Renders a model's own chat template in a sandbox; a markup profile parses its answer.
 
-Text of the conversation never becomes a control token: a separator is put into whatever looks like
-one before rendering, and taken out once the real control tokens were split off. Needs jinja2.
+Text of the conversation never becomes a control token: a separator is inserted into text that looks
+like one before rendering, and removed after the real control tokens were split off. Needs jinja2.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .messages import Messages, Verbatim, continues, messages, tools
 from .prompt import Marks, Prompt
 
 MAX_CHARACTERS = 16_000_000
-"""Longer prompts are refused: no context is that long."""
+"""The longest prompt: no context is larger."""
 
 MAX_REMEMBERED = 1_024
-"""Options of which it is remembered whether they open the reasoning."""
+"""Options for which it is cached whether they open the reasoning."""
 
 FALLBACK = "hermes"
-"""The family that most models are trained on, for templates of none that is known."""
+"""The most common family, for templates of an unknown one."""
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
@@ -59,7 +59,7 @@ Rendering = Callable[[dict[str, JSON], str | None], str]
 
 
 class Program:
-    """A template that was read. An error in it raises ValueError."""
+    """Compile a template. An error in it raises ValueError."""
 
     def __init__(self, text: str) -> None:
         self._template = _compiled(text)
@@ -136,7 +136,7 @@ class Template(Markup):
         continued = continues(request)
         text, separator = self._run(turns, tools(request), options, setting, continued)
         if self.slow or options:
-            self.starts_thinking(request)  # known to the parser then, which may not wait
+            self.starts_thinking(request)  # cached for the parser, which must not block
         pieces = (
             piece.replace(separator, "") if isinstance(piece, str) else piece
             for piece in self._marks.split(text)
@@ -197,7 +197,7 @@ class Template(Markup):
         at = 0
         while (found := self._marks.pattern.search(text, at)) is not None:
             pieces.append(text[at : found.start() + 1])
-            at = found.start() + 1  # another one may begin within it
+            at = found.start() + 1  # another one may begin inside it
         text = separator.join((*pieces, text[at:]))
         for at in range(len(text) - 1, max(-1, len(text) - self._marks.longest - 1), -1):
             if self._marks.begin_with(text[at:]):

@@ -34,6 +34,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.response import Guarantee, Usage
 from dragoman.engines.fan_out import add_usage
+from dragoman.wire import json
 
 RoleName = Literal["system", "user", "assistant"]
 ROLES = ("system", "user", "assistant")
@@ -452,7 +453,7 @@ class _SavedPiece(Struct, omit_defaults=True):
 
 
 class _SavedTurn(Struct):
-    role: str
+    role: RoleName
     pieces: list[_SavedPiece]
 
 
@@ -488,11 +489,15 @@ def dump(state: State) -> bytes:
             about: dict[str, Any] = {name: getattr(piece, name) for name in _ABOUT}
             about[kind] = value
             pieces.append(_SavedPiece(**about))
-        turns.append(_SavedTurn(turn.role, pieces))
+        turns.append(_SavedTurn(cast("RoleName", turn.role), pieces))
     captures: dict[str, _SavedCapture | list[_SavedCapture]] = {}
     for name, found in state.captures.items():
         captures[name] = [*map(_saved, found.all())] if isinstance(found, Listed) else _saved(found)
-    return msgspec.json.encode(_Saved(VERSION, turns, captures, state.usage))
+    saved = _Saved(VERSION, turns, captures, state.usage)
+    try:
+        return msgspec.json.encode(saved)
+    except UnicodeEncodeError:  # a model wrote half of a surrogate pair
+        return json.dump(msgspec.to_builtins(saved))
 
 
 def _saved(capture: Capture) -> _SavedCapture:
@@ -506,7 +511,7 @@ def load(data: bytes) -> State:
         if version != VERSION:
             raise ValueError(f"version {version} of a saved program is not supported")
         saved = msgspec.json.decode(data, type=_Saved)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"this is no saved program: {error}") from None
     captures: dict[str, Capture | Listed] = {}
     for name, value in saved.captures.items():

@@ -336,7 +336,12 @@ class Model:
     def load(self, data: bytes | str | Path) -> Self:
         """This model, with what `dump` gave, or what `save` wrote to a file. Raises ValueError for
         anything else."""
-        return self._of(load(data if isinstance(data, bytes) else Path(data).read_bytes()))
+        if isinstance(data, bytes):
+            return self._of(load(data))
+        path = Path(data)
+        if path.exists() and not path.is_file():  # a pipe or a device has no end
+            raise ValueError(f"{path} is no file")
+        return self._of(load(path.read_bytes()))
 
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""

@@ -22,11 +22,13 @@ from .config import (
     ConfigurationError,
     HostedTool,
     Upstream,
+    check_name,
     clash,
     explained,
     place_of,
     problem_of,
     read_key,
+    without_credentials,
 )
 from .settings import Settings
 
@@ -159,7 +161,7 @@ def studio_of(settings: Settings, environ: Mapping[str, str], *, pocket: bool = 
                 **keys,
             )
     except FaultError as error:
-        raise ConfigurationError(error.fault.message) from None
+        raise ConfigurationError(without_credentials(error.fault.message)) from None
 
 
 def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Hosted]:
@@ -210,6 +212,9 @@ def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Host
     if mcp:
         from dragoman.tools.mcp import MCP
 
+        for tool in mcp:
+            for variable in tool.headers.values():
+                check_name(environ, variable, "a header of an MCP server")
         hosts, allow = ([each for tool in mcp for each in getattr(tool, name)] for name in _OF_ALL)
         with explained("mcp: "):
             found["mcp"] = MCP(servers, hosts=hosts, allow=allow, environ=environ)

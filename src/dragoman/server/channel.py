@@ -1,4 +1,4 @@
-"""The frames of one WebSocket: received one by one, sent by one task, and bounded both ways."""
+"""Receives and sends the frames of one WebSocket, with limits in both directions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .responder import Service
 
 
 def of_message(fault: Fault) -> Fault:
-    """A fault of what came by a WebSocket: what has a body in HTTP is a message there.
+    """A fault for a WebSocket: "message" replaces HTTP's "body".
 
     >>> of_message(Fault("invalid_request", "The body is an array.")).message
     'The message is an array.'
@@ -31,11 +31,11 @@ def of_message(fault: Fault) -> Fault:
 
 
 LIFETIME = 3600.0
-"""Seconds a connection may last."""
+"""The time limit of a connection."""
 
 
 class Later:
-    """A frame of about this size that takes long to encode: that is left to a thread."""
+    """Size of a frame, about, from which it is encoded in a thread."""
 
     def __init__(self, make: Callable[[], bytes], size: int) -> None:
         self.make = make
@@ -46,7 +46,7 @@ class Later:
 
 
 class Handshake(Struct):
-    """A client that wants a WebSocket, and how it is talked to; `room` where the host is ours."""
+    """A WebSocket handshake and its ASGI callables; `room` where the host is ours."""
 
     exchange: Exchange
     caller: Caller
@@ -57,14 +57,14 @@ class Handshake(Struct):
 
 
 class Channel(ABC):
-    """Serves one client until it disconnects, or its time is over.
+    """Serves one client until it disconnects, or its time limit is reached.
 
-    A subclass takes each frame and writes frames of its own; one task sends them. What the client
-    leaves unread is held of the server's memory; a client that does not read is disconnected.
+    A subclass processes each frame and writes frames of its own; one task sends them. Unread
+    frames are accounted for in the server's budget; a client that does not read is disconnected.
     """
 
     subprotocol: str | None = None
-    """The one that was chosen of those that the client speaks."""
+    """The chosen subprotocol of those that the client offers."""
 
     def __init__(self, service: Service, client: Handshake) -> None:
         self.service = service
@@ -74,18 +74,18 @@ class Channel(ABC):
         self._send = client.send
         self._room = client.room
         self._queue: deque[bytes | Later] = deque()  # frames to be sent
-        self._size = 0  # of those, and of the one that the client has not taken
+        self._size = 0  # of those, and of the one that is being sent
         self._unread = service.budget.hold(self.caller.tenant)  # for those, if they are many
         self._sender: asyncio.Task[None] | None = None
         self._sending = False
-        self._closing = False  # what is queued is the last
+        self._closing = False  # the queue has the last frames
         self._wakeup = asyncio.Event()
         self._time = asyncio.timeout(None)
         self.open: Counter[str] = Counter()  # connections of each tenant
 
     @abstractmethod
     async def take(self, data: bytes) -> None:
-        """A frame has come. The next one is taken behind it."""
+        """Process a frame. The next one is received afterwards."""
 
     @abstractmethod
     async def opened(self) -> None:
@@ -93,27 +93,27 @@ class Channel(ABC):
 
     @abstractmethod
     def expired(self) -> None:
-        """Time is over: write the last frame."""
+        """The time limit is reached: write the last frame."""
 
     @abstractmethod
     def drained(self) -> None:
-        """The client has taken what was written."""
+        """The client has read the buffer."""
 
     @abstractmethod
     async def finish(self) -> None:
-        """The connection is over: end all work for it."""
+        """The connection is closed: cancel all work for it."""
 
     def holds(self) -> tuple[Hold, ...]:
-        """What else the connection holds of the server's memory."""
+        """Other memory of the connection."""
         return ()
 
     async def serve(self, lifetime: float = LIFETIME) -> None:
-        """Accept the connection, receive frames and answer them."""
+        """Accept the connection, then receive and process frames."""
         self._time, room, tenant = asyncio.timeout(lifetime), self._room, self.caller.tenant
         self._sender = sender = asyncio.get_running_loop().create_task(self._send_queued())
         self.open[tenant] += 1
         try:
-            await self._receive()  # that it wants to connect
+            await self._receive()  # the connect event
             accept = {"type": "websocket.accept", "headers": self.exchange.marks}
             await self._send({**accept, "subprotocol": self.subprotocol})
             if room is not None:
@@ -125,15 +125,15 @@ class Channel(ABC):
                     text = message.get("text")
                     data = text.encode() if text else message.get("bytes") or b""
                     if room is not None and room.hold is not None and room.hold.size:
-                        room.hold.close()  # it is ours now
+                        room.hold.close()  # it is accepted
                     await self.take(data)
                     del data, text, message
                     if room is not None and room.read_paused:
-                        await asyncio.sleep(0)  # more has come: others first
+                        await asyncio.sleep(0)  # more frames are waiting: yield first
                     elif room is not None and room.unparsed:
                         asyncio.get_running_loop().call_soon(room.parse)
         except TimeoutError:
-            if not sender.done():  # or it was the client that did not read
+            if not sender.done():  # unless it is closed since the client did not read
                 self._closing = True
                 self.expired()
                 await sender
@@ -151,34 +151,34 @@ class Channel(ABC):
                         hold.close()
 
     def write(self, *frames: bytes | Later) -> bool:
-        """Send frames. True where the client does not keep up."""
+        """Queue frames. True where the client reads too slowly."""
         self._queue.extend(frames)
         self._size += sum(map(len, frames))
         self._wakeup.set()
         if self._size > BUFFER and self._sender is not None:
             try:
                 self._unread.resize(self._size)
-            except FaultError:  # the client leaves unread what there is no room for
+            except FaultError:  # there is no room for the unread frames
                 self._sender.cancel()
                 self._queue.clear()
                 self.abort()
         return self._sending or self._size > BUFFER
 
     def close(self) -> None:
-        """Close the connection, once what was written is sent."""
+        """Close the connection after the queue was sent."""
         self._closing = True
         self._wakeup.set()
 
     def abort(self) -> None:
-        """End the connection, and leave unsent what the client does not take."""
+        """Close the connection, and drop frames that the client does not read."""
         if self._room is not None:
             self._room.transport.abort()
-        with suppress(RuntimeError):  # its time is over already
+        with suppress(RuntimeError):  # its time limit is reached already
             self._time.reschedule(0.0)
 
     async def _send_queued(self) -> None:
-        """Send what is queued. A frame that the client does not take in time is the last: what
-        followed it would follow a gap."""
+        """Send the queue. A frame that the client does not read in time is the last: later ones
+        would follow a gap."""
         room = self._room
         try:
             while not self._closing or self._queue:
@@ -187,7 +187,7 @@ class Channel(ABC):
                 self._sending = True
                 stall, loop = self.service.settings.stall, asyncio.get_running_loop()
                 async with asyncio.timeout(stall) as patience:
-                    last = 0  # bytes of the frame before
+                    last = 0  # bytes of the previous frame
                     while self._queue:
                         frame = self._queue.popleft()
                         if isinstance(frame, Later):
@@ -199,7 +199,7 @@ class Channel(ABC):
                             room.write_long(frame)
                         else:
                             await self._send({"type": "websocket.send", "text": frame.decode()})
-                        self._size -= last  # the next one is sent when the client took that
+                        self._size -= last  # the next one is sent when the client has read this one
                         last = len(frame)
                         patience.reschedule(loop.time() + stall)
                     if room is not None:
@@ -212,5 +212,5 @@ class Channel(ABC):
             await self._send({"type": "websocket.close", "code": 1000})
         except TimeoutError:
             self.abort()
-        except (OSError, RuntimeError):  # how hosts say that the client is gone
+        except (OSError, RuntimeError):  # hosts raise it when the client is gone
             pass

@@ -35,6 +35,8 @@ AUTO = "auto"
 """The value of `wire` for detection."""
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+_CREDENTIALS = re.compile(r"(?<=://)\S*@")
+"""User and password in a URL."""
 _T = TypeVar("_T", bound=Struct)
 
 
@@ -184,7 +186,16 @@ def explained(about: str = "", end: str = "") -> Iterator[None]:
         yield
     except (ValueError, ImportError) as error:
         end = "" if isinstance(error, ImportError) else end
-        raise ConfigurationError(f"{about}{error}{end}") from None
+        raise ConfigurationError(without_credentials(f"{about}{error}{end}")) from None
+
+
+def without_credentials(text: str) -> str:
+    """A text without user and password of the URLs in it.
+
+    >>> without_credentials("'http://ada:secret@h:bad' cannot be used")
+    "'http://h:bad' cannot be used"
+    """
+    return _CREDENTIALS.sub("", text)
 
 
 def load(path: Path) -> Configuration:
@@ -266,10 +277,8 @@ def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
 def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
     """The key in a variable. Raises ConfigurationError where there is none, or one that is invalid
     in a header."""
+    check_name(environ, name, what)
     value = environ.get(name, "").strip()
-    if not value and not _VARIABLE.fullmatch(name):  # it may be the key itself: it is not shown
-        problem = f"The variable with {what} is to be given by its NAME, such as API_KEY"
-        raise ConfigurationError(f"{problem}; what was given is no name, and is not shown here.")
     if not value:
         problem = f"The environment variable {name} should hold {what}, and is empty."
         raise ConfigurationError(problem)
@@ -277,6 +286,14 @@ def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
         problem = f"The key in the environment variable {name} may have printable ASCII only."
         raise ConfigurationError(problem)
     return Secret(value)
+
+
+def check_name(environ: Mapping[str, str], name: str, what: str) -> None:
+    """Raise ConfigurationError for what does not name a variable: it may be the key itself, and is
+    not shown."""
+    if not environ.get(name) and not _VARIABLE.fullmatch(name):
+        problem = f"The variable with {what} is to be given by its NAME, such as API_KEY"
+        raise ConfigurationError(f"{problem}; what was given is no name, and is not shown here.")
 
 
 def clash(upstreams: Sequence[Upstream]) -> tuple[int, str, str] | None:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 SOCKET = BASE + PATH
 
 BETA_SESSIONS = ("sessions", "transcription_sessions")
-"""Where the beta API made keys for pages."""
+"""The beta API's path for client secrets."""
 OF_ITS_OWN = Fault(
     "authentication",
     "A client secret opens a session of its own: a call is joined with the key that it was made "
@@ -72,7 +72,7 @@ OF_ITS_OWN = Fault(
 
 
 class Admitted(Wrapper):
-    """The engine behind the gate: each answer of a session takes the place of a request."""
+    """The engine behind the gate: each answer of a session takes a place, like a request."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service.engine)
@@ -81,7 +81,7 @@ class Admitted(Wrapper):
     async def stream(
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        """The events of the engine, once there is a place for it."""
+        """The events of the engine, once it has a place."""
         seconds = self._service.settings.deadline
         try:
             async with (
@@ -111,20 +111,20 @@ class Participant(Protocol):
     """A client of a session."""
 
     def emit(self, events: list[dict[str, JSON]]) -> bool:
-        """Send events of the GA dialect. True where the client does not keep up."""
+        """Send events of the GA dialect. True where the client reads too slowly."""
         ...
 
     def close(self) -> None:
-        """The session is over: end the connection, once what was sent is taken."""
+        """The session is over: close the connection after its buffer was sent."""
         ...
 
 
 class ServedSession:
-    """One session and its clients: the sink of its events, and work that the server may stop while
-    something is answered.
+    """One session and its clients: the sink of its events, and work that the server may cancel
+    while an answer is in progress.
 
-    Events go to all of its clients, in the order in which they joined; what answers one of them
-    alone, an error or an item that it wanted, to that one.
+    Events are sent to all clients, in the order in which they joined; replies to one of them
+    (an error, or a retrieved item) to that one alone.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class ServedSession:
         self.service = service
         self.caller = caller
         self.clients: list[Participant] = []
-        self._slow: set[object] = set()  # what holds the answers up
+        self._slow: set[object] = set()  # the clients that pause the answers
         self._asking: Participant | None = None
-        self._request = request  # the path and the id of what began it
+        self._request = request  # the path and the id of the request that opened it
         self._seed = new_id()
         self._sent = 0
         self._model = config.model
@@ -151,10 +151,10 @@ class ServedSession:
         engine, apart = Admitted(service), service.turns.take
         self.live = TurnSession(engine, config, asking, self, voice, limits, apart)
 
-    # ---- what clients call ---------------------------------------------------------------------
+    # ---- for clients ---------------------------------------------------------------------------
 
     async def join(self, client: Participant) -> None:
-        """Take part. The first client opens the session; another one learns how it is."""
+        """Join. The first client opens the session; others get its current state."""
         self.clients.append(client)
         if len(self.clients) == 1:
             await self.live.open()
@@ -162,12 +162,12 @@ class ServedSession:
             client.emit(encode_events(self.live.session.open(), self._event_id))
 
     def leave(self, client: Participant) -> None:
-        """Take part no more."""
+        """Leave."""
         self.clients.remove(client)
         self.caught_up(client)
 
     async def take(self, client: Participant, data: bytes, *, beta: bool = False) -> None:
-        """A frame of a client: a command, as a rule."""
+        """Process a frame of a client: usually a command."""
         service, settings = self.service, self.service.settings
         try:
             size = len(data)
@@ -186,7 +186,7 @@ class ServedSession:
                     )
                 finally:
                     hold.close()
-        except Exception as problem:  # the session goes on
+        except Exception as problem:  # the session continues
             self._asking = client
             fault = fault_of(problem, self._request[1], self.caller.key)
             self.receive([Refused(of_message(fault))])
@@ -198,7 +198,7 @@ class ServedSession:
                 await self.live.drain()
 
     def send(self, command: Command, client: Participant | None = None) -> None:
-        """A command of a client, or of the server itself."""
+        """Process a command of a client, or of the server itself."""
         asking, self._asking = self._asking, client
         self.live.send(command)
         self._asking = asking
@@ -208,7 +208,7 @@ class ServedSession:
             self.stop(problem.fault)
 
     def caught_up(self, client: object) -> None:
-        """A client has read what was written: the answers may go on."""
+        """A client has read its buffer: resume the answers."""
         self._slow.discard(client)
         if not self._slow:
             self.live.resume()
@@ -221,11 +221,11 @@ class ServedSession:
         await self.live.close()
         self._held.close()
 
-    # ---- what the session calls ----------------------------------------------------------------
+    # ---- for the session -----------------------------------------------------------------------
 
     def receive(self, events: list[SessionEvent]) -> None:
         """Send events to the clients."""
-        mine: list[SessionEvent] = []  # for the client alone that asked for them
+        mine: list[SessionEvent] = []  # only for the client that requested them
         if self._asking is not None and len(self.clients) > 1:
             mine = [event for event in events if isinstance(event, Refused | ItemRetrieved)]
             events = [event for event in events if not isinstance(event, Refused | ItemRetrieved)]
@@ -243,11 +243,11 @@ class ServedSession:
                 self.live.pause()
 
     def shown(self, events: list[SessionEvent]) -> list[SessionEvent]:
-        """The events that clients are sent."""
+        """The events for clients."""
         return events
 
     def ended(self, fault: Fault) -> None:
-        """The session has said why it is over."""
+        """Close the clients; the session has sent the reason."""
         for client in [*self.clients]:
             client.close()
 
@@ -256,10 +256,10 @@ class ServedSession:
         return f"event_{self._seed}{self._sent:04x}"
 
     def _hold(self, size: int) -> None:
-        """Hold so much of the server's memory. Raises FaultError where there is no room."""
+        """Account for so many bytes. Raises FaultError where there is no room."""
         self._held.resize(size if size > SMALL else 0)
 
-    # ---- what the server calls -----------------------------------------------------------------
+    # ---- for the server ------------------------------------------------------------------------
 
     def stop(self, fault: Fault) -> None:
         """End the session for this reason."""
@@ -269,13 +269,13 @@ class ServedSession:
         self.ended(fault)
 
     def tick(self, now: float) -> None:
-        """The session has a clock of its own."""
+        """No-op: the session has its own clock."""
 
     def disconnected(self) -> None:
-        """Its clients have noticed, too."""
+        """No-op: its clients detect it, too."""
 
     def drained(self) -> None:
-        """Its clients say so themselves."""
+        """No-op: its clients report it themselves."""
 
     def _begun(self, id: str) -> None:
         log, caller = self.service.log, self.caller
@@ -286,7 +286,7 @@ class ServedSession:
         self.service.roster.works.add(self)
 
     def _log(self, id: str, done: ResponseDone | None) -> None:
-        """Write the line of an answer that is over, with the session or by itself."""
+        """Write the log line of a finished answer."""
         entry = self._running.pop(id, None)
         if not self._running:
             self.service.roster.discard(self)
@@ -300,7 +300,7 @@ class ServedSession:
 
 
 class Connection(Channel):
-    """A client of a session by WebSocket: one that it has to itself, or one that is there."""
+    """A client of a session by WebSocket: of its own session, or of an existing one."""
 
     def __init__(
         self,
@@ -316,22 +316,22 @@ class Connection(Channel):
         self._own = not session.clients
 
     async def opened(self) -> None:
-        """Begin the session, or join it."""
+        """Open the session, or join it."""
         await self._session.join(self)
 
     async def take(self, data: bytes) -> None:
-        """A frame of the client."""
+        """Process a frame of the client."""
         await self._session.take(self, data, beta=self._beta)
 
     def expired(self) -> None:
-        """The session has said so itself."""
+        """No-op: the session has sent the error."""
 
     def drained(self) -> None:
-        """The client has read what was written."""
+        """The client has read the buffer."""
         self._session.caught_up(self)
 
     async def finish(self) -> None:
-        """End the session that was this client's."""
+        """End this client's own session."""
         if self in self._session.clients:
             self._session.leave(self)
         if self._own:
@@ -355,7 +355,7 @@ def _encoded(event: dict[str, JSON]) -> bytes | Later:
 
 
 class Realtime:
-    """The sessions of one engine; `key` signs client secrets, `voice` makes the voice of each."""
+    """Serves the sessions of one engine; `key` signs client secrets, `voice` makes their voices."""
 
     def __init__(
         self, service: Service, key: bytes, voice: Callable[[], Voice] | None = None
@@ -363,12 +363,12 @@ class Realtime:
         self._service = service
         self._voice = voice
         self.calls: dict[str, ServedSession] = {}
-        """The sessions of the WebRTC calls that are going on, by the ids of those."""
+        """The sessions of the current WebRTC calls, by the calls' ids."""
         self._open: Counter[str] = Counter()  # by tenant
         self._secrets = ClientSecrets(service, key)
 
     def routes(self) -> list[Route]:
-        """The routes of what is no WebSocket."""
+        """The HTTP routes."""
         return [
             Route("GET", SOCKET, self.plain),
             Route("POST", BASE + SECRETS_PATH, self._secrets.make),
@@ -376,17 +376,17 @@ class Realtime:
         ]
 
     def beta_sessions(self, exchange: Exchange, caller: Caller) -> None:
-        """Say where the sessions of the beta API are made now."""
+        """Refuse the beta API's sessions, with the new path."""
         hint = f" Pages get a key for a session by POST {BASE + SECRETS_PATH}, as in the GA API."
         raise FaultError(nothing_at(exchange.path, hint))
 
     def plain(self, exchange: Exchange, caller: Caller) -> None:
-        """Answer a GET that asks for no WebSocket."""
+        """Answer a GET without an Upgrade."""
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
     def redeem(self, exchange: Exchange) -> ClientSecret | None:
-        """What the secret is for that a connection presents. Raises FaultError for one that is not
-        good any more."""
+        """The session of a connection's client secret. Raises FaultError for one that is expired
+        or used."""
         return self._secrets.redeem(presented(exchange))
 
     async def connect(self, client: Handshake, secret: ClientSecret | None = None) -> None:
@@ -400,11 +400,11 @@ class Realtime:
         made.open = self._open
         if SUBPROTOCOL in (scope.get("subprotocols") or ()):
             made.subprotocol = SUBPROTOCOL
-        # The session ends by itself a little earlier, and says so.
+        # The session ends by itself a little earlier, with an error.
         await made.serve(LIFETIME + 60)
 
     async def _made(self, client: Handshake, secret: ClientSecret | None) -> Connection | Relay:
-        """The session that is asked for. Raises FaultError where none can be opened."""
+        """The requested session. Raises FaultError where none can be opened."""
         service, exchange, caller = self._service, client.exchange, client.caller
         most = service.settings.max_sockets_per_key
         if self._open[caller.tenant] >= most:
@@ -426,7 +426,7 @@ class Realtime:
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing in the query, ?model=…", "model"))
         if (live := await self.upstream(config.model, caller)) is not None:
-            # The other server knows the model already, and refuses to change it.
+            # The other server has the model already, and refuses to change it.
             asked = {name: value for name, value in changes.items() if name != "model"}
             return Relay(service, client, live, config.model, asked, beta=beta)
         request = exchange.path, exchange.id
@@ -434,8 +434,8 @@ class Realtime:
         return Connection(service, client, session, beta=beta)
 
     async def upstream(self, model: str, caller: Caller) -> RemoteSession | None:
-        """A session of the server that has a model, where that speaks Realtime. Raises FaultError
-        where nobody has it."""
+        """A session of a model's server, if it is a Realtime server. Raises FaultError
+        where no engine has it."""
         find = getattr(self._service.engine, "realtime_session", None)
         if find is None or not model:
             return None
@@ -447,7 +447,7 @@ class Realtime:
         return None if self._voice is None else self._voice()
 
     def call(self, id: str, caller: Caller) -> ServedSession:
-        """The session of a call. Raises FaultError where the client has no such call."""
+        """The session of a call. Raises FaultError for an unknown call."""
         found = self.calls.get(id)
         if found is None or found.caller.tenant != caller.tenant:
             problem = f"There is no call {quoted(id)}; it may have ended."

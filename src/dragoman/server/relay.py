@@ -1,4 +1,4 @@
-"""Relays one session of another server, event by event, and opens it again where it is lost."""
+"""Relays one session of another server, event by event, and reopens a lost one."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from dragoman.engines.remote_session import RemoteSession
 
 PAUSES = (0.1, 1.0, 3.0)
-"""Seconds before each attempt to open a session that was lost."""
+"""Seconds before each attempt to reopen a lost session."""
 WITHIN = 15.0
-"""Seconds in which the new session must be as the lost one was."""
+"""The timeout for restoring the lost session."""
 SOON = 30.0
-"""Seconds after a loss in which another one ends the session."""
+"""Seconds after a loss during which another loss ends the session."""
 MOST = 1_024
-"""Unanswered commands beyond which a lost session is not opened again."""
+"""Unanswered commands beyond which a lost session is not reopened."""
 _APPEND = "input_audio_buffer.append"
 _ANSWERS = {
     "session.updated": "session.update",
@@ -78,11 +78,10 @@ _ANSWERS = {
     "input_audio_buffer.cleared": "input_audio_buffer.clear",
     "response.created": "response.create",
 }
-"""The events that answer commands, and those. To cancel an answer that is lost is done already."""
+"""The events that answer commands, and the commands. Cancelling a lost answer needs no repeat."""
 
 _EACH, _ANSWER = 64, 4_096
-"""What each piece of an answer takes besides its characters, and an answer besides its pieces, or
-nearly."""
+"""Overhead of each piece of an answer, and of each answer, about."""
 
 SOUND_LOST = Fault(
     "upstream_cut",
@@ -101,7 +100,7 @@ class _Error(Struct):
 
 
 class Head(Struct):
-    """What is read of each event. `delta` is as it stands, with its quotes."""
+    """The fields that are decoded of each event. `delta` is raw JSON, with its quotes."""
 
     type: str = ""
     event_id: str | None = None
@@ -115,7 +114,7 @@ _decode = msgspec.json.Decoder(Head).decode
 
 
 def read_head(data: bytes) -> Head:
-    """The head of an event; an empty one of what is none."""
+    """The head of an event; an empty one for an invalid event."""
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -123,9 +122,9 @@ def read_head(data: bytes) -> Head:
 
 
 class SessionCopy:
-    """The state of another server's session, from its events, and the commands that it has not
-    answered: all that a new session needs to replace it. Its methods raise FaultError for more than
-    is kept, and other exceptions for events that make no sense."""
+    """Tracks the state of another server's session by its events, and the unanswered commands:
+    all that a new session needs to replace it. Its methods raise FaultError beyond their
+    limits, and other exceptions for invalid events."""
 
     def __init__(self, changes: Changes, *, beta: bool) -> None:
         self.changes = changes
@@ -138,15 +137,15 @@ class SessionCopy:
         self._transcribed: set[str] = set()  # items that are being transcribed
         self._speaking = False
         self._appended = False  # sound that is not committed
-        self._pending = 0  # bytes of commands, and characters of answers under way
+        self._pending = 0  # bytes of commands, and characters of answers in progress
 
     @property
     def size(self) -> int:
-        """Bytes that it holds, or nearly."""
+        """Its size in bytes, about."""
         return self._items.text + self._pending
 
-    def asked(self, data: bytes) -> None:
-        """A command is sent."""
+    def sent(self, data: bytes) -> None:
+        """Track a command that is sent."""
         head = read_head(data)
         if head.type == _APPEND:
             self._appended = True
@@ -156,8 +155,8 @@ class SessionCopy:
             if len(self.unanswered) > MOST:
                 raise FaultError(Fault("too_large", f"More than {MOST} commands wait.", "upstream"))
 
-    def said(self, data: bytes) -> None:
-        """An event has come."""
+    def received(self, data: bytes) -> None:
+        """Track an event."""
         head = read_head(data)
         if len(head.item_id) > LONGEST_NAME or not 0 <= head.content_index <= MAX_PARTS:
             raise FaultError(Fault("too_large", "An item or part cannot be followed.", "upstream"))
@@ -182,7 +181,7 @@ class SessionCopy:
         return to_ga(value) if self._beta else [value]
 
     def _answered(self, head: Head) -> bytes | None:
-        """The command that an event answers. Those before it are done: they are taken in turn."""
+        """The command that an event answers. Earlier ones are done: they are processed in order."""
         if head.type not in _ANSWERS and head.error is None:
             return None
         for number, (command, data) in enumerate(self.unanswered):
@@ -197,7 +196,7 @@ class SessionCopy:
         return None
 
     def _configured(self, data: bytes) -> None:
-        """A change of the configuration holds."""
+        """Apply a change of the configuration."""
         for each in self._read(data):
             command = command_of(each)
             if not isinstance(command, Configure):
@@ -229,7 +228,7 @@ class SessionCopy:
             case ItemDeleted(item_id=id) if id in items:
                 items.delete(id)
             case ItemTruncated(item_id=id, content_index=number, audio_end_ms=end):
-                with suppress(FaultError):  # it was heard to its end
+                with suppress(FaultError):  # it was played to its end
                     items.truncate(id, number, end)
             case BufferSpeechStarted():
                 self._speaking = True
@@ -244,10 +243,10 @@ class SessionCopy:
             case TranscriptionCompleted(item_id=id, content_index=number, transcript=text):
                 self._transcribed.discard(id)
                 entry = items.get(id)
-                if entry is not None and isinstance(said := entry.item, Message):
-                    parts = [*said.parts]
+                if entry is not None and isinstance(item := entry.item, Message):
+                    parts = [*item.parts]
                     parts[number] = Audio(format="pcm16", transcript=text.strip())
-                    items.complete(replace(said, content=tuple(parts)))
+                    items.complete(replace(item, content=tuple(parts)))
             case ResponseCreated(response=response):
                 self._pending += _ANSWER
                 self._answers[response.id] = response, AnswerView(lambda: self._adding)
@@ -262,7 +261,7 @@ class SessionCopy:
         items.check_room(self._pending)
 
     def _feed(self, event: SessionEvent) -> None:
-        """Follow an answer, to close what is open of it."""
+        """Track an answer, for closing its open items."""
         if isinstance(event, Answer) and event.response_id in self._answers:
             inner = event.event
             self._adding = event.item_id
@@ -277,7 +276,7 @@ class SessionCopy:
             self._items.complete(merged(entry.item, take_sounds(item)[0]))
 
     def close(self, fault: Fault) -> list[SessionEvent]:
-        """The events that close what is open: nothing more is said about it."""
+        """The events that close everything open."""
         events: list[SessionEvent] = [
             TranscriptionFailed(id, 0, fault) for id in sorted(self._transcribed)
         ]
@@ -303,9 +302,9 @@ class SessionCopy:
         return events
 
     def replay(self) -> tuple[list[CreateItem | Configure], list[SessionEvent]]:
-        """The commands that make a new session what this one was, the configuration last; and
-        events about items that have nothing to be said again: a call that broke off, an answer
-        without a word. Raises FaultError where an item cannot be said as text."""
+        """The commands that restore the state in a new session, the configuration last; and
+        events for items that cannot be restored: an incomplete call, an empty
+        answer. Raises FaultError for sound without a transcript."""
         commands: list[CreateItem | Configure] = []
         gone: list[SessionEvent] = []
         for entry in self._items.entries():
@@ -314,10 +313,10 @@ class SessionCopy:
             if any(isinstance(part, Audio) and part.transcript is None for part in parts):
                 raise FaultError(NO_WORDS)
             broken = isinstance(item, FunctionCall) and item.status == "incomplete"
-            if broken or (said := as_text(item)) is None:
+            if broken or (text := as_text(item)) is None:
                 gone.append(ItemDeleted(item_id(item)))
             else:
-                commands.append(CreateItem(item=said))
+                commands.append(CreateItem(item=text))
         for event in gone:
             self._take(event)
         commands.append(Configure(changes={"kind": self._config.kind, **self.changes}))
@@ -329,12 +328,12 @@ def _not_again(lost: Fault, why: str) -> Fault:
 
 
 class Relay(Channel):
-    """One session of another server. Events pass as they stand where both sides speak the same
+    """One session of another server. Events are passed on unchanged where both sides have the same
     dialect.
 
-    A session whose connection is lost is opened again once, with the configuration and what was
-    said, as text; the client sees that answers under way fail, and goes on. Where that cannot be,
-    the session ends.
+    A session whose connection is lost is reopened once, with the configuration and the
+    history as text; for the client, answers in progress fail, and the session continues. Where
+    that is not possible, it ends.
     """
 
     def __init__(
@@ -358,14 +357,14 @@ class Relay(Channel):
         self._flowing.set()
         self._reopening: asyncio.Task[None] | None = None
         self._replayed: asyncio.Future[None] | None = None
-        self._settled = 0.0  # from when on a loss is the first one
+        self._settled = 0.0  # when the next loss counts as the first again
         self._entry: Entry | None = None
         if service.log is not None:
             caller = self.caller
             self._entry = Entry(service.log, model, "", None, caller.tenant, caller.key)
 
     def holds(self) -> tuple[Hold, ...]:
-        """What is held for another session."""
+        """The memory for the copy."""
         return (self._copied,)
 
     async def opened(self) -> None:
@@ -379,40 +378,45 @@ class Relay(Channel):
             self._end(problem.fault)
 
     async def take(self, data: bytes) -> None:
-        """An event of the client."""
+        """Relay an event of the client."""
         await self._flowing.wait()
+        try:
+            json.check_size(data, self.service.settings)
+        except FaultError as problem:  # the session goes on
+            self.receive([Refused(problem.fault)])
+            return
         for each in self._translated(data, to_beta if self.live.beta else to_ga):
-            self._follow(each, SessionCopy.asked)
+            self._follow(each, SessionCopy.sent)
             self.live.send_raw(each)
         await self.live.drain()
 
     def taken(self, message: str | bytes) -> None:
-        """An event of the server."""
+        """Relay an event of the server."""
         data = message.encode() if isinstance(message, str) else message
         if self._replayed is not None:
             self._check_replay(data)
             return
-        self._follow(data, SessionCopy.said)
+        self._follow(data, SessionCopy.received)
         if self.write(*self._translated(data, to_beta if self._beta else to_ga)):
             self.live.pause()
 
     def _follow(self, data: bytes, step: Callable[[SessionCopy, bytes], None]) -> None:
-        """Keep the copy as the session is; without it where that takes too much, or makes no
-        sense: then a loss is the end."""
+        """Update the copy; drop it where it becomes too large, or an event is invalid:
+        then a loss is the end."""
         if self._copy is not None:
             try:
                 step(self._copy, data)
                 size = self._copy.size
                 self._copied.resize(size if size > SMALL else 0)
-            except Exception:  # the event itself passes: whatever it is, its reader can tell
+            except Exception:  # the event itself is passed on, for its receiver to judge
                 self._copy = None
                 self._copied.close()
 
     def _translated(
         self, data: bytes, change: Callable[[dict[str, JSON]], list[dict[str, JSON]]]
     ) -> list[bytes]:
-        """An event as the other side says it. What is no JSON object passes as it is: the side that
-        gets it will say so."""
+        """An event in the dialect of the other side. Invalid JSON is passed on unchanged: its
+        receiver reports it."""
         if self._beta != self.live.beta:
             with suppress(ValueError):
                 value = json.load(data)
@@ -421,16 +425,16 @@ class Relay(Channel):
         return [data]
 
     def receive(self, events: list[SessionEvent]) -> None:
-        """Send events of our own: those of the server pass as they stand."""
+        """Send events of our own."""
         objects = encode_events(events, lambda: f"event_{new_id()}")
         if self._beta:
             objects = [each for event in objects for each in to_beta(event)]
         self.write(*map(json.dump, objects))
 
-    # ---- the end, and how to go on -------------------------------------------------------------
+    # ---- the end, and reopening ----------------------------------------------------------------
 
     def ended(self, fault: Fault) -> None:
-        """The session is over: open another one where it was lost, or say why, and close."""
+        """The session is over: reopen a lost one, or send the reason, and close."""
         loop = asyncio.get_running_loop()
         if self._replayed is not None:  # the new one too
             if not self._replayed.done():
@@ -462,7 +466,7 @@ class Relay(Channel):
         except TimeoutError:
             self._end(_not_again(lost, f"it took more than {WITHIN:g} s."))
             return
-        except Exception as error:  # the client would wait for ever
+        except Exception as error:  # the client would wait forever
             self._end(_not_again(lost, fault_from(error, self.caller.key).message))
             return
         if self._closing:
@@ -473,13 +477,13 @@ class Relay(Channel):
         self._flowing.set()
 
     def _check_replay(self, data: bytes) -> None:
-        """See whether the new session is ready: its configuration is what it answers last."""
+        """Check whether the new session is ready: its configuration is answered last."""
         head, done = read_head(data), self._replayed
         if done is None or done.done():
             return
         if head.type == "session.updated":
             done.set_result(None)
-            self._replayed = None  # what comes now is for the client
+            self._replayed = None  # later events are for the client
         elif head.type == "error":
             error = next(iter(decode_event(json.load(data))), None)
             message = error.fault.message if isinstance(error, Refused) else "It failed."
@@ -494,7 +498,7 @@ class Relay(Channel):
         self.close()
 
     def expired(self) -> None:
-        """The other server has a limit of its own; ours is over."""
+        """Our time limit has passed, before that of the other server."""
         self._end(TOO_OLD)
 
     def drained(self) -> None:

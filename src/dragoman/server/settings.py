@@ -45,7 +45,8 @@ class Settings(Limits, frozen=True, kw_only=True):
     ] = 8000
     workers: Annotated[int, about("Processes that share the port.", ge=1, le=1024)] = 1
     backlog: Annotated[
-        int, about("Connections that the system queues before they are accepted.", ge=1)
+        int,
+        about("Connections that the system queues before they are accepted.", ge=1, le=65535),
     ] = 2048
     keep_alive: Annotated[int, about("Seconds before an idle connection is closed.", ge=1)] = 75
 

@@ -1,4 +1,4 @@
-"""Responses over WebSocket: handshake, frames, turns, and what a connection remembers."""
+"""Responses over WebSocket: handshake, frames, turns, and a connection's cache of responses."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from .state.service import Plan
 
 
 def refusal(fault: Fault, lane: str | None) -> bytes:
-    """The frame that says that a turn failed before it began, or that a frame made no sense.
+    """The error frame of a turn that failed before it began, or of an invalid frame.
 
-    Its code is always a string: clients of sockets tell errors apart by it alone, and some know
-    no null there. Over HTTP the protocol has null where the type says it all.
+    Its code is always a string: WebSocket clients distinguish errors by it alone, and some
+    reject null. Over HTTP the protocol has null where the type is enough.
     """
     object = error.error_object(of_message(fault))
     object["code"] = object["code"] or fault.code
@@ -55,7 +55,7 @@ def refusal(fault: Fault, lane: str | None) -> bytes:
 
 
 MOST = 64
-"""Responses a connection remembers."""
+"""The most responses in a connection's cache."""
 LONGEST_LANE = 256
 """Characters of a `stream_id`, which each event repeats."""
 
@@ -64,14 +64,14 @@ CREATE = "response.create"
 
 
 class Lane(Struct, frozen=True):
-    """Where a frame belongs."""
+    """The lane of a frame."""
 
     stream_id: str | None = None
 
 
 class Frame(Lane, frozen=True):
-    """What a frame says besides the body of a request: its lane and its kind. Without `generate`
-    only a place in a chain is made."""
+    """The fields of a frame besides the body of a request: its lane and its kind. Without
+    `generate` only an empty response is added to a chain."""
 
     type: str | None = None
     generate: bool | None = None
@@ -84,10 +84,10 @@ _decode_lane = Decoder(Lane).decode
 
 
 def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Request]:
-    """What a frame asks for. Raises FaultError naming what is wrong with it."""
+    """Decode a frame. Raises FaultError naming the invalid field."""
     try:
         frame = _decode(data)
-    except json.BROKEN:  # read field by field, which finds the words for what is wrong
+    except json.BROKEN:  # decode field by field, for the error message
         fields = json.parse(data)
         lane = fields.string("stream_id")
         frame = Frame(lane, fields.string("type"), fields.boolean("generate"))
@@ -112,7 +112,7 @@ def decode_frame(data: bytes, limits: Limits = json.LIMITS) -> tuple[Frame, Requ
 
 
 class Warmup(Wrapper):
-    """Answers a turn that generates nothing."""
+    """Answers a turn without generating."""
 
     async def stream(
         self, request: Request, caller: Caller = ANYONE
@@ -123,20 +123,20 @@ class Warmup(Wrapper):
 
 
 LANES = 32
-"""Lanes a connection may have at once."""
+"""The most lanes of a connection."""
 WAITING = 32
-"""Turns that may wait in one lane."""
+"""The most queued turns of one lane."""
 TOO_OLD = Fault(
     "connection_limit",
-    "This connection has lasted its 60 minutes; open another and go on there.",
+    "This connection has reached its limit of 60 minutes; open a new one and continue there.",
     "client",
 )
 
 
 class Waiting(Struct):
-    """What a frame asks for, until that is answered: its bytes, what it weighs, and what is `found`
-    for it. `entry` is its line in the request log, if there is one, and `status` what HTTP would
-    have answered."""
+    """A queued turn: its bytes, its weight, and the items `found`
+    for it. `entry` is its line in the request log, if there is one, and `status` that of a response
+    over HTTP."""
 
     frame: Frame
     request: Request
@@ -157,7 +157,7 @@ class Turn(Responder):
         super().__init__(service, connection.exchange, caller, plan, RESPONSES)
         self._connection = connection
         self._asked = asked
-        # What ends each event of a lane that has a name.
+        # The end of each event in a named lane.
         self._ending = b"" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
         self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
         self._losses = plan.losses
@@ -185,7 +185,7 @@ class Turn(Responder):
                 return
             else:
                 frames = self._encoder.frames(events)
-            # A turn has no headers but in its first event, and once more in its last.
+            # A turn has its headers in its first event, and again in its last.
             known = self._losses or self._guarantee
             if isinstance(first, Started) and (known or first.losses or first.guarantee):
                 self._report(frames, 0, first)
@@ -206,7 +206,7 @@ class Turn(Responder):
             self.broken(error)
 
     def _report(self, frames: list[bytes], place: int, event: Started | Finished) -> None:
-        """Add to a frame, as `headers`, those that an answer over HTTP would have by now."""
+        """Add the headers of a response over HTTP to a frame, as `headers`."""
         self._losses += event.losses
         self._guarantee = event.guarantee or self._guarantee
         pairs = report_headers(self._losses, self._guarantee)
@@ -214,13 +214,13 @@ class Turn(Responder):
         frames[place] = b'%b,"headers":%b}' % (frames[place][:-1], headers)
 
     def fail(self, fault: Fault) -> None:
-        """Send why the turn ends here."""
+        """Send the reason of the turn's end."""
         self.failed = True
         if fault is not GONE:
             self._connection.refuse(fault, self._asked)
 
     def leave(self) -> None:
-        """The turn is over."""
+        """End the turn."""
         super().leave()
         if not self.ended.done():
             self.ended.set_result(None)
@@ -233,7 +233,7 @@ class Turn(Responder):
 class Connection(Channel):
     """Answers the turns of one client.
 
-    Turns of one lane are answered one after the other, those of different lanes at once.
+    Turns of one lane are answered in order, those of different lanes concurrently.
     """
 
     def __init__(
@@ -250,17 +250,17 @@ class Connection(Channel):
         self._remembered = 0  # bytes of those together
         self._kept = service.budget.hold(caller.tenant)  # for those
         self._lanes: dict[str | None, deque[Waiting]] = {}
-        self._waiting = 0  # what the frames weigh that wait or are answered
+        self._waiting = 0  # weight of the queued and running frames
         self._asked = service.budget.hold(caller.tenant)  # for those, if they are many
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
 
     async def opened(self) -> None:
-        """The client speaks first."""
+        """No-op: the client sends first."""
 
     async def take(self, data: bytes) -> None:
-        """Put what a frame asks for into its lane; refuse one that makes no sense, or for which
-        there is no room. A heavy one is decoded in a thread, and the next one taken behind it."""
+        """Queue a frame's turn in its lane; refuse an invalid one, or one for which
+        there is no room. A heavy one is decoded in a thread, before the next one."""
         size, asked = len(data), None
         weight = HEAVY + 1
         if size <= LARGE:
@@ -298,16 +298,16 @@ class Connection(Channel):
         task.add_done_callback(self._tasks.discard)
 
     def expired(self) -> None:
-        """Say that time is over."""
+        """Send the error for the time limit."""
         self.write(refusal(TOO_OLD, None))
 
     def drained(self) -> None:
-        """The turns may go on."""
+        """Resume the turns."""
         for turn in tuple(self._turns):
             turn.drained()
 
     def holds(self) -> tuple[Hold, ...]:
-        """Memory for what is remembered, and for what is asked."""
+        """Account for the cache and the queued turns."""
         return self._kept, self._asked
 
     async def finish(self) -> None:
@@ -317,18 +317,18 @@ class Connection(Channel):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._recent.clear()  # turns that were cut off were remembered as they ended
+        self._recent.clear()  # cancelled turns were cached as they ended
 
     # ---- turns ---------------------------------------------------------------------------
 
     async def _decoded(self, data: bytes) -> tuple[int, tuple[Frame, Request]] | None:
-        """What a heavy frame weighs and asks for, by a thread; None for one that is refused."""
+        """Decode a heavy frame in a thread, with its weight; None for one that is refused."""
         hold = self.service.budget.hold(self.caller.tenant)
         try:
             hold.resize(len(data))
             asked = await self.service.decoded(data, self.caller, decode_frame, hold.add)
             return hold.size, asked
-        except Exception as error:  # the other lanes go on
+        except Exception as error:  # the other lanes continue
             self._refuse(fault_of(error, self.exchange.id, self.caller.key), data)
             return None
         finally:
@@ -337,21 +337,21 @@ class Connection(Channel):
     def _refuse(self, fault: Fault, data: bytes) -> None:
         lane = None
         if len(data) <= json.LARGE:
-            with suppress(*json.BROKEN):  # even the lane may make no sense
+            with suppress(*json.BROKEN):  # even the lane may be invalid
                 lane = _decode_lane(data).stream_id
         asked = Waiting(Frame(stream_id=lane), Request(model=""), len(data), entry=self._entry())
         self.refuse(fault, asked)
         self._log(asked)
 
     def refuse(self, fault: Fault, asked: Waiting) -> None:
-        """Say why a turn ends here."""
+        """Send the reason of a turn's end."""
         asked.status = asked.status or error.status(fault)
         if asked.entry is not None:
             asked.entry.end = fault.code
         self.write(refusal(fault, asked.frame.stream_id))
 
     def _entry(self, model: str = "") -> Entry | None:
-        """A new line of the request log, where there is one."""
+        """A new entry of the request log, where it is on."""
         log, caller = self.service.log, self.caller
         if log is None:
             return None
@@ -370,7 +370,7 @@ class Connection(Channel):
                 previous = turn.request.previous_response_id
                 try:
                     if not await self._answer(turn) and previous is not None:
-                        # What a failed turn went on from must not be gone on from again.
+                        # The response that a failed turn continued must not be continued again.
                         self._forget(bare(previous))
                 finally:
                     if turn.found is not None:
@@ -384,7 +384,7 @@ class Connection(Channel):
             del self._lanes[lane]
 
     async def _answer(self, asked: Waiting) -> bool:
-        """Answer a turn; false if that failed."""
+        """Answer a turn; false if it failed."""
         service, caller = self.service, self.caller
         if asked.size > SMALL:
             caller = replace(caller, size=asked.size)
@@ -416,8 +416,8 @@ class Connection(Channel):
         return not turn.failed
 
     async def _whole(self, request: Request, size: int, count: Callable[[int], None]) -> Plan:
-        """The plan of a turn that only the connection remembers. Raises FaultError for one that is
-        larger, with all it goes on from, than a body may be."""
+        """The plan of a turn that is only cached by the connection. Raises FaultError for one
+        that is larger, with its references, than a body may be."""
         id, tenant = new_id(), self.caller.tenant
         limit, recent = self.service.settings.body_limit, self._recent
         room = room_of(self.service.settings, count)
@@ -441,7 +441,7 @@ class Connection(Channel):
     def _remember(
         self, record: Record, items: Sequence[Item], messages: Sequence[OutboxMessage]
     ) -> Awaitable[None]:
-        """Remember an answer that has ended, and forget the oldest of too many, or too large ones:
+        """Cache a finished answer, and evict the oldest ones beyond the limits:
         together, they may be as large as a body."""
         recent, limit = self._recent, self.service.settings.body_limit
         recent[record.id] = record
@@ -464,7 +464,7 @@ class Connection(Channel):
 
 
 def crowded(problem: str) -> Fault:
-    """The fault for too much at once."""
+    """The fault for a full queue."""
     return Fault("rate_limited", f"Too much at once: {problem}.", "client")
 
 
@@ -472,7 +472,7 @@ PATH = BASE + RESPONSES.path
 """The path of Responses over WebSocket."""
 
 DENIAL = "websocket.http.response"
-"""The ASGI extension by which a refusal has a status and a body."""
+"""The ASGI extension for a refusal with a status and a body."""
 
 NO_SOCKET = Fault(
     "not_found", f"There is no WebSocket here, only at {PATH} and {BASE}{REALTIME}.", "client"
@@ -483,7 +483,7 @@ PLAIN = Fault(
 
 
 class Sockets:
-    """The WebSocket connections to one engine."""
+    """Serves the WebSocket connections to one engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -499,8 +499,8 @@ class Sockets:
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
     def connect(self, client: Handshake) -> Awaitable[None]:
-        """Serves a connection. Raises FaultError where there is nothing to connect to, and for one
-        too many."""
+        """Serve a connection. Raises FaultError for an unknown path, and for too many
+        connections."""
         if client.exchange.path != PATH:
             raise FaultError(NO_SOCKET)
         most = self._service.settings.max_sockets_per_key

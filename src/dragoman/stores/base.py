@@ -1,4 +1,4 @@
-"""The values of a store: records, logs, conversations, messages; and pub/sub of their changes."""
+"""Values of stores: records, logs, conversations, messages; and pub/sub of their changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _log = logging.getLogger("dragoman.stores")
 
 
 class StoreError(FaultError):
-    """The store could not do what was asked. The message says what failed and where, for the log;
+    """The store failed. The message has the error and the place, for the log;
     the fault, which is for clients, only the kind of store."""
 
     def __init__(self, message: str, kind: str = "") -> None:
@@ -63,11 +63,11 @@ class StoreError(FaultError):
 
 
 class ConflictError(StoreError):
-    """What is to be stored contradicts what is: an id is taken, say."""
+    """The new value conflicts with a stored one: a duplicate id, for instance."""
 
 
 class WaitedError(StoreError):
-    """The store works, and who asks has so many reads waiting that this one had no turn in time."""
+    """The store works, but the tenant has so many queued reads that this one timed out."""
 
     def __init__(self) -> None:
         problem = (
@@ -78,13 +78,13 @@ class WaitedError(StoreError):
 
 
 RETRY_AFTER = "5"
-"""Seconds after which a client may try again that needs a store which fails."""
+"""The `Retry-After` of a failing store, in seconds."""
 PATIENCE = 5.0
-"""Seconds that a store has for what it is asked."""
+"""The timeout of a store's operations, in seconds."""
 REST = 1.0
-"""Seconds that a store which does not answer is left alone."""
+"""Seconds between attempts with a store that does not answer."""
 SLOW = 1.0
-"""Seconds after which a failure is one of a store that does not answer."""
+"""Seconds from which a failure counts as a timeout."""
 REPEATED = 60.0
 """Seconds before the same failure is logged again."""
 
@@ -98,7 +98,7 @@ reading: ContextVar[str] = ContextVar("reading", default="")
 
 
 class Breaker:
-    """Keeps callers from waiting, one after the other, for a store that does not answer.
+    """Keeps callers from waiting in turn for a store that does not answer.
 
     A circuit breaker: after a slow failure calls fail at once, except one each `REST` seconds; the
     first success closes it. Quick failures do not open it. Each failure is logged
@@ -122,7 +122,7 @@ class Breaker:
         self._next = now + self._patience + REST
 
     def failed(self, message: str, seconds: float) -> StoreError:
-        """Note a failure after so many seconds; gives its error."""
+        """Record a failure after so many seconds; returns its error."""
         now = time.monotonic()
         if self.open or seconds >= self._slow:
             self.open, self._next = True, now + REST
@@ -133,7 +133,7 @@ class Breaker:
         return StoreError(message, self._kind)
 
     def worked(self) -> None:
-        """Note that the store answers again."""
+        """Record that the store answers again."""
         self.open, self._logged = False, {}
         _log.warning("The %s store answers again.", self._kind)
 
@@ -168,7 +168,7 @@ class Turns:
 
 
 class Together:
-    """Asks once what several ask at a time, as the readers of a run do."""
+    """Deduplicates concurrent reads, as those of a run's readers."""
 
     def __init__(self) -> None:
         self._asking: dict[tuple[object, ...], asyncio.Task[Any]] = {}
@@ -179,8 +179,8 @@ class Together:
         ask: Callable[[], Coroutine[Any, Any, T]],
         seconds: float | None = None,
     ) -> T | None:
-        """What was found for this key: for all who ask before it is begun, since they may know of
-        more by then; or with `seconds` for all who ask until it is found. None when they are up."""
+        """The result for this key, shared by all callers before it is begun, as later ones may
+        know of newer data; or with `seconds` by all callers until its end. None on a timeout."""
         loop = asyncio.get_running_loop()
         key = loop, *key
 
@@ -223,13 +223,13 @@ class Room(Struct):
     seen: int = 0
 
     def take(self, size: int) -> None:
-        """Have so many. Raises TooMuchError where that is too much."""
+        """Take so many bytes. Raises TooMuchError where there is no room."""
         self.left -= size
         if self.left < 0:
             raise TooMuchError
 
     def read(self, size: int) -> None:
-        """Be about to read so many. Raises TooMuchError, and what `count` raises."""
+        """Take so many bytes before they are read. Raises TooMuchError, and what `count` raises."""
         self.take(size)
         self.hold(size)
 
@@ -241,9 +241,9 @@ class Room(Struct):
 
 
 AT_ONCE = 64 * 1024
-"""Bytes that are read without being counted before."""
+"""Bytes that may be read without accounting."""
 APART = 256 * 1024
-"""Bytes that are packed and unpacked in a thread."""
+"""Bytes from which values are packed and unpacked in a thread."""
 
 
 # ---- values --------------------------------------------------------------------------------
@@ -257,12 +257,12 @@ RUNNING = ("queued", "in_progress")
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stored response: its request, its state and its result.
 
-    `request` holds its own input only, as it was given; what came before is found through
+    `request` has its own input only, unchanged; earlier items are found through
     `previous`, so that a long conversation is not copied into each of its turns. `response` is
-    there once the run has ended. `owner` is the server that runs it and `lease` the time until
-    which that server has promised to. `dialect` and `version` name the encoder that sent it: the
-    same encoder over the same log gives the same bytes. `cancelling` is true once somebody asked
-    for the run's end. `size` is in bytes, where the request is so large that it is packed in a
+    set once the run has ended. `owner` is the server that runs it and `lease` the time at
+    which its lease expires. `dialect` and `version` name the encoder that sent it: the
+    same encoder over the same log gives the same bytes. `cancelling` is true once a cancellation
+    was requested. `size` is in bytes, where the request is so large that it is packed in a
     thread; it is not stored.
     """
 
@@ -301,7 +301,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StoredAnswer(Struct, frozen=True):
-    """A stored response and the model that was asked: the one whose reasoning it holds."""
+    """A stored response and its model, whose reasoning it contains."""
 
     model: str
     response: Response
@@ -324,7 +324,7 @@ class Conversation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutboxMessage(Struct, frozen=True, kw_only=True):
-    """A message to deliver: its body, the URL, when to send it, and how often it was taken out."""
+    """A message to deliver: its body, the URL, when to send it, and the number of attempts."""
 
     id: str
     target: str
@@ -334,7 +334,7 @@ class OutboxMessage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True):
-    """A chunk that is to be stored: its text, the words it is found by, its vector of float32."""
+    """A chunk to be stored: its text, its index words, its vector of float32."""
 
     text: str
     words: list[str]
@@ -342,7 +342,7 @@ class Piece(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True):
-    """A chunk that was found, and the file it is of, by its `seq`."""
+    """A found chunk, and its file, by its `seq`."""
 
     seq: int
     file: int
@@ -354,7 +354,7 @@ Order = Literal["asc", "desc"]
 
 
 class Paging(Struct, frozen=True, kw_only=True):
-    """Which part of a list is wanted: at most `limit` entries after the one with the id `after`."""
+    """The page of a list: at most `limit` entries after the one with the id `after`."""
 
     after: str | None = None
     limit: int = 20
@@ -380,12 +380,12 @@ _PREFIXES: dict[type, str] = {
 
 
 def input_id(item: Item, response: str, place: int) -> str:
-    """The id of an input item that came without one, from the id of the response and its place."""
+    """The id of an input item without one, from the id of the response and its position."""
     return f"{_PREFIXES.get(type(item), 'item')}_{response}_in{place}"
 
 
 def named(items: Sequence[Item], response: str) -> tuple[Item, ...]:
-    """Input items with an id each, where they came without one that of `input_id`."""
+    """Input items with an id each, by default that of `input_id`."""
     return tuple(
         [
             item
@@ -399,13 +399,13 @@ def named(items: Sequence[Item], response: str) -> tuple[Item, ...]:
 # ---- finding reasoning by its calls --------------------------------------------------------
 
 SPELLED = 16 * 1024
-"""Characters of arguments beyond which they are found by their text, and not by its values."""
+"""Characters of arguments beyond which they are compared as text, and not by their values."""
 DIGESTED = 1024 * 1024
-"""Characters of shorter ones that are read for one request: those of its latest calls."""
+"""Characters of shorter ones that are parsed for one request: those of its latest calls."""
 
 
 def latest(calls: Sequence[Call], most: int = DIGESTED) -> list[Call]:
-    """The calls that there is time to find, which are the latest."""
+    """The latest calls, which can be looked up in time."""
     found, left = list[Call](), most
     for call in reversed(calls):
         size = len(call.text)
@@ -431,8 +431,8 @@ def call_digest(call: Call) -> str:
 
 
 def call_digests(response: Response) -> list[str]:
-    """The digests of a response's calls; none where it has no reasoning, since only that is looked
-    up by them."""
+    """The digests of a response's calls; none where it has no reasoning, as they are only used
+    to find it."""
     if Reasoning not in map(type, response.output):
         return []
     calls = [item for item in response.output if isinstance(item, FunctionCall | CustomToolCall)]
@@ -450,15 +450,15 @@ def _normalized(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    """A text, or what a long one is known by."""
+    """A text, or the digest of a long one."""
     if len(text) <= SPELLED:
         return text
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _number(text: str) -> float | int:
-    """1.0 and 1 are the same argument: many clients write whole numbers without the point. Beyond
-    2**53 they stay as they are: 1e308 has 309 digits, which take long to write."""
+    """Normalise 1.0 to 1: many clients write whole numbers without the point. Numbers beyond
+    2**53 are not changed: 1e308 has 309 digits, which are slow to write."""
     value = float(text)
     return int(value) if abs(value) <= 2**53 and value.is_integer() else value
 
@@ -467,17 +467,17 @@ def _number(text: str) -> float | int:
 
 
 SELDOM = 0.8
-"""Seconds between two looks at the most, where those before them were in vain."""
+"""The longest interval between two polls, in seconds."""
 
 
 class Subscribers:
-    """Those in one event loop who wait for something with a name, such as a run that grows."""
+    """The subscribers of one event loop, by the name of a run, for instance."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, set[asyncio.Event]] = {}
 
     def notify(self, name: str) -> None:
-        """Wake the subscribers here."""
+        """Wake the local subscribers."""
         for event in self._subscribers.get(name, ()):
             event.set()
 
@@ -486,7 +486,7 @@ class Subscribers:
         self.notify(name)
 
     async def listen(self) -> None:
-        """Receive what others publish from now on. Raises StoreError."""
+        """Start receiving. Raises StoreError."""
 
     @asynccontextmanager
     async def subscribe(self, name: str) -> AsyncIterator[asyncio.Event]:
@@ -505,8 +505,8 @@ class Subscribers:
     async def wait(
         self, name: str, is_over: Callable[[], Awaitable[bool]], seconds: float, poll: float
     ) -> None:
-        """Return when it is over or time is up: asked at first, at each notification, and after
-        `poll` seconds, the double, and so on up to `SELDOM`."""
+        """Return when the condition holds or on a timeout. It is checked at first, at each
+        notification, and after `poll` seconds, doubling up to `SELDOM`."""
         end = time.monotonic() + seconds
         async with self.subscribe(name) as notified:
             while not await is_over() and (left := end - time.monotonic()) > 0:
@@ -517,7 +517,7 @@ class Subscribers:
                 poll = max(poll, min(2 * poll, SELDOM))
 
     async def close(self) -> None:
-        """Publish what is still waiting."""
+        """Publish the queued names."""
 
 
 class PubSub(Subscribers, ABC):
@@ -547,14 +547,14 @@ class PubSub(Subscribers, ABC):
             await self._publisher
 
     async def _publish(self) -> None:
-        with suppress(StoreError):  # a subscriber that misses it polls before long
+        with suppress(StoreError):  # subscribers that miss it also poll
             while self._unpublished:
                 names, self._unpublished = list(self._unpublished), set()
                 await self.publish(names)
 
 
 def index_key(item: str) -> str:
-    """What an item is found by: the part of its id that all items of one turn share, or its id.
+    """The index key of an item: the part of its id that all items of one turn share, or its id.
 
     >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
     ('018f', '018f', 'item_of_a_client')

@@ -6,7 +6,7 @@ sqlite               a file in the user's data directory
 sqlite:PATH          that file
 postgresql://…       a PostgreSQL database, which several servers may share
 
-No part of an address that may be a password is repeated in an error.
+Errors never contain a part of an address that may be a password.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def open_store(
     patience: float = PATIENCE,
 ) -> Store | None:
     """The store, or None for `none`. `pubsub_url` is the address of a Redis through which servers
-    that share a database notify each other; what the store does not do within `patience` seconds
-    fails.
+    that share a database notify each other; operations that take longer than `patience` seconds
+    fail.
 
     Raises StoreError for an address that names no store, for a file that cannot be used, and for a
-    database whose driver is not installed; what else may be wrong with a database, its `ready`
-    says.
+    database whose driver is not installed; other errors of a database are raised by its
+    `ready`.
 
     >>> open_store("none", Retention(), {}) is None
     True
@@ -68,7 +68,7 @@ def open_store(
 
 
 def store_path(address: str, environ: Mapping[str, str]) -> Path | None:
-    """The file of a store that is one, whether it exists or not; None for all other stores.
+    """The file of a SQLite store, whether it exists or not; None for other stores.
 
     >>> store_path("sqlite", {"XDG_DATA_HOME": "/data"}).as_posix()
     '/data/dragoman/store.db'
@@ -91,7 +91,7 @@ def _requiring(package: str, extra: str) -> Iterator[None]:
 
 
 def data_directory(environ: Mapping[str, str]) -> Path:
-    """Where this user's data is stored on this system. Raises StoreError for a user without a home.
+    """This user's data directory. Raises StoreError for a user without a home.
 
     >>> data_directory({"XDG_DATA_HOME": "/data"}).as_posix()
     '/data/dragoman'

@@ -1,7 +1,7 @@
-"""Files that clients uploaded, and vector stores of their text: what every store does with them.
+"""Stores uploaded files, and vector stores of their text, in SQL.
 
-The text of a file is searched in chunks, each with the words that it is found by. Which chunks have
-a word is what a database finds; how well they match is for the one who asks.
+The text of a file is searched in chunks, each with its index words. The database finds the chunks
+with a word; the caller ranks them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNFINISHED = 3_600
 LOST = ("server_error", "The server ended before the file was indexed. Add it again.")
 
 PURGED = 500
-"""Chunks that one transaction deletes: writers wait for no more."""
+"""Chunks that one transaction deletes, so that writers do not wait for long."""
 
 _FILE = "SELECT seq, id, tenant, name, purpose, size, created_at, expires_at FROM files"
 _LIVE = "(expires_at IS NULL OR expires_at > CAST($2 AS BIGINT))"
@@ -38,7 +38,7 @@ _OURS = f"SELECT seq FROM vector_stores WHERE id = $3 AND tenant = $1 AND {_LIVE
 
 
 class Files(ABC):
-    """The part of a store that holds files. Ids are bare, and nothing of another tenant's is found:
+    """The part of a store for files. Ids are bare, and tenants are isolated:
     see `Store`."""
 
     FULL_TEXT: ClassVar[Literal["fts5", "tsvector"]]
@@ -52,7 +52,7 @@ class Files(ABC):
         """The rows that a statement finds."""
 
     async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        """The rows that a statement changed, as far as it gives them back."""
+        """The rows that a statement returns (RETURNING)."""
 
         def steps() -> Steps[Sequence[Row]]:
             return (yield statement, values)
@@ -63,8 +63,8 @@ class Files(ABC):
     def _transact(
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> Awaitable[T]:
-        """Insert rows and take steps in one transaction; the result of the steps. What waits with
-        others for its commit may be done again from the start, without them."""
+        """Insert rows and run steps in one transaction; returns the result of the steps. In a group
+        commit, the steps may be run again from the start, alone."""
 
     @abstractmethod
     async def apart(self, size: int, work: Callable[[], T]) -> T:
@@ -149,7 +149,7 @@ class Files(ABC):
         await self._transact((), steps)
 
     async def get_vector_stores(self, tenant: str, ids: Sequence[str]) -> list[VectorStore]:
-        """Those of these vector stores that there are, with what is in them."""
+        """The existing ones of these vector stores, with their counts."""
         reading.set(tenant)
         found: list[Row] = []
         for some in chunks(dict.fromkeys(ids)):
@@ -189,7 +189,7 @@ class Files(ABC):
         return bool(await self._write(statement, *row))
 
     async def touch_vector_stores(self, stores: Sequence[VectorStore], now: int) -> None:
-        """Have vector stores be active now."""
+        """Set the last use of vector stores to now."""
         for some in chunks([store.seq for store in stores], LISTED - 1):
             statement = f"""UPDATE vector_stores
                 SET active_at = $1, expires_at = expires_at + (CAST($1 AS BIGINT) - active_at)
@@ -216,8 +216,8 @@ class Files(ABC):
     # ---- files in vector stores ----------------------------------------------------------
 
     async def index_file(self, tenant: str, file: IndexedFile) -> int | None:
-        """Begin to index a file, in place of what was indexed of it; gives its `seq`. None where
-        there is no such vector store."""
+        """Start to index a file, replacing its earlier index; returns its `seq`. None for an
+        unknown vector store."""
 
         def steps() -> Steps[int | None]:
             values = (tenant, int(self.now()), file.store)
@@ -273,7 +273,7 @@ class Files(ABC):
         yield statement, (seq, str(store), " ".join(piece.words))
 
     async def end_indexing(self, file: IndexedFile) -> bool:
-        """Say how the indexing of a file ended, by its `seq`; what failed has no chunks."""
+        """Set the result of indexing a file, by its `seq`; a failed file has no chunks."""
         left = ", size = 0, chunks = 0" if file.status == "failed" else ""
         statement = f"""UPDATE indexed_files SET status = $2, about = $3{left}
             WHERE seq = $1 AND {_THERE} RETURNING seq"""
@@ -315,7 +315,7 @@ class Files(ABC):
     async def remove_indexed(
         self, tenant: str, store: str, file: str, seq: int | None = None
     ) -> bool:
-        """Take a file out of a vector store; only what was indexed under this `seq`, if given."""
+        """Remove a file from a vector store; only the index with this `seq`, if given."""
 
         def steps() -> Steps[bool]:
             where, values = f"store IN ({_OURS}) AND file = $4", [tenant, int(self.now()), store]
@@ -343,13 +343,13 @@ class Files(ABC):
     # ---- search --------------------------------------------------------------------------
 
     async def searched(self, store: VectorStore, after: int, most: int) -> Sequence[IndexedFile]:
-        """The files that can be found in a vector store, from behind the one with this `seq` on."""
+        """The searchable files in a vector store, from after the one with this `seq` on."""
         where = "WHERE store = $1 AND status = 'completed' AND seq > $2 ORDER BY seq LIMIT $3"
         rows = await self._read(f"{_INDEXED} {where}", store.seq, after, most)
         return await self._indexed(rows, Room())
 
     async def indexed(self, files: Iterable[int]) -> list[IndexedFile]:
-        """Files in vector stores, by their `seq`, as far as they can be found."""
+        """Searchable files in vector stores, by their `seq`."""
         found: list[IndexedFile] = []
         for some in chunks(dict.fromkeys(files)):
             where = f"WHERE seq IN ({places(len(some))}) AND status = 'completed'"
@@ -359,7 +359,7 @@ class Files(ABC):
     async def count_chunks(
         self, stores: Sequence[VectorStore], files: Collection[int] | None
     ) -> int:
-        """How many chunks there are to be found: of all files, or of these."""
+        """The number of searchable chunks: of all files, or of these."""
         wanted = [store.seq for store in stores] if files is None else files
         column, count = "store" if files is None else "seq", 0
         for some in chunks(wanted):
@@ -376,8 +376,8 @@ class Files(ABC):
         words: Iterable[str],
         most: int,
     ) -> list[int]:
-        """The `seq` of the chunks that have one of these words, those that have most of them first,
-        and `most` at the most; of all files, or of these."""
+        """The `seq` of at most `most` chunks with one of these words, those with the most of them
+        first; of all files, or of these."""
         listed = list(dict.fromkeys(words))
         if not listed or not stores:
             return []
@@ -408,8 +408,8 @@ class Files(ABC):
         return found
 
     async def vectors(self, store: VectorStore, after: int, most: int) -> Sequence[Row]:
-        """The vectors of a vector store, as rows with the `seq` of the chunk and of its file, from
-        behind a chunk on."""
+        """The vectors of a vector store, as rows with the `seq` of the chunk and of its file,
+        after a chunk."""
         statement = """SELECT c.seq, c.file, c.vector FROM chunks c
             JOIN indexed_files f ON f.seq = c.file WHERE c.store = $1 AND c.seq > $2
             AND c.vector IS NOT NULL AND f.status = 'completed' ORDER BY c.seq LIMIT $3"""
@@ -455,7 +455,7 @@ class Files(ABC):
         return await self._read(f"{columns} {tail}", *given)
 
     async def _purged(self, result: T) -> T:
-        """The result, once no chunks are left of what was deleted, or failed."""
+        """Delete all chunks of deleted and failed files, then return the result."""
         while await self._transact((), self._purge):
             pass
         return result
@@ -475,8 +475,8 @@ class Files(ABC):
         return False
 
     async def _forget_files(self, now: float) -> None:
-        """Delete the files and vector stores that have expired, and give up what was not indexed in
-        its time."""
+        """Delete expired files and vector stores, and fail indexing that has timed
+        out."""
 
         def steps() -> Steps[None]:
             for table, key, column in (("files", "id", "file"), ("vector_stores", "seq", "store")):
@@ -493,7 +493,7 @@ class Files(ABC):
 
 
 def _unindex(where: str, values: Values) -> Steps[int]:
-    """Have files in vector stores found no more; how many. Their chunks are still to be deleted."""
+    """Hide files in vector stores from searches; returns how many. Chunks are deleted later."""
     statement = f"UPDATE indexed_files SET status = 'deleted' WHERE {where} AND {_THERE} "
     return len((yield f"{statement} RETURNING seq", values))
 

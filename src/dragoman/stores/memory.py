@@ -1,7 +1,7 @@
-"""A store in this process's memory: for tests, and for servers that leave no trace.
+"""A store in this process's memory, for tests and for servers without persistence.
 
-It stores what any store does, in a SQLite database without a file, and loses it when the process
-ends. What it is asked it does at once, in the thread of the event loop.
+It is a SQLite database without a file, and is lost when the process
+ends. Operations run synchronously, in the thread of the event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_FILE = Path(":memory:")
 class MemoryStore(Store):
     """Stores everything in memory; see `Store` for what its methods do.
 
-    What is stored can still be read once it is closed.
+    It can still be read once it is closed.
 
     >>> async def example():
     ...     store = MemoryStore()

@@ -1,7 +1,7 @@
 """The PostgreSQL store: one schema of a database, which any number of servers may share.
 
-What must hold for several servers at once (a run ends once, an orphan goes to one of them, a log
-has no gaps) is one statement or happens under the lock of a row. Importing this needs asyncpg (the
+Invariants across servers (a run ends once, an orphan goes to one of them, a log
+has no gaps) are kept by single statements or row locks. Importing this needs asyncpg (the
 extra `postgres`).
 """
 
@@ -88,12 +88,12 @@ def _user() -> str:
 ERRORS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # raised by a connection that was cut at the wrong moment
+    asyncpg.InternalClientError,  # raised by a connection that was cut during a query
     OSError,
     TimeoutError,
     ValueError,
 )
-"""What asyncpg raises when a database cannot be used."""
+"""The errors of asyncpg for an unusable database."""
 
 
 def failed(place: str, error: BaseException) -> StoreError:
@@ -102,12 +102,12 @@ def failed(place: str, error: BaseException) -> StoreError:
 
 
 def unopened(place: str, error: BaseException) -> StoreError:
-    """The error for a database that cannot be used from the start, with what to do."""
+    """The error for a database that cannot be opened, with advice."""
     return StoreError(f"The store at {place} cannot be opened: {_reason(error)}. {_advice(error)}")
 
 
 def _reason(error: BaseException) -> str:
-    """What happened, on one line."""
+    """The error's text, on one line."""
     name = type(error).__name__
     if isinstance(error, asyncpg.PostgresError):
         text = str(error.args[0] if error.args else name)
@@ -156,12 +156,12 @@ def _advice(error: BaseException) -> str:
 
 
 LOCK = 0x6472_6167_6F6D_616E
-"""The advisory lock that is held while steps are taken."""
+"""The advisory lock during a migration."""
 
 
 async def migrate(connection: Connection, schema: str, place: str) -> bytes:
-    """Take the steps that this schema has not taken; its secret. Raises StoreError for one of a
-    later version."""
+    """Run the missing migration steps of a schema; returns its secret. Raises StoreError for one of
+    a later version."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
         await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
@@ -179,7 +179,7 @@ async def migrate(connection: Connection, schema: str, place: str) -> bytes:
 
 
 async def _taken(connection: Connection, steps: Steps[T], within: float | None = None) -> T:
-    """Take the steps of a transaction; gives their result."""
+    """Run the steps of a transaction; returns their result."""
     try:
         statement, values = next(steps)
         while True:
@@ -195,15 +195,15 @@ CONNECTIONS = 10
 COMMAND = 60.0
 """The most seconds of a statement that no caller waits for."""
 MIGRATION = 3_600.0
-"""Seconds a step of the migration may take, which may copy every row."""
+"""The timeout of a migration step, which may copy every row."""
 
 
 class PostgresStore(Store):
-    """Stores everything in one schema of a database, which is made where it is missing.
+    """Stores everything in one schema of a database, which is created if it is missing.
 
-    `address` is `postgresql://user@host:port/database`; what it leaves out, a password above all,
-    comes from the usual variables (`PGPASSWORD`, `PGPASSFILE`, `PGSSLMODE` …). Nothing is connected
-    before it is needed; then StoreError says why it cannot be. Servers notify each other of their
+    `address` is `postgresql://user@host:port/database`; the rest, such as the password,
+    comes from the usual variables (`PGPASSWORD`, `PGPASSFILE`, `PGSSLMODE` …). It connects
+    on demand, and raises StoreError if it cannot. Servers notify each other of their
     writes by `pubsub`, by default through the database itself. Used by one event loop.
     """
 
@@ -282,12 +282,12 @@ class PostgresStore(Store):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
-        """A connection that is dropped when time is up: to cancel a statement would take an answer
-        of the server. What asyncpg raises is raised as StoreError."""
+        """A connection that is dropped on a timeout: cancelling a statement would need an answer
+        of the server. Errors of asyncpg are raised as StoreError."""
         if self._breaker.open:
             self._breaker.check()
         began, patience = time.monotonic(), self._patience * slowness.get()
-        if self._breaker.open:  # somebody waits to learn that it fails still
+        if self._breaker.open:  # a caller waits for the error
             patience = self._patience / 2
         try:
             pool = self._pool or await self._opened()
@@ -301,7 +301,7 @@ class PostgresStore(Store):
                 yield connection
         except ERRORS as error:
             if timer is None and pool.get_size() >= CONNECTIONS:
-                raise WaitedError from None  # all are in use: theirs to say whether it answers
+                raise WaitedError from None  # all are in use: the breaker depends on their results
             seconds = time.monotonic() - began
             problem = failed(self._place, TimeoutError() if seconds >= patience else error)
             raise self._breaker.failed(str(problem), seconds) from None
@@ -321,10 +321,10 @@ class PostgresStore(Store):
         self._listener = self._pool = None
 
     async def _opened(self) -> asyncpg.Pool:
-        """The connections, once the tables are there. Raises StoreError, which says what to do."""
+        """The connections, once the tables exist. Raises StoreError, with advice."""
         async with self._opening:
             if self._pool is None:
-                if self._breaker.open:  # it is since this waited for its turn
+                if self._breaker.open:  # it was opened while this waited
                     self._breaker.check()
                 with self._errors_as(unopened):
                     connection = await asyncpg.connect(self._address, **self._options)
@@ -341,7 +341,7 @@ class PostgresStore(Store):
     def _errors_as(
         self, make: Callable[[str, BaseException], StoreError] = failed
     ) -> Iterator[None]:
-        """Raise what asyncpg raises as StoreError."""
+        """Raise errors of asyncpg as StoreError."""
         try:
             yield
         except ERRORS as error:
@@ -369,8 +369,8 @@ class PostgresPubSub(PubSub):
         self._store = store
 
     async def publish(self, names: Sequence[str]) -> None:
-        # A statement of its own, after the commit: a NOTIFY inside would let no two transactions
-        # commit at the same time.
+        # A statement of its own, after the commit: a NOTIFY inside would serialise all
+        # commits.
         statement = "SELECT pg_notify($1, name) FROM unnest($2::text[]) AS name"
         await self._store._read(statement, self._store.schema, list(names))
 

@@ -1,4 +1,4 @@
-"""Pub/sub through a Redis stream: for databases whose servers have much to notify each other of.
+"""Pub/sub through a Redis stream, for databases with many notifications between servers.
 
 The stream holds the names of runs and no content, and is trimmed to the latest. Without Redis
 nothing is lost: subscribers also poll. Importing this needs redis (the extra `redis`).
@@ -61,7 +61,7 @@ class RedisPubSub(PubSub):
                 await self._listening.wait()
 
     async def close(self) -> None:
-        """Publish what is still waiting, and disconnect."""
+        """Publish the queued names, and disconnect."""
         await super().close()
         self._closed = True
         if self._reader is not None:

@@ -1,4 +1,4 @@
-"""How long and how much a store keeps, and what is deleted first."""
+"""The retention of a store: limits by age and number, and the order of deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY = 86_400.0
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long and how much a store keeps; its `sweep` deletes the rest.
+    """Limits of a store by age and number; its `sweep` deletes the excess.
 
     Responses and conversations live `max_age` seconds, the event logs of ended runs `max_log_age`
     seconds (without its log a response can be read, but no longer replayed). There are at most
@@ -32,8 +32,8 @@ class Retention(Struct, frozen=True, kw_only=True):
     max_bytes: int = 64 * 1024 * 1024
 
     def is_due(self, seconds: float, added: int) -> bool:
-        """Whether it is time to sweep, so many seconds after the last time, and after so much was
-        added: as little as may be stays longer than it should, and a hundredth more."""
+        """Whether to sweep, so many seconds after the last time, and after so many rows were
+        added: limits are exceeded by a tenth of the age, and a hundredth of the number."""
         most = min(self.max_responses, self.max_responses_per_key, self.max_conversations)
         return added > most // 100 or seconds > min(600.0, self.max_age / 10, self.max_log_age / 10)
 
@@ -65,7 +65,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 SWEPT = 250
-"""Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
+"""Responses that one transaction deletes, so that writers do not wait for a whole sweep."""
 
 OLD = """SELECT seq, parts FROM (
         SELECT seq, parts, created_at FROM responses WHERE seq NOT IN (SELECT seq FROM runs)
@@ -83,13 +83,13 @@ TALKS = "SELECT tenant, count(*) FROM conversations GROUP BY tenant"
 FIRST_TALKS = "SELECT id FROM conversations WHERE tenant = $1 ORDER BY created_at, id LIMIT $2"
 OLD_TALKS = "SELECT id FROM conversations WHERE created_at < CAST($1 AS FLOAT)"
 _LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
-"""The first statement of what deletes responses: meanwhile no other server stores or deletes uses
-of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
+"""The first statement of a deletion: a lock, so that no other server stores or deletes uses
+of parts meanwhile. If it were taken later, two deletions would deadlock."""
 
 
 def forget(find: str, values: Values, cascades: bool) -> Steps[int]:
-    """Delete the responses whose `seq` and `parts` are found, with all that belongs to them alone;
-    how many. `cascades` says whether the database deletes what belongs to a response by itself."""
+    """Delete the responses of a query for `seq` and `parts`, with everything that only they use;
+    returns how many. `cascades`: the database deletes the rows of a response by itself."""
     yield _LOCK_USES, ()
     gone = yield find, values
     for some in chunks([seq for seq, _ in gone]):
@@ -106,8 +106,8 @@ def forget(find: str, values: Values, cascades: bool) -> Steps[int]:
 
 
 def forget_surplus(kept: Retention, cascades: bool) -> Steps[int]:
-    """Delete some of the responses that are too many; how many. They are counted here, where no
-    other sweep, of this server or another on the same database, deletes any meanwhile."""
+    """Delete some of the excess responses; returns how many. They are counted under the lock,
+    so that no other sweep of the same database deletes any meanwhile."""
     yield _LOCK_USES, ()
     surplus = kept.excess((yield COUNTS, ()), kept.max_responses, kept.max_responses_per_key)
     for tenant, count in surplus.items():
@@ -117,7 +117,7 @@ def forget_surplus(kept: Retention, cascades: bool) -> Steps[int]:
 
 
 def forget_surplus_talks(kept: Retention) -> Steps[None]:
-    """Delete the conversations that are too many, counted as responses are."""
+    """Delete the excess conversations, like responses."""
     yield _LOCK_USES, ()
     surplus = kept.excess((yield TALKS, ()), kept.max_conversations, kept.max_conversations)
     for talks in surplus.items():
@@ -125,7 +125,7 @@ def forget_surplus_talks(kept: Retention) -> Steps[None]:
 
 
 def forget_talks(find: str, values: Values) -> Steps[None]:
-    """Delete the conversations whose ids are found, with their items."""
+    """Delete the conversations of a query for ids, with their items."""
     for some in chunks([id for (id,) in (yield find, values)]):
         yield f"DELETE FROM items WHERE conversation IN ({places(len(some))})", some
         yield f"DELETE FROM conversations WHERE id IN ({places(len(some))})", some

@@ -1,8 +1,8 @@
-"""The tables of both SQL stores, as numbered steps from nothing to now.
+"""The tables of both SQL stores, as numbered migration steps.
 
-A file or a database remembers how many of its steps it has taken. A step that was published is
-never changed; what must be different is a new step. What both databases share is written once, in
-the words of PostgreSQL, with WITHOUT ROWID where SQLite needs it.
+A file or a database stores the number of its steps. A released step is
+never changed; changes are new steps. Statements for both databases are written once, in
+the SQL of PostgreSQL, with WITHOUT ROWID where SQLite needs it.
 """
 
 import re
@@ -82,8 +82,8 @@ _CALLS = """
     CREATE INDEX calls_by_response ON calls (response)
 """
 
-# Step 4: one row at the end of a unary answer; small rows of their own for what changes; large
-# parts once. Responses that end before it have a log of their own, so they go to `ends`.
+# Step 4: one row at the end of a unary answer; small rows for changing values; large
+# parts once. Responses that ended before it have a log of their own, so they are in `ends`.
 
 _TABLES = """
     CREATE TABLE runs (
@@ -207,7 +207,7 @@ _WORDS = {
 
 
 def _sqlite(text: str) -> str:
-    """Shared steps in the words of SQLite, which has no references here: the store deletes."""
+    """Shared steps in the SQL of SQLite, without foreign keys: the store deletes rows itself."""
     for word, own in _WORDS.items():
         text = text.replace(word, own)
     return re.sub(r" REFERENCES \w+( \(\w+\))? ON DELETE CASCADE", "", text)

@@ -1,4 +1,4 @@
-"""Turns stored values into bytes and back: compact, exact, and readable by later versions.
+"""Serialises stored values: compact, lossless, and readable by later versions.
 
 A value begins with the name of its format: MessagePack, or JSON where a text holds half of a
 surrogate pair or a number has more than 64 bits, which MessagePack cannot hold. What is large in a

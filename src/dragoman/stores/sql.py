@@ -1,4 +1,4 @@
-"""What every store does, in SQL: what SQLite and PostgreSQL do alike, which is nearly everything.
+"""The common part of the SQL stores: nearly everything that SQLite and PostgreSQL do.
 
 Statements are written once, in the SQL of PostgreSQL with its `$1`, `$2` …; SQLite leaves out the
 locks, because it has one writer. A transaction of several statements is a generator that yields
@@ -6,7 +6,7 @@ each of them and is sent its rows, so that SQLite runs it in the writer's thread
 the event loop.
 
 A response is one row of `responses`, in the order of storing (`seq`). A unary answer is written
-whole, at its end. One that is followed while it is made has its record in that row, a row in `runs`
+whole, at its end. A streamed one has its record in that row, a row in `runs`
 while it is live, rows in `segments` for its log, and a row in `ends` for its response: no row ever
 grows, and only the small ones of `runs` are updated.
 """
@@ -98,9 +98,9 @@ from .statements import (
 
 T = TypeVar("T")
 SWEEPING = 12.0
-"""How many times its patience a store has for what sweeps: nobody waits for that."""
+"""Multiplies the store's patience for sweeps: no request waits for them."""
 DIGESTS = 50
-"""Digests of calls that one statement looks for."""
+"""Digests of calls in one statement."""
 
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
@@ -116,7 +116,7 @@ _OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
 
 
 class Store(Files):
-    """All that a server stores, in a database.
+    """The store of a server, in a SQL database.
 
     One conformance suite holds for all stores. A method that writes returns when what it wrote
     survives a crash of this process. A method that takes a tenant finds nothing of another
@@ -125,9 +125,9 @@ class Store(Files):
     """
 
     POLL: ClassVar[float]
-    """Seconds between two looks at what another process may have written."""
+    """Seconds between two polls for writes of other processes."""
     CASCADES: ClassVar[bool]
-    """Whether the database deletes with a response all that belongs to it."""
+    """Whether the database deletes the rows of a response with it (foreign keys)."""
 
     _secret: bytes | None = None  # until the store was opened
 
@@ -141,19 +141,19 @@ class Store(Files):
 
     @property
     def secret(self) -> bytes:
-        """What the tenants of this store are named by (`tenant_name`): made with the store, kept in
-        it, and so the same for all its servers. Raises StoreError before `ready`."""
+        """The secret for tenant names (`tenant_name`), created with the store and the same
+        for all its servers. Raises StoreError before `ready`."""
         if self._secret is None:
             raise StoreError("The store could not be opened yet: whose data is whose is unknown.")
         return self._secret
 
     async def ready(self) -> None:
-        """Return when the store can be used. Raises StoreError, within a minute or so, that says
-        what is wrong and what to do about it."""
+        """Return when the store can be used. Raises StoreError, within about a minute, with the
+        problem and advice."""
         await self._read("SELECT 1")
 
     async def close(self) -> None:
-        """Write what is waiting and release everything."""
+        """Write what is queued and release everything."""
         await self._pubsub.close()
 
     # ---- responses -----------------------------------------------------------------------
@@ -169,8 +169,8 @@ class Store(Files):
     async def _transact_large(
         self, make: Callable[[], list[Insert]], steps: Callable[[], Steps[None]] | None = None
     ) -> None:
-        """Insert a record that is packed in a thread, and written before the next such is packed:
-        their bytes are counted once only."""
+        """Insert a record that is packed in a thread, and written before the next one is packed,
+        as their bytes are accounted for once."""
         async with self._packing:
             await self._transact(await self.turns.take(make), steps)
 
@@ -180,8 +180,8 @@ class Store(Files):
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
     ) -> Awaitable[None]:
-        """Store a response that has ended, whole and in one step: for answers that nobody could
-        follow while they were made. The log is the one that unfolding `record.response` gives."""
+        """Store a finished response in one step: for answers that could not be followed while
+        they were generated. The log is the one that unfolding `record.response` gives."""
         if record.response is None or record.status in RUNNING:
             raise ValueError(f"response {record.id} has not ended")
         self._added += 1
@@ -383,8 +383,8 @@ class Store(Files):
         return tuple(from_here)
 
     async def wait(self, id: str, length: int, seconds: float) -> bool:
-        """Return when the log is longer than this, when the run has ended, or when time is up.
-        Gives whether the run goes on, as far as is known."""
+        """Return when the log is longer than this, when the run has ended, or on a timeout.
+        Returns whether the run is running, as far as is known."""
 
         async def looked() -> bool:
             live = True
@@ -425,14 +425,14 @@ class Store(Files):
         return bool(await self._write(statement, id, tenant, pack(metadata)))
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Delete a response and its log. Deleting a live run asks for its end as well."""
+        """Delete a response and its log. Deleting a live run also cancels it."""
         find = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
         gone = await self._forget(find, (id, tenant))
         self._pubsub.publish_soon(id)
         return gone > 0
 
     async def apart(self, size: int, work: Callable[..., T], *given: object) -> T:
-        """What is made of so many bytes; in a thread where they are many, when it is the turn."""
+        """Run work on so many bytes; for many, in a thread and in turn."""
         return work(*given) if size <= APART else await self.turns.take(work, *given)
 
     async def _records(self, tail: str, *values: object, room: Room | None = None) -> list[Record]:
@@ -459,7 +459,7 @@ class Store(Files):
         more: Iterable[bytes] = (),
         room: Room | None = None,
     ) -> T:
-        """What is made of packed values, with the pieces of their long texts and the parts with
+        """Unpack values, with the pieces of their long texts and the parts with
         these digests. Raises TooMuchError where there is no room for them."""
         room, found = room or Room(), list[Row]()
         for some in chunks({*more, *[digest for data in packed for digest in texts_of(data)]}):
@@ -484,8 +484,8 @@ class Store(Files):
         return self.now()
 
     async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Extend the leases of these runs. Gives the ids of those that must stop, because somebody
-        asked for it, or has deleted or ended them."""
+        """Extend the leases of these runs. Returns the ids of those that must stop: cancelled,
+        deleted or ended ones."""
         renewed: set[str] = set()
         for some in chunks(ids):
             statement = f"""UPDATE runs SET lease = $1 WHERE NOT cancelling AND seq IN (
@@ -495,7 +495,7 @@ class Store(Files):
         return tuple(id for id in ids if clean(id) not in renewed)
 
     async def request_cancel(self, tenant: str, id: str) -> bool:
-        """Ask for the end of a run, wherever it runs; False when it is not known."""
+        """Request the cancellation of a run, wherever it runs; False for an unknown one."""
         statement = f"UPDATE runs SET cancelling = true WHERE seq IN ({_OWN}) RETURNING seq"
         return bool(await self._write(statement, id, tenant) or await self._read(_OWN, id, tenant))
 
@@ -590,8 +590,8 @@ class Store(Files):
         self._retention.check_room(count + len(items), size + sum(len(data) for _, data in items))
 
     async def check_room(self, id: str) -> None:
-        """Raise FaultError where a conversation is full. What an answer adds may go beyond that: it
-        is never left out."""
+        """Raise FaultError where a conversation is full. The items of an answer may exceed the
+        limit: they are never left out."""
         await self._transact((), partial(self._room, id))
 
     async def list_items(
@@ -695,5 +695,5 @@ class Store(Files):
         return self._transact((), partial(retention.forget, find, values, self.CASCADES))
 
     async def _compact(self) -> None:
-        """Give the system the room back that was left."""
+        """Release free space to the system."""
         return

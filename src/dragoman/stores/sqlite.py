@@ -1,8 +1,8 @@
 """The SQLite store: the default, in one file, with nothing to set up.
 
-Several processes of one machine may share the file. One thread writes: what an event loop hands
-over in one turn, and all that waits when the thread is free, becomes one transaction, in which the
-rows of each table are inserted together. Other threads read beside it.
+Several processes of one machine may share the file. One thread writes: the writes of one turn of
+an event loop, and all that are queued when the thread is free, become one transaction (group
+commit), in which the rows of each table are inserted together. Other threads read.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ T = TypeVar("T")
 
 READERS = 2
 WAITING = 4_096
-"""Reads of one tenant that may wait for their turn."""
+"""The most queued reads of one tenant."""
 OPENING = 30.0
-"""Seconds that opening waits for another process, which may be migrating the file."""
+"""Seconds to wait for another process on opening, which may be migrating the file."""
 GROUP = 512
-"""How many writes share a commit at most."""
+"""The most writes of one commit."""
 PROBE = 0.5
-"""Seconds that a write waits which tries whether a locked file is free again."""
+"""The timeout of a write that probes whether a locked file is free again."""
 LOOK = 1.0
-"""Seconds between two looks whether the writer is stuck, and beyond the time that it has."""
+"""Seconds between two checks of a stuck writer, and beyond its timeout."""
 COPIED = 64 * 1024 * 1024
-"""Bytes that are copied at the start, to make a file of an earlier version one that shrinks."""
+"""The most bytes to copy at the start, to convert a file of an earlier version (`shrinkable`)."""
 PAGES = 1_000
-"""Pages that one transaction gives back to the system."""
+"""Pages that one transaction releases to the system."""
 CLOSED = "The store is closed."
 KIND = "SQLite"
 
@@ -63,11 +63,11 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "The disk is full: make room, ",
     sqlite3.SQLITE_IOERR: "The disk fails, or is no place for a database: see to it, ",
 }
-"""What to do, by the first byte of the code that SQLite gives."""
+"""Advice, by the first byte of SQLite's error code."""
 
 
 def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
-    """The error for a file that cannot be used, with what to do."""
+    """The error for a file that cannot be used, with advice."""
     if isinstance(error, OSError):
         reason = error.strerror or type(error).__name__
         return StoreError(f"The store {path} cannot be made: {reason}. {_WRITING}{ELSE}")
@@ -81,7 +81,7 @@ def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
 
 
 def migrate(connection: Connection, path: Path, secret: bytes | None = None) -> bytes:
-    """Take the steps a file has not taken; gives its secret, which is this one if it has none yet.
+    """Run the missing migration steps of a file; returns its secret: this one, if it has none.
     Raises StoreError for a file of a later version."""
     connection.execute("BEGIN IMMEDIATE")
     (taken,) = connection.execute("PRAGMA user_version").fetchone()
@@ -101,23 +101,23 @@ def migrate(connection: Connection, path: Path, secret: bytes | None = None) -> 
 
 
 def shrinkable(connection: Connection) -> None:
-    """Have a file of an earlier version give room back, where it is quickly copied for that."""
+    """Convert a file of an earlier version to one that shrinks, if it is small enough."""
     pages, free, size, mode = (
         connection.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_count", "freelist_count", "page_size", "auto_vacuum")
     )
     if not mode and (pages - free) * size <= COPIED:
-        with suppress(sqlite3.OperationalError):  # it is locked, or the disk full: another time
+        with suppress(sqlite3.OperationalError):  # it is locked, or the disk full: next time
             connection.execute("VACUUM")
 
 
 async def compact(store: Store) -> None:
-    """Give the pages that are free back to the system, a part at a time."""
+    """Release free pages to the system, a part at a time."""
 
     def some() -> Steps[int]:
         ((free,),) = yield "PRAGMA freelist_count", ()
         for _ in range(min(free, PAGES)):
-            yield "PRAGMA incremental_vacuum(1)", ()  # sqlite3 takes its first step and no other
+            yield "PRAGMA incremental_vacuum(1)", ()  # sqlite3 runs only its first step
         ((left,),) = yield "PRAGMA freelist_count", ()
         return int(free - left)
 
@@ -132,13 +132,13 @@ async def compact(store: Store) -> None:
 
 
 def connect(path: Path, patience: float = OPENING) -> Connection:
-    """A connection set up as all of ours are, which waits so many seconds for other processes;
-    transactions are begun and ended by hand. Raises StoreError for another program's file, which
-    is left as it is."""
+    """A configured connection, which waits so many seconds for other processes;
+    transactions are begun and ended explicitly. Raises StoreError for another program's file, which
+    is not changed."""
     connection = sqlite3.connect(
         path, timeout=patience, isolation_level=None, check_same_thread=False
     )
-    # In one statement: another server may be making the tables.
+    # In one statement: another server may be creating the tables.
     taken, tables, ours = connection.execute(
         "SELECT user_version, count(name), total(name = 'responses') "
         "FROM pragma_user_version LEFT JOIN sqlite_master"
@@ -151,10 +151,10 @@ def connect(path: Path, patience: float = OPENING) -> Connection:
         )
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; see `shrinkable`
     _write_ahead(connection, patience)
-    # In WAL mode a commit survives a killed process; NORMAL keeps the file whole even when the
-    # machine loses power, at the price of the last commits, and OFF would not.
+    # In WAL mode a commit survives a killed process; with NORMAL the file stays intact when the
+    # machine loses power, except for the last commits, and with OFF it would not.
     for setting in ("synchronous = NORMAL", "temp_store = MEMORY", "cache_size = -512"):
-        connection.execute(f"PRAGMA {setting}")  # the system caches the file, too: 512 kB do
+        connection.execute(f"PRAGMA {setting}")  # the system caches the file, too
     return connection
 
 
@@ -174,8 +174,8 @@ def _write_ahead(connection: Connection, patience: float) -> None:
 
 @lru_cache(1_024)
 def _translated(statement: str) -> str:
-    """A statement as SQLite writes it: with its own places, and without the locks that it does not
-    need, because a transaction that writes has the whole file."""
+    """A statement in the SQL of SQLite: with its own placeholders, and without locks, as
+    a writing transaction has the whole file."""
     return _LOCKS.sub("", statement).replace("$", "?")
 
 
@@ -183,12 +183,12 @@ _LOCKS = re.compile(r"FOR UPDATE( OF \w+)?( SKIP LOCKED)?|^LOCK TABLE .*")
 
 
 def found(connection: Connection, statement: str, values: Values) -> list[Row]:
-    """The rows that a statement gives."""
+    """The rows of a statement."""
     return connection.execute(_translated(statement), bound(values)).fetchall()
 
 
 class Write(Struct, eq=False):
-    """Rows to insert and steps to take, all or nothing, and the future of who waits for it."""
+    """Rows to insert and steps to run, all or nothing, and the caller's future."""
 
     inserts: Sequence[Insert]
     steps: Callable[[], Steps[Any]] | None
@@ -198,7 +198,7 @@ class Write(Struct, eq=False):
 
 
 class Read(Struct, eq=False):
-    """A statement to be read, and when that was begun; 0 while it waits for its turn."""
+    """A queued read, and when it was begun; 0 while it waits."""
 
     statement: str
     values: Values
@@ -207,10 +207,10 @@ class Read(Struct, eq=False):
 
 
 class SqliteStore(Store):
-    """Stores everything in one file, which is made where it is missing, also while it is in use.
+    """Stores everything in one file, which is created if it is missing, also while it is in use.
 
-    What the file does not do within `patience` seconds fails. Raises StoreError, which says what to
-    do, when the file cannot be used.
+    Operations that take longer than `patience` seconds fail. Raises StoreError, with
+    advice, when the file cannot be used.
     """
 
     POLL = 0.05
@@ -239,14 +239,14 @@ class SqliteStore(Store):
         self._busy: set[Read] = set()
         self._turns: dict[asyncio.AbstractEventLoop, list[Write]] = {}
         self._queue: SimpleQueue[list[Write] | None] = SimpleQueue()
-        self._handed: list[list[Write]] = []  # what the writer writes now
-        self._since = 0.0  # when it began that; 0 while it has nothing to do
+        self._handed: list[list[Write]] = []  # the current transaction
+        self._since = 0.0  # when it began; 0 while the writer is idle
         self._watching: asyncio.AbstractEventLoop | None = None
         self._writer = threading.Thread(target=self._work, name="dragoman-store", daemon=True)
         self._writer.start()
 
     async def close(self) -> None:
-        """Write and read what is waiting, and end."""
+        """Execute the queued writes and reads, and end."""
         self._closed = True
         for loop in tuple(self._turns):
             self._hand_over(loop)
@@ -261,11 +261,11 @@ class SqliteStore(Store):
     # ---- the file ------------------------------------------------------------------------
 
     def _open(self) -> Connection:
-        """Make the file where it is missing, bring its tables up to date, and note which it is."""
+        """Create the file if it is missing, migrate its tables, and record its identity."""
         path, known = self._path, len(self._opened)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for side, inode in self._sides.items():  # they belong to the file that was here
+            for side, inode in self._sides.items():  # they belong to the earlier file
                 with suppress(FileNotFoundError):
                     if side.stat().st_ino == inode:
                         side.unlink()
@@ -293,8 +293,8 @@ class SqliteStore(Store):
         return connection
 
     def _reopen(self) -> None:
-        """Use the file that is there now, or a new one, instead of one that was deleted or
-        replaced: what is written to that is lost. Raises StoreError."""
+        """Reopen a file that was deleted or replaced, as writes to the old one would be
+        lost. Raises StoreError."""
         with self._opening:
             if _identity(self._path) != self._file:
                 self._open()
@@ -328,10 +328,10 @@ class SqliteStore(Store):
             long = time.monotonic() - self._patience
             if any(0 < each.began < long for each in tuple(self._busy)):
                 raise self._reading.failed(self._stuck(), self._patience) from None
-            raise WaitedError from None  # which says nothing about the store
+            raise WaitedError from None  # no failure of the store
 
     def _read_next(self) -> None:
-        """Read for the tenant whose turn it is; in a thread."""
+        """Execute the next tenant's read, in a thread."""
         with self._lock:
             tenant, line = next(iter(self._lines.items()))
             read = line.popleft()
@@ -383,7 +383,7 @@ class SqliteStore(Store):
                 write.future.set_exception(error)
                 return write.future
         turn = self._turns.get(loop)
-        if turn is None:  # the first of this turn of the loop: hand all of them over at its end
+        if turn is None:  # the first of this turn of the loop: schedule the handover at its end
             turn = self._turns[loop] = []
             loop.call_soon(self._hand_over, loop)
         turn.append(write)
@@ -398,8 +398,8 @@ class SqliteStore(Store):
                 loop.call_later(LOOK, self._watch, loop)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look whether the writer is stuck in the system, where no timeout of SQLite's helps; then
-        fail what waits for it."""
+        """Check whether the writer is stuck in a system call, which SQLite's timeouts do not cover;
+        then fail the queued writes."""
         self._watching, since = None, self._since
         if since and time.monotonic() - since > self._patience + LOOK:
             error = self._breaker.failed(self._stuck(), self._patience)
@@ -415,7 +415,7 @@ class SqliteStore(Store):
         )
 
     def _waiting(self) -> list[list[Write]]:
-        """Take back what was handed over and is not begun."""
+        """Take back the writes that were not begun."""
         turns: list[list[Write]] = []
         with suppress(Empty):
             while (turn := self._queue.get_nowait()) is not None:

@@ -28,6 +28,19 @@ def long(text: str) -> JSON:
     return text if len(text) <= LONG else Long(text)
 
 
+def marked(value: JSON) -> JSON:
+    """A value whose long texts are encoded in pieces.
+
+    >>> marked({"a": ["b", "c" * (LONG + 1)]})["a"][1].text[LONG:]
+    'c'
+    """
+    if isinstance(value, str):
+        return long(value)
+    if isinstance(value, dict):
+        return {name: marked(each) for name, each in value.items()}
+    return [marked(each) for each in value] if isinstance(value, list) else value
+
+
 def long_size(value: JSON) -> int:
     """Characters of the long texts in a value.
 

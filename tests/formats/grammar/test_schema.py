@@ -14,7 +14,14 @@ from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.demand import JSONBody, unenforced
 from dragoman.formats.grammar.lark import Writer
-from dragoman.formats.grammar.schema import FORMATS, NOT_ENFORCED, enforceable, inside, valid
+from dragoman.formats.grammar.schema import (
+    FORMATS,
+    NOT_ENFORCED,
+    enforceable,
+    inside,
+    too_large,
+    valid,
+)
 from dragoman.formats.prompt import ByteTokenizer
 from tests.cases import cases
 from tests.formats.grammar.accepts import verdict
@@ -246,3 +253,17 @@ def test_schemas_in_a_schema_have_their_places() -> None:
         (".x.properties.b", 3),
         (".x.additionalProperties", 4),
     ]
+
+
+def test_levels_are_counted_with_those_that_are_referred_to() -> None:
+    nested: dict = {"$ref": "#/$defs/a0"}
+    for _ in range(50):
+        nested = {"items": nested}
+    definitions = {}
+    for number in range(60):
+        text = json.dumps(nested).replace("a0", f"a{number + 1}")
+        definitions[f"a{number}"] = json.loads(text)
+    problem = too_large({"$ref": "#/$defs/a0", "$defs": {**definitions, "a60": {}}})
+    assert problem == "has more than 2000 levels, with those it refers to"
+    del definitions["a30"]
+    assert too_large({"$ref": "#/$defs/a0", "$defs": definitions}) is None

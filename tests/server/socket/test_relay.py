@@ -9,12 +9,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Message
 from dragoman.core.session_values import CreateItem, ItemDeleted, SessionLimits
+from dragoman.engines import remote_session
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.server import relay
@@ -252,6 +254,32 @@ async def test_an_answer_under_way_fails_and_stays_as_far_as_it_was_said() -> No
     assert texts(engine.asked[-1][0]) == ["Hi", "Hel", "Well?"]
 
 
+async def test_the_openai_sdk_goes_on_after_a_loss() -> None:
+    engine = Stub(*OPENING, word("Hel"), asyncio.Event())
+    found: list[tuple[str, str | None]] = []
+    async with linked(engine, "ga") as (cable, port):
+        base = f"127.0.0.1:{port}/v1"
+        async with (
+            AsyncOpenAI(
+                api_key="x", base_url=f"http://{base}", websocket_base_url=f"ws://{base}"
+            ) as client,
+            client.realtime.connect(model="stub") as connection,
+        ):
+            await connection.response.create()
+            async for event in connection:
+                if event.type == "response.output_text.delta" and not found:
+                    cable.cut()
+                    engine.cues = saying("Fine")
+                elif event.type == "response.done":
+                    text = event.response.output[0].content[0].text
+                    found.append((event.response.status, text))
+                    if len(found) == 2:
+                        break
+                    await connection.conversation.item.create(item=USER["item"])
+                    await connection.response.create()
+    assert found == [("failed", "Hel"), ("completed", "Fine")]
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_a_call_that_was_made_can_be_answered_and_one_that_broke_off_is_deleted(
     whole,
@@ -393,69 +421,69 @@ class Followed:
         self.copy = SessionCopy({}, beta=False)
         audio = {"input": {"transcription": {"model": "w"}}, "output": {}} | session
         session = {"id": "s", "type": "realtime", "model": "m", "audio": audio}
-        self.said("session.created", session=session)
+        self.received("session.created", session=session)
 
-    def said(self, kind: str, **fields: Any) -> None:
-        self.copy.said(json.dumps({"type": kind, "event_id": "e", **fields}).encode())
+    def received(self, kind: str, **fields: Any) -> None:
+        self.copy.received(json.dumps({"type": kind, "event_id": "e", **fields}).encode())
 
     def item(self, role: str, *parts: dict[str, Any], id: str) -> None:
         message = {"id": id, "type": "message", "role": role, "content": [*parts]}
-        self.said("conversation.item.added", item=message, previous_item_id=None)
-        self.said("conversation.item.done", item=message, previous_item_id=None)
+        self.received("conversation.item.added", item=message, previous_item_id=None)
+        self.received("conversation.item.done", item=message, previous_item_id=None)
 
     def replayed(self) -> list[str]:
         commands, _ = self.copy.replay()
         return [c.item.text for c in commands if isinstance(c, CreateItem)]
 
 
-HEARD = {"type": "input_audio", "transcript": None}
+SOUND = {"type": "input_audio", "transcript": None}
 LOST = Fault("upstream_cut", "It is lost.", "upstream")
 
 
-def test_what_was_said_is_known_by_its_transcript() -> None:
+def test_speech_is_replayed_as_its_transcript() -> None:
     known = Followed()
-    known.said("input_audio_buffer.speech_started", item_id="u", audio_start_ms=0)
-    known.said("input_audio_buffer.committed", item_id="u", previous_item_id=None)
-    known.item("user", HEARD, id="u")
+    known.received("input_audio_buffer.speech_started", item_id="u", audio_start_ms=0)
+    known.received("input_audio_buffer.committed", item_id="u", previous_item_id=None)
+    known.item("user", SOUND, id="u")
     about = {"item_id": "u", "content_index": 0}
     transcription = "conversation.item.input_audio_transcription"
-    known.said(f"{transcription}.completed", **about, transcript=" Hello ")
+    known.received(f"{transcription}.completed", **about, transcript=" Hello ")
     assert known.replayed() == ["Hello"]
     assert known.copy.close(LOST) == []
-    known.said("input_audio_buffer.committed", item_id="v", previous_item_id="u")
-    known.item("user", HEARD, id="v")
+    known.received("input_audio_buffer.committed", item_id="v", previous_item_id="u")
+    known.item("user", SOUND, id="v")
     assert [type(e).__name__ for e in known.copy.close(LOST)] == ["TranscriptionFailed"]
     with pytest.raises(FaultError, match="has no transcript"):
         known.copy.replay()
-    known.said("input_audio_buffer.committed", item_id="w", previous_item_id="u")
-    known.said(f"{transcription}.failed", item_id="w", content_index=0, error={"message": "x"})
-    known.said("input_audio_buffer.speech_started", item_id="x", audio_start_ms=0)
+    known.received("input_audio_buffer.committed", item_id="w", previous_item_id="u")
+    known.received(f"{transcription}.failed", item_id="w", content_index=0, error={"message": "x"})
+    known.received("input_audio_buffer.speech_started", item_id="x", audio_start_ms=0)
     assert [type(e).__name__ for e in known.copy.close(LOST)] == ["BufferCleared", "Refused"]
 
 
 @pytest.mark.parametrize(("format", "a_second"), [("audio/pcm", 48_000), ("audio/pcmu", 8_000)])
-def test_an_answer_is_known_as_far_as_it_was_heard(format, a_second) -> None:
+def test_an_answer_is_replayed_as_far_as_it_was_played(format, a_second) -> None:
     known = Followed(output={"format": {"type": format}})
-    known.said("response.created", response={"id": "r", "status": "in_progress"})
+    known.received("response.created", response={"id": "r", "status": "in_progress"})
     item = {"id": "a", "type": "message", "role": "assistant", "content": []}
     place = {"response_id": "r", "item_id": "a", "output_index": 0, "content_index": 0}
-    known.said("conversation.item.added", item=item, previous_item_id=None)
-    known.said("response.output_item.added", response_id="r", output_index=0, item=item)
+    known.received("conversation.item.added", item=item, previous_item_id=None)
+    known.received("response.output_item.added", response_id="r", output_index=0, item=item)
     part = {"type": "audio", "transcript": ""}
-    known.said("response.content_part.added", **place, part=part)
+    known.received("response.content_part.added", **place, part=part)
     for said in ("One two. ", "Three four."):
-        known.said("response.output_audio_transcript.delta", **place, delta=said)
+        known.received("response.output_audio_transcript.delta", **place, delta=said)
         sound = b64encode(bytes(a_second)).decode()
-        known.said("response.output_audio.delta", **place, delta=sound)
+        known.received("response.output_audio.delta", **place, delta=sound)
     spoken = {"type": "output_audio", "transcript": "One two. Three four."}
     whole = {**item, "content": [spoken], "status": "completed"}
-    known.said("response.output_item.done", response_id="r", output_index=0, item=whole)
-    known.said("conversation.item.done", item=whole, previous_item_id=None)
-    known.said("response.done", response={"id": "r", "status": "completed", "output": [whole]})
+    known.received("response.output_item.done", response_id="r", output_index=0, item=whole)
+    known.received("conversation.item.done", item=whole, previous_item_id=None)
+    known.received("response.done", response={"id": "r", "status": "completed", "output": [whole]})
     assert known.replayed() == ["One two. Three four."]
-    known.said("conversation.item.truncated", item_id="a", content_index=0, audio_end_ms=9_000)
+    known.received("conversation.item.truncated", item_id="a", content_index=0, audio_end_ms=9_000)
     assert known.replayed() == ["One two. Three four."]
-    known.said("conversation.item.truncated", item_id="a", content_index=0, audio_end_ms=1_700)
+    known.received("conversation.item.truncated", item_id="a", content_index=0, audio_end_ms=1_700)
     assert known.replayed() == ["One two. Three "]
     known.item("assistant", id="b")
     commands, gone = known.copy.replay()
@@ -488,15 +516,38 @@ def test_what_is_kept_of_a_session_is_counted_whatever_its_server_sends() -> Non
 
 def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> None:
     known = Followed()
-    known.copy.asked(b'{"type": "session.update", "session": 3}')
+    known.copy.sent(b'{"type": "session.update", "session": 3}')
     with pytest.raises(FaultError, match="cannot be read"):
-        known.said("session.updated", session={"type": "realtime"})
+        known.received("session.updated", session={"type": "realtime"})
     monkeypatch.setattr(relay, "MOST", 1)
-    known.copy.asked(b'{"type": "response.create"}')
+    known.copy.sent(b'{"type": "response.create"}')
     with pytest.raises(FaultError, match="More than 1 commands"):
-        known.copy.asked(b'{"type": "response.create"}')
+        known.copy.sent(b'{"type": "response.create"}')
     monkeypatch.setattr(relay, "LIMITS", SessionLimits(text=1_000))
     known = Followed()
     with pytest.raises(FaultError, match="as many as a session may have"):
         known.item("user", {"type": "input_text", "text": "x" * 1_000}, id="u")
     assert read_head(b"no event").type == ""
+
+
+# ---- too much --------------------------------------------------------------------------------
+
+
+async def test_r3_an_event_of_many_values_is_refused_and_the_session_goes_on() -> None:
+    async with talking(Stub(*saying("Hi")), max_json_values=100) as (_, talk):
+        await talk.until("session.created")
+        await talk.say({"type": "session.update", "session": {"x": [*range(100)]}})
+        refused = (await talk.until("error"))[-1]["error"]
+        assert "more than 100" in refused["message"]
+        await talk.say(USER, RESPOND)
+        await talk.until("response.done")
+
+
+async def test_r2_an_event_of_many_values_ends_the_session_of_its_server(monkeypatch) -> None:
+    monkeypatch.setattr(remote_session, "MAX_VALUES", 60)
+    async with talking(Stub(*saying("," * 100))) as (_, talk):
+        await talk.say(USER, RESPOND)
+        refused = (await talk.until("error"))[-1]["error"]
+        assert refused["code"] == "upstream_error"
+        with pytest.raises(ConnectionClosed):
+            await talk.next()

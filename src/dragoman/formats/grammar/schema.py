@@ -97,6 +97,8 @@ SHOWN = 8
 """Places that a refusal names beside the first."""
 MAX_REFERENCES = 200
 """The most references that lead from one to the next: each takes stack of the compiler."""
+MAX_LEVELS = 2_000
+"""Levels of JSON in a schema, and in what it refers to: they take stack, too."""
 MAX_OPTIONAL = 400
 """The most optional properties of an object: any of them may come next, at each token."""
 MAX_COMPARED = 20_000
@@ -141,7 +143,7 @@ def enforceable(schema: Mapping[str, JSON], param: str, *, strict: bool = True) 
     >>> enforceable({"properties": {"a": {}}, "minItems": 1}, "format.schema")
     {'properties': {'a': {}}, 'minItems': 1, 'additionalProperties': False}
     """
-    if (problem := _too_large(schema)) is not None:
+    if (problem := too_large(schema)) is not None:
         raise FaultError(bad_request(problem, param))
     fitted, misfits = fitting(schema)
     if first := next((each for each in misfits if strict or each.wrong), None):
@@ -384,23 +386,23 @@ def _told_apart(
     )
 
 
-def _too_large(schema: Mapping[str, JSON]) -> str | None:
+def too_large(schema: Mapping[str, JSON]) -> str | None:
     """What is wrong with the size of a schema, if anything. References are followed in the order of
     the compiler, each once."""
     room, followed = MAX_CHARACTERS, {"#"}
-    waiting: list[tuple[JSON, int]] = [(dict(schema), 0)]
+    waiting: list[tuple[JSON, int, int]] = [(dict(schema), 0, 0)]
     while waiting:
-        value, chain = waiting.pop()
+        value, chain, level = waiting.pop()
         match value:
             case dict():
                 room -= sum(map(len, value))
-                waiting.extend((each, chain) for each in value.values())
+                waiting.extend((each, chain, level + 1) for each in value.values())
                 target = value.get("$ref")
                 if isinstance(target, str) and target not in followed:
                     followed.add(target)
-                    waiting.append((find(dict(schema), target), chain + 1))
+                    waiting.append((find(dict(schema), target), chain + 1, level + 1))
             case list():
-                waiting.extend((each, chain) for each in value)
+                waiting.extend((each, chain, level + 1) for each in value)
             case str():
                 room -= len(value)
         room -= 1
@@ -408,6 +410,8 @@ def _too_large(schema: Mapping[str, JSON]) -> str | None:
             return f"is too large: {MAX_CHARACTERS} characters are the most of a schema"
         if chain > MAX_REFERENCES:
             return f"follows more than {MAX_REFERENCES} references, one from the next"
+        if level > MAX_LEVELS:
+            return f"has more than {MAX_LEVELS} levels, with those it refers to"
     return None
 
 
@@ -481,7 +485,12 @@ Judge = Callable[[dict[str, JSON], str], bool]
 """Whether a text fits a string schema with a `pattern` or a `format`."""
 
 MAX_CHECKS = 200_000
-"""Schemas that are applied to a value and what is in it: each of two alternatives may have two."""
+"""Schemas that are applied to a value and what is in it, and values that are compared: each of two
+alternatives may have two."""
+
+
+_OF_MANY, _JUDGED = 50, 50
+"""What counts as so many: to compare a list or an object, to match a pattern."""
 
 
 class UndecidedError(ValueError):
@@ -504,10 +513,13 @@ class _Validator:
     def __init__(self, root: JSON, judge: Judge, most: int = MAX_CHECKS) -> None:
         self._root, self._judge, self._left = root, judge, most
 
-    def valid(self, value: JSON, schema: JSON, followed: frozenset[str] = frozenset()) -> bool:
-        self._left -= 1
+    def _spend(self, count: int) -> None:
+        self._left -= count
         if self._left < 0:
             raise UndecidedError("a value and its schema take too many comparisons")
+
+    def valid(self, value: JSON, schema: JSON, followed: frozenset[str] = frozenset()) -> bool:
+        self._spend(1)
         if not isinstance(schema, dict):
             return schema is True
         return all(self._checks(value, schema, followed))
@@ -519,9 +531,12 @@ class _Validator:
         if "type" in schema:
             types = schema["type"]
             yield any(_is(value, t) for t in (types if isinstance(types, list) else [types]))
+        each_takes = _OF_MANY if isinstance(value, list | dict) else 1
         if "enum" in schema:
+            self._spend(each_takes * len(schema["enum"]))
             yield any(_same(value, each) for each in schema["enum"])
         if "const" in schema:
+            self._spend(each_takes)
             yield _same(value, schema["const"])
         if "$ref" in schema:  # nothing fits one without a target, nor a circle
             to = str(schema["$ref"])
@@ -538,6 +553,7 @@ class _Validator:
                 listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
                 for name, each in value.items():
                     known = [listed[name]] if name in listed else []
+                    self._spend(_JUDGED * len(patterns))
                     for pattern, inner in patterns.items():
                         if self._judge({"type": "string", "pattern": pattern}, name):
                             known.append(inner)
@@ -553,6 +569,7 @@ class _Validator:
             case str():
                 yield _between(len(value), schema, "minLength", "maxLength")
                 leaf = {name: schema[name] for name in schema if name in ("pattern", "format")}
+                self._spend(_JUDGED if leaf else 0)
                 yield not leaf or self._judge({"type": "string", **leaf}, value)
             case int() | float() if not isinstance(value, bool):
                 step = schema.get("multipleOf")

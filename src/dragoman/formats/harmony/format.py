@@ -57,7 +57,7 @@ _EFFORTS: dict[str | None, str] = {
     **dict.fromkeys(("medium", None), "medium"),
     **dict.fromkeys(("high", "xhigh", "max"), "high"),
 }
-"""The nearest effort that harmony has for each that a client may ask for."""
+"""Harmony's nearest effort for each that a client may request."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -72,7 +72,7 @@ class Harmony:
     name = "harmony"
     controls = parse.CONTROLS
     limits = UpstreamLimits(hosted_tools=False)
-    """It has namespaces and free-text tools; what the model was trained with are functions here."""
+    """It has namespaces and free-text tools; the model's trained tools are functions here."""
 
     def __init__(self) -> None:
         self._table: tuple[Tokenizer, TokenTable] | None = None
@@ -107,7 +107,7 @@ class Harmony:
         self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
     ) -> HarmonyParser:
         if tokenizer is not None and (self._table is None or self._table[0] is not tokenizer):
-            self._table = tokenizer, TokenTable(tokenizer)  # kept: a model has one vocabulary
+            self._table = tokenizer, TokenTable(tokenizer)  # cached: a model has one vocabulary
         table = self._table[1] if tokenizer is not None and self._table is not None else None
         return HarmonyParser(turn, Toolkit(request, LossList()), _prefill(request), table)
 
@@ -118,7 +118,7 @@ class Harmony:
 
 
 HARMONY = Harmony()
-"""Stateless but for a cache, so that one is enough."""
+"""Stateless except for a cache, so that one instance is enough."""
 
 
 # ---- what stands before the conversation ---------------------------------------------------
@@ -191,7 +191,7 @@ def _history(
     items: Sequence[Item], first: int, losses: LossList, trained: Collection[str]
 ) -> Iterator[Piece]:
     """The messages of the items; `first` is the place of the first one in the input, and `trained`
-    are the tools that are offered as the model was trained with them.
+    are the tools that are offered in the form of the model's training.
 
     Reasoning is dropped from turns that a final answer has closed (the model was trained so), and
     every call is followed by its own outputs. Raises FaultError for an output without a call.
@@ -238,7 +238,7 @@ def _is_final(items: Sequence[Item], index: int) -> bool:
 def history_message(
     item: Item, place: int, final: bool, losses: LossList, trained: Collection[str] = ()
 ) -> list[Piece]:
-    """An item as a message of the prompt; nothing of one that the model cannot read."""
+    """An item as a message of the prompt; empty for one that the model cannot read."""
     match item:
         case Message(role="assistant"):
             return _message("assistant", _text(item.content), "final" if final else "commentary")
@@ -257,7 +257,7 @@ def history_message(
                 losses.note("items[*].encrypted_content", "dropped", why, (place,))
             return _message("assistant", item.text, "analysis") if item.text else []
         case FunctionCall(arguments=text) if (item.namespace or item.name) in trained:
-            if item.namespace is None:  # code, as it is
+            if item.namespace is None:  # code, unchanged
                 with suppress(ValueError, TypeError, KeyError):
                     text = str(json.loads(text)["code"])
             to = f"analysis to={_recipient(item, True)} code"
@@ -270,7 +270,7 @@ def history_message(
             return [START, "assistant", *_open_message(call), CALL]
         case Unknown(
             kind="code_interpreter_call", value={"code": str(code), "outputs": list(outputs)}
-        ):  # of hosted tools the model knows code and its output
+        ):  # of hosted tools the model was trained with code and its output
             logs = [each["logs"] for each in outputs if isinstance(each, dict) and "logs" in each]
             return [
                 *_message("assistant", code, "analysis to=python code", CALL),
@@ -343,7 +343,7 @@ def _grammar(asked: Demand, opened: Header | None) -> Grammar:
         return f"{writer.body(tool.body)} {writer.end([parse.CALL])}"
 
     if opened is not None and opened.recipient is not None:
-        return writer.grammar(called(asked.tools[0]))  # the only one that the choice leaves
+        return writer.grammar(called(asked.tools[0]))  # the only allowed one
     message, header = marker(parse.MESSAGE), marker(parse.CHANNEL)
     following = f'{marker(parse.END)} {marker(parse.START)} "assistant" {header}'
     answers: list[str] = []  # the headers and bodies that may end the answer

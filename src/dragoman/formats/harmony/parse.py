@@ -1,4 +1,4 @@
-"""Parses harmony into a turn: tokens or text, in pieces of any size, well formed or not."""
+"""Parses harmony into a turn: streamed tokens or text, well formed or not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Header(Struct, frozen=True):
     channel: Channel | None = None
     recipient: str | None = None
     other_role: bool = False
-    """Whether the model went on and wrote a message of the user or of a tool."""
+    """Whether the model continued with a message of the user or of a tool."""
     rest: str = ""
     """The text after the channel, for a message whose header never ended; of a message that the
     prompt leaves open, its text so far."""
@@ -125,7 +125,7 @@ def _first_word(text: str) -> tuple[str, str]:
 
 
 def _channel(name: str) -> Channel | None:
-    """The channel that a name begins with or abbreviates: models misspell them."""
+    """The channel for a misspelled or abbreviated name."""
     letters = name.rstrip("?!.:;,")
     for channel in _CHANNELS:
         if letters and (channel.startswith(letters) or letters.startswith(channel)):

@@ -23,7 +23,7 @@ from dragoman.engines.base import new_id
 from dragoman.engines.reasoning import ENCRYPTED, ReasoningCipher
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
-from dragoman.server.config import ConfigurationError, Webhook
+from dragoman.server.config import ConfigurationError, Webhook, check_name
 from dragoman.server.settings import Settings
 from dragoman.stores.base import Record, Room, StoreError, named
 from dragoman.stores.factory import data_directory, open_store
@@ -234,6 +234,7 @@ def open_cipher(settings: Settings, environ: Mapping[str, str]) -> ReasoningCiph
     """The cipher that the settings describe. Raises ConfigurationError for a variable that holds no
     key."""
     if settings.encryption_key_env is not None:
+        check_name(environ, settings.encryption_key_env, "the key that encrypts reasoning")
         value = environ.get(settings.encryption_key_env, "").strip().encode()
         if len(value) < SHORTEST:
             raise ConfigurationError(
@@ -329,6 +330,7 @@ def _receiver(webhook: Webhook, environ: Mapping[str, str]) -> Receiver:
         parse_url(webhook.url)
     except InvalidUrlError as error:
         raise ConfigurationError(f"A webhook's url cannot be used: {error}.") from None
+    check_name(environ, webhook.secret_env, "the secret of a webhook")
     secret = environ.get(webhook.secret_env, "").strip()
     try:
         key = b64decode(secret.removeprefix(MARK), validate=True)

@@ -25,6 +25,7 @@ from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
 from dragoman.wire.cache import Cache
 from dragoman.wire.json import LIMITS, Fields, Limits, dense
+from dragoman.wire.pieces import marked
 from dragoman.wire.tools import without_secrets
 from dragoman.wire.usage import decode_usage
 
@@ -364,7 +365,7 @@ def _items(fields: Fields, limits: Limits, *, needed: bool) -> tuple[Item, ...]:
         case None if not needed:
             return ()
         case list(values) if len(values) <= MOST:
-            return items.decode_items(json.dump(values), "items", limits)
+            return items.decode_items(json.dump(marked(values)), "items", limits)
         case list(values):
             raise fields.wrong("items", f"has {len(values)} entries; {MOST} are allowed at once")
         case _:
