@@ -495,23 +495,23 @@ def test_what_is_kept_of_a_session_is_counted_whatever_its_server_sends() -> Non
     place: Any = {"response_id": "r", "item_id": "a", "output_index": 0, "content_index": 0}
     for odd in ({"item_id": "a" * 5_000}, {"content_index": 5_000}, {"content_index": -1}):
         with pytest.raises(FaultError, match="cannot be followed"):
-            Followed().said("response.output_audio.delta", **{**place, **odd}, delta="AAAA")
+            Followed().received("response.output_audio.delta", **{**place, **odd}, delta="AAAA")
     known = Followed()
     call = {"id": "c", "type": "function_call", "call_id": "c", "name": "n" * 1_000_000}
-    known.said("conversation.item.added", item=call, previous_item_id=None)
+    known.received("conversation.item.added", item=call, previous_item_id=None)
     assert known.copy.size > 1_000_000
-    known.said("response.created", response={"id": "r", "status": "in_progress"})
+    known.received("response.created", response={"id": "r", "status": "in_progress"})
     before = known.copy.size
-    known.said("response.output_item.added", response_id="r", output_index=0, item=call)
+    known.received("response.output_item.added", response_id="r", output_index=0, item=call)
     assert known.copy.size > before + 1_000_000
     with pytest.raises(FaultError, match="as many as a session may have"):
         for number in range(10_000):
             response = {"id": f"r{number}", "status": "in_progress"}
-            known.said("response.created", response=response)
+            known.received("response.created", response=response)
     with pytest.raises(FaultError, match="Much is transcribed"):
         known = Followed()
         for number in range(5_000):
-            known.said("input_audio_buffer.committed", item_id=f"i{number}")
+            known.received("input_audio_buffer.committed", item_id=f"i{number}")
 
 
 def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> None:
