@@ -181,8 +181,9 @@ def test_an_attack_blocks_no_others_and_the_session_continues(server, attack) ->
         {"type": "function_call_output", "output": "", "call_id": "x" * 2_000_000},
         {"type": "mcp_call", "arguments": "x" * 2_000_000},
         {"type": "message", "role": "user", "content": [], "other": [{"a": "x" * 2_000_000}]},
+        {"type": "message", "role": "user", "content": [], "other": [0] * 120_000},
     ],
-    ids=["name", "call_id", "unknown", "extra"],
+    ids=["name", "call_id", "unknown", "extra", "values"],
 )
 def test_what_an_item_has_beside_its_texts_is_bounded(server, item) -> None:
     with closing(Session(server)) as session:

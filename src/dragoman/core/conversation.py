@@ -39,7 +39,7 @@ _OURS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomTool
 class Entry(Struct):
     """An item of the conversation. A `hidden` one is for the model alone; an `open` one is being
     answered. `spoken` is what its parts say, by their index; `transcript` is that so
-    far of one that is being transcribed, and `fault` why it could not be."""
+    far of one that is being transcribed, and `fault` why it could not be. `size` is its weight."""
 
     item: Item
     hidden: bool = False
@@ -47,6 +47,7 @@ class Entry(Struct):
     spoken: dict[int, Spoken] = field(default_factory=dict)
     transcript: str | None = None
     fault: Fault | None = None
+    size: int = 0
 
 
 class Items:
@@ -128,15 +129,16 @@ class Items:
         if previous is not None:
             place = 0 if previous == ROOT else self._order.index(previous) + 1
         self._order.insert(place, item_id(item))
-        entry = self._entries[item_id(item)] = Entry(item, hidden, open)
-        self.text += weight(item)
+        entry = self._entries[item_id(item)] = Entry(item, hidden, open, size=weight(item))
+        self.text += entry.size
         return entry
 
     def complete(self, item: Item) -> None:
         """An item that was open, or not transcribed, is this."""
         entry = self._entries[item_id(item)]
-        self.text += weight(item) - weight(entry.item)
-        entry.item, entry.open = item, False
+        size = weight(item)
+        self.text += size - entry.size
+        entry.item, entry.open, entry.size = item, False, size
         for number, spoken in entry.spoken.items():
             self._set_transcript(entry, number, spoken)
 
@@ -148,7 +150,7 @@ class Items:
             raise FaultError(bad_request(problem, "item_id"))
         del self._entries[id]
         self._order.remove(id)
-        self.text -= weight(entry.item)
+        self.text -= entry.size
         self.sound.drop(id)
 
     def truncate(self, id: str, number: int, end: int) -> None:
@@ -197,7 +199,7 @@ class Items:
                 item = entry.item
                 places = range(len(item.parts)) if isinstance(item, Message) else ()
                 sounds = (self.sound.length((item_id(item), number)) for number in places)
-                sizes[id(entry)] = weight(item) + sum(sounds)
+                sizes[id(entry)] = (entry.size or weight(item)) + sum(sounds)
         return sum(sizes[id(entry)] for entry in entries)
 
     def for_model(self, entries: Iterable[Entry]) -> tuple[tuple[Item, ...], tuple[Sound, ...]]:
@@ -369,18 +371,15 @@ def _other_part_weight(part: Part) -> int:
 
 
 def _json_weight(value: object) -> int:
-    if isinstance(value, str):
-        return 8 + len(value)
-    if isinstance(value, dict):
-        return 8 + sum(map(_json_weight, value)) + sum(map(_json_weight, value.values()))
-    return 8 + sum(map(_json_weight, value)) if isinstance(value, list | tuple) else 8
+    data = _encoded(value)
+    return len(data) + 16 * sum(map(data.count, (b",", b":", b"[", b"{")))
 
 
 def config_weight(config: SessionConfig, most: int) -> int:
     """Characters of a configuration, or nearly. Raises FaultError where there are more."""
     rest = (config.tools, config.transcription, config.prompt, config.voice, config.truncation)
     others = (config.tracing, config.noise_reduction, config.include, config.extra)
-    size = len(config.instructions) + _encoded_size((rest, others))
+    size = len(config.instructions) + len(_encoded((rest, others)))
     if size > most:
         message = (
             f"The instructions, tools and options have {size} characters, and a session may have "
@@ -390,11 +389,11 @@ def config_weight(config: SessionConfig, most: int) -> int:
     return size
 
 
-def _encoded_size(value: object) -> int:
+def _encoded(value: object) -> bytes:
     try:
-        return len(msgspec.json.encode(value))
+        return msgspec.json.encode(value)
     except (UnicodeEncodeError, OverflowError, TypeError):  # lone surrogates, long integers
-        return len(repr(value))
+        return repr(value).encode("utf-8", "replace")
 
 
 def _part_weight(part: Part) -> int:
