@@ -36,6 +36,7 @@ from dragoman.core.item import (
     Text,
     Thought,
     Unknown,
+    UnknownPart,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool
@@ -653,7 +654,18 @@ def test_items_weigh_what_is_in_them() -> None:
         Unknown("chat", "x", {"a": "abc"}),
     ):
         assert weight(item) >= 67
-    assert weight(ItemReference("a")) == 64
+    assert weight(ItemReference("a")) == 65
+    for item in (
+        FunctionCall("c" * 1_000, "f", "{}"),
+        FunctionCall("c", "f" * 1_000, "{}"),
+        FunctionCallOutput("c" * 1_000, "{}"),
+        Message("user", "", id="i" * 1_000),
+        Message("user", "", extra={"realtime": {"a": ["x" * 1_000]}}),
+        Message("user", (UnknownPart("realtime", {"a": {"x" * 1_000: 1}}),)),
+        Message("user", (Text("", extra={"realtime": {"a": "x" * 1_000}}),)),
+        Unknown("realtime", "x", {"a": [[{"b": "x" * 1_000}]]}),
+    ):
+        assert weight(item) >= 1_064
 
 
 def test_an_item_that_is_not_there_is_not_found() -> None:

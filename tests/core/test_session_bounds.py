@@ -113,7 +113,7 @@ def test_a_configuration_and_what_is_asked_beside_the_conversation_are_bounded()
     assert refusal(session.receive(user("d" * 1_000))).code == "too_large"
     session.receive(Cancel(response_id=of(session, Generate)[0].response_id))
     session.receive(user("d" * 1_000))
-    assert [weight(entry.item) for entry in session.items.entries()] == [1_128]
+    assert [weight(entry.item) for entry in session.items.entries()] == [1_138]
 
 
 def test_sound_is_no_input_of_a_single_answer() -> None:
@@ -137,7 +137,7 @@ def test_an_item_is_given_back_with_as_much_sound_as_an_event_may_have() -> None
     assert short.losses == ()
     (loss,) = long.losses
     assert (loss.field, loss.action) == ("audio", "dropped")
-    assert [weight(each.item) for each in (short, long)] == [128 + 9_600, 128]
+    assert [weight(each.item) for each in (short, long)] == [138 + 9_600, 138]
 
 
 def test_errors_about_ids_have_the_codes_that_clients_know() -> None:

@@ -124,3 +124,12 @@ def test_a_splitter_is_settled_once_the_rest_is_text() -> None:
 def test_blanks_are_buffered_up_to_a_limit() -> None:
     splitter = ThinkSplitter()
     assert sum(len(splitter.feed(" ")) for _ in range(1000)) > 900
+
+
+def test_long_texts_are_taken_in_steps() -> None:
+    text = "a\ud83d\ude00\ud800" * 20_000 + "\ud83d"
+    pieces = TextBuffer()
+    assert pieces.add(text) + pieces.add("\ude00") + pieces.rest() == "a😀\ufffd" * 20_000 + "😀"
+    assert pieces.getvalue() == "a😀\ufffd" * 20_000 + "😀"
+    sound = Base64Buffer()
+    assert b64decode(sound.add("AA=" * 50_000 + "AA") + sound.rest()) == bytes(50_001)

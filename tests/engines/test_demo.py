@@ -37,7 +37,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.engines.script import demo, fill
+from dragoman.engines.script import demo, demo_answer, fill
 from tests.cases import cases
 from tests.engines.stage import answered, heard
 from tests.strategies import json as json_values
@@ -319,3 +319,18 @@ def test_endless_schemas_are_bounded() -> None:
     assert fill({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}) == "example"
     assert len(fill({"type": "array", "minItems": 10**9})) == 100
     assert len(fill({"type": "string", "minLength": 10**9})) == 10_000
+
+
+def test_large_values_of_a_schema_are_not_repeated_without_end() -> None:
+    large = {"const": {"a": ["x" * 100_000]}}
+    schema = {"type": "array", "minItems": 100, "items": {"type": "array", "minItems": 100}}
+    for each in (large, {"enum": [large["const"]]}, {"default": large["const"]}):
+        schema["items"]["items"] = each
+        assert len(json.dumps(fill(schema))) < 300_000
+
+
+def test_of_a_long_question_the_beginning_is_read() -> None:
+    long = "count to two " + "ab " * 200_000
+    response = demo_answer(Request(model="script", items=(Message("user", long),)))
+    assert response.text == "1, 2."
+    assert response.usage.input_tokens == 200_004

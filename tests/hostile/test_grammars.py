@@ -263,6 +263,17 @@ def test_references_that_fork_are_not_followed_without_end(named) -> None:
         enforceable({"$defs": schema["$defs"], "oneOf": [{"const": 1}, schema]}, "schema")
 
 
+def test_alternatives_count_where_an_answer_is_verified() -> None:
+    """Each of many ways through a schema may end at a list of values, or at a pattern."""
+    judged: list[str] = []
+    for leaf, answer in ({"enum": [*range(9_000)]}, "9001"), ({"pattern": "^a$"}, '"a"'):
+        schema = {"$ref": "#/$defs/d0", "$defs": {**DOUBLED, "d60": leaf}}
+        asked = Demand(JSONBody("schema", schema), (), several=False)
+        found = problem(asked, [Message("assistant", answer)], lambda _, s: not judged.append(s))
+        assert found is not None
+    assert len(judged) < 10_000
+
+
 def test_answers_too_deep_or_large_to_be_verified_do_not_fit() -> None:
     asked = Demand(JSONBody("schema", {"items": {"$ref": "#"}, "multipleOf": 0.5}), (), False)
     for text in ("[" * 900 + "]" * 900, "1e999", "1" * 400):

@@ -174,6 +174,26 @@ def test_an_attack_blocks_no_others_and_the_session_continues(server, attack) ->
     assert cost.grown < 100
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "function_call", "call_id": "c", "arguments": "{}", "name": "x" * 2_000_000},
+        {"type": "function_call_output", "output": "", "call_id": "x" * 2_000_000},
+        {"type": "mcp_call", "arguments": "x" * 2_000_000},
+        {"type": "message", "role": "user", "content": [], "other": [{"a": "x" * 2_000_000}]},
+        {"type": "message", "role": "user", "content": [], "other": [0] * 120_000},
+    ],
+    ids=["name", "call_id", "unknown", "extra", "values"],
+)
+def test_what_an_item_has_beside_its_texts_is_bounded(server, item) -> None:
+    with closing(Session(server)) as session:
+        session.say({"type": "conversation.item.create", "item": item})
+        error = session.until("error")["error"]
+        assert "characters beside its texts" in error["message"]
+        session.say({"type": "response.create", "response": {"input": [item]}})
+        assert "characters beside its texts" in session.until("error")["error"]["message"]
+
+
 def test_a_client_that_never_reads_is_held_up_and_costs_what_is_bounded(server) -> None:
     """It retrieves four minutes of sound again and again."""
     with watched(server) as cost, closing(Session(server, max_queue=1)) as session:

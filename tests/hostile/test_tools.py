@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from dragoman.agent import loop
 from dragoman.agent.hosted import HostedTools
 from dragoman.core import tools
 from dragoman.core.error import FaultError
@@ -19,7 +20,7 @@ from dragoman.tools.web import KIND, Browser, options_of
 from dragoman.wire.files import MOST_CONDITIONS, decode_search
 from dragoman.wire.json import LIMITS
 from dragoman.wire.registry import WIRES
-from tests.agent.hosting import mcp, python, search
+from tests.agent.hosting import mcp, python, search, wants
 from tests.agent.stage import Model
 from tests.server.state.storing import storing
 from tests.server.test_files import Embedder, filing, library
@@ -152,6 +153,13 @@ def test_f2_accents_are_not_put_in_order_by_the_thousand(run, monkeypatch) -> No
     assert chunks.find_words("e\u0301te\u0301") == ["\u00e9t\u00e9"]
 
 
+def test_f3_a_question_is_no_longer_than_it_may_be_once_it_is_normalised(monkeypatch) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(chunks, "find_words", lambda text: lengths.append(len(text)) or ["word"])
+    assert chunks.asked_words("\ufdfa" * 4_096) == ["word"]
+    assert lengths == [chunks.LONGEST_QUESTION]
+
+
 def test_f6_each_value_of_a_list_is_a_condition() -> None:
     def search(count: int, **more: Any) -> Any:
         listed = {"type": "in", "key": "k", "value": [*range(count)]}
@@ -196,3 +204,26 @@ async def test_f8_f9_vectors_of_odd_sizes_are_refused(sizes) -> None:
         with pytest.raises(openai.InternalServerError, match="at most 16384") as raised:
             await server.ada.vector_stores.search(id, query=["a", "b"])
         assert raised.value.status_code == 502
+
+
+@pytest.mark.parametrize("limit", ["MAX_ITEMS", "MOST_ADDED", "LARGE"])
+async def test_l1_l3_what_the_rounds_of_an_answer_add_is_bounded(limit, monkeypatch) -> None:
+    monkeypatch.setattr(loop, limit, 3 if limit == "MAX_ITEMS" else 2_000)
+    model = Model(*[[wants("python", id=f"c{n}", code="1")] for n in range(5)], "Done.")
+    sizes: list[int] = []
+    stream = model.stream
+
+    def sized(request: Any, caller: Any = ANYONE) -> Any:
+        sizes.append(caller.size)
+        return stream(request, caller)
+
+    monkeypatch.setattr(model, "stream", sized)
+    async with storing(HostedTools(model, [python()])) as server:
+        answer = await server.ask(tools=[{"type": "code_interpreter"}])
+    if limit == "LARGE":
+        assert sizes[0] == 0
+        assert sizes[-1] > sizes[-2] > 2_000
+    else:
+        assert answer.json["error"]["code"] == "upstream_error"
+        assert "The rounds of this answer" in answer.json["error"]["message"]
+        assert len(sizes) < 5

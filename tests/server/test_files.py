@@ -492,6 +492,36 @@ async def test_vector_store_of_a_request_that_fails_is_not_left() -> None:
         assert (await server.ada.vector_stores.list()).data == []
 
 
+async def test_long_attributes_are_counted_and_listed_whole() -> None:
+    attributes: Any = {f"{number}": "\U0001f600" * 512 for number in range(16)}
+    async with filing() as server:
+        id, files = await library(server.ada, **{f"f{n}": b"tea" for n in range(12)})
+        for file in files.values():
+            await server.ada.vector_stores.files.update(
+                file, vector_store_id=id, attributes=attributes
+            )
+        listed = [each async for each in server.ada.vector_stores.files.list(id, limit=5)]
+        assert [each.attributes for each in listed] == [attributes] * 12
+        condition: Any = {"type": "eq", "key": "1", "value": attributes["1"]}
+        found = await server.ada.vector_stores.search(
+            id, query="tea", filters=condition, max_num_results=50
+        )
+        assert len(found.data) == 12
+        server.app.budget.share = 1_000_000
+        with pytest.raises(openai.APIStatusError, match="memory"):
+            await server.ada.vector_stores.files.list(id)
+
+
+async def test_attributes_of_a_file_that_is_being_indexed_are_not_changed() -> None:
+    async with filing() as server:
+        id, files = await library(server.ada, zoo=ZOO)
+        await server.store._write("UPDATE indexed_files SET status = 'in_progress'")
+        with pytest.raises(openai.BadRequestError, match="is being indexed"):
+            await server.ada.vector_stores.files.update(
+                files["zoo"], vector_store_id=id, attributes={"a": 1}
+            )
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_file_whose_client_is_gone_is_not_indexed(again) -> None:
     """But what another request has indexed of it meanwhile stays."""

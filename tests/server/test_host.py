@@ -41,6 +41,26 @@ def test_memory_is_looked_at_again_where_no_file_was_free_to_look_with(monkeypat
     assert len(looks) == 1
 
 
+def test_what_is_freed_seldom_enough_is_freed_without_others_waiting(monkeypatch) -> None:
+    """A collection blocks the loop: there is none for 200 times as long."""
+    clock, collected = [100.0], []
+
+    def collect() -> None:
+        collected.append(clock[0])
+        clock[0] += 0.1
+
+    monkeypatch.setattr(host_module, "_resident", lambda: 1)
+    monkeypatch.setattr(host_module.gc, "collect", collect)
+    loop = SimpleNamespace(
+        call_later=lambda *call: None, run_in_executor=lambda *call: None, time=lambda: clock[0]
+    )
+    server = SimpleNamespace(_loop=loop, _app=SimpleNamespace(busy=0), _rested=0.0)
+    server._give_back = partial(Server._give_back, server)
+    for clock[0] in (100.0, 105.0, 119.0, 121.0):
+        server._give_back(lambda _: 0, 0)
+    assert collected == [100.0, 121.0]
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my.box", ""])
 def test_other_addresses_than_loopback_need_a_key(host) -> None:
     with pytest.raises(HostError, match="--generate-key"):

@@ -149,7 +149,7 @@ async def test_chunks_are_found_by_their_words(store: Store) -> None:
     assert await texts(store, made, "emu", "v", "AND", "store") == []
     assert await texts(store, made) == []
     assert await store.matching([], None, ["cat"], 10) == []
-    cat, dog = await store.searched([made])
+    cat, dog = await store.searched(made, 0, 10)
     assert (cat.name, dog.file) == ("cat.txt", "dog")
     only = await store.matching([made, other], {cat.seq}, ["both"], 10)
     assert [chunk.file for chunk in await store.get_chunks(only, Room())] == [cat.seq]
@@ -182,7 +182,7 @@ async def test_vectors_are_read_in_their_order(store: Store) -> None:
 
 async def test_file_that_is_added_again_takes_its_own_place(store: Store) -> None:
     made = await filled(store, "cat")
-    (old,) = await store.searched([made])
+    (old,) = await store.searched(made, 0, 10)
     done = await index(store, "cat", [["tiger"]])
     assert await texts(store, made, "cat", "tiger") == ["tiger"]
     assert not await store.add_pieces(old.seq, [Piece("x", ["x"])], 10)
@@ -243,7 +243,7 @@ async def test_deleted_file_is_out_of_all_vector_stores(store: Store) -> None:
     await index(store, "cat", [["lion"]] * (PURGED + 1))
     assert await store.delete_file("t", "cat")
     assert await texts(store, made, "lion") == []
-    assert await store.searched([made]) == []
+    assert not await store.searched(made, 0, 10)
     tables = ["chunks", "indexed_files"] + ["chunk_words"] * (store.FULL_TEXT == "fts5")
     for table in tables:  # and its room is free
         assert await store._read(f"SELECT count(*) FROM {table}") == [(0,)], table

@@ -25,7 +25,7 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Fault, FaultError, unsupported
+from dragoman.core.error import CUT, MAX_ITEMS, Fault, FaultError, unsupported
 from dragoman.core.event import (
     Event,
     Failed,
@@ -84,6 +84,11 @@ AT_ONCE = 32
 """Calls of one round that run at the same time; the others wait for one to end."""
 MOST_REPORTS = 100
 """Reports of tools that wait to be read; more are left out."""
+MOST_ADDED, ITEM, BYTES = 64 * 1024 * 1024, 1024, 4
+"""Bytes of what the rounds of one answer may add to its conversation, and what an item and a token
+count for."""
+LARGE = 256 * 1024
+"""Such bytes from which on a request is encoded in a thread."""
 HALVINGS = 4
 """How often a summary is tried again with half as much."""
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
@@ -235,6 +240,7 @@ class _Answer:
         self.used: list[Usage] = []
         self.cost, self.stopped = 0.0, ""
         self.shown = self.asked = self.rounds = self.errors = self.continued = 0
+        self.weighed, self.grown = len(self.items), 0  # items, and about the bytes of later ones
         self.waits = self.summarised = False  # for results of the client's; for nothing more
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -354,6 +360,7 @@ class _Answer:
         if stopped := self.meter.spent(self.began):
             self.stopped, self.end = stopped, Finished("incomplete", ("budget",))
             return
+        self._check_size()
         self.meter.rounds += 1
         self.asked += 1
         asked = replace(
@@ -363,6 +370,8 @@ class _Answer:
             tool_choice=self.choice if self.offered else None,
         )
         who = self.caller if self.begun is None else replace(self.caller, response=None)
+        if self.grown > LARGE:  # what is large is encoded in a thread
+            who = replace(who, size=who.size + self.grown)
         fold = Fold()
         end: Finished | Failed = Failed(CUT)
         names: dict[int, str] = {}
@@ -425,6 +434,17 @@ class _Answer:
             case _:
                 self.end = end
 
+    def _check_size(self) -> None:
+        """Raise FaultError where a request has made the server's tools answer too much."""
+        new = self.items[self.weighed :]
+        self.weighed = len(self.items)
+        self.grown += sum([ITEM + BYTES * weight(item) for item in new])
+        if self.loop.quiet and (self.grown > MOST_ADDED or self.shown > MAX_ITEMS):
+            problem = (
+                f"The rounds of this answer have more than {MAX_ITEMS} items, or {MOST_ADDED} "
+            )
+            raise FaultError(Fault("upstream_error", f"{problem}bytes of them.", "upstream"))
+
     def _follow(self, end: Finished, asked: Request, output: Sequence[Item]) -> None:
         """After a complete answer: run its calls, ask again where `check` says so, or end."""
         made = [item for item in output if isinstance(item, _CALLS)]
@@ -466,6 +486,7 @@ class _Answer:
         self.shown += 1
         pinned, rest = self.items[: self.loop.pinned], self.items[self.loop.pinned :]
         self.items = [*pinned, *compacted(rest, summary)]
+        self.weighed = len(self.items)
 
     async def _summary(self, asked: Request, caller: Caller) -> tuple[str, Usage | None]:
         """A summary of a conversation that is too long: of as many of its latest turns as fit the

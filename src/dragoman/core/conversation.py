@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from .item import (
     Reasoning,
     Text,
     Unknown,
+    UnknownPart,
 )
 from .session_values import ROOT, SessionConfig
 from .sound import BYTES_PER_MS, Arena, Sound, Spoken, from_base64, to_base64, wav_head
@@ -37,7 +39,7 @@ _OURS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomTool
 class Entry(Struct):
     """An item of the conversation. A `hidden` one is for the model alone; an `open` one is being
     answered. `spoken` is what its parts say, by their index; `transcript` is that so
-    far of one that is being transcribed, and `fault` why it could not be."""
+    far of one that is being transcribed, and `fault` why it could not be. `size` is its weight."""
 
     item: Item
     hidden: bool = False
@@ -45,6 +47,7 @@ class Entry(Struct):
     spoken: dict[int, Spoken] = field(default_factory=dict)
     transcript: str | None = None
     fault: Fault | None = None
+    size: int = 0
 
 
 class Items:
@@ -126,15 +129,16 @@ class Items:
         if previous is not None:
             place = 0 if previous == ROOT else self._order.index(previous) + 1
         self._order.insert(place, item_id(item))
-        entry = self._entries[item_id(item)] = Entry(item, hidden, open)
-        self.text += weight(item)
+        entry = self._entries[item_id(item)] = Entry(item, hidden, open, size=weight(item))
+        self.text += entry.size
         return entry
 
     def complete(self, item: Item) -> None:
         """An item that was open, or not transcribed, is this."""
         entry = self._entries[item_id(item)]
-        self.text += weight(item) - weight(entry.item)
-        entry.item, entry.open = item, False
+        size = weight(item)
+        self.text += size - entry.size
+        entry.item, entry.open, entry.size = item, False, size
         for number, spoken in entry.spoken.items():
             self._set_transcript(entry, number, spoken)
 
@@ -146,7 +150,7 @@ class Items:
             raise FaultError(bad_request(problem, "item_id"))
         del self._entries[id]
         self._order.remove(id)
-        self.text -= weight(entry.item)
+        self.text -= entry.size
         self.sound.drop(id)
 
     def truncate(self, id: str, number: int, end: int) -> None:
@@ -195,7 +199,7 @@ class Items:
                 item = entry.item
                 places = range(len(item.parts)) if isinstance(item, Message) else ()
                 sounds = (self.sound.length((item_id(item), number)) for number in places)
-                sizes[id(entry)] = weight(item) + sum(sounds)
+                sizes[id(entry)] = (entry.size or weight(item)) + sum(sounds)
         return sum(sizes[id(entry)] for entry in entries)
 
     def for_model(self, entries: Iterable[Entry]) -> tuple[tuple[Item, ...], tuple[Sound, ...]]:
@@ -328,27 +332,54 @@ def type_of(item: Item) -> str:
 
 
 def weight(item: Item) -> int:
-    """Characters of text in an item, or nearly; each counts as some besides."""
+    """Characters in an item, or nearly; each counts as some besides."""
+    size = 64 + other_weight(item)
     match item:
         case Message():
-            return 64 + sum(map(_part_weight, item.parts))
+            return size + sum(map(_part_weight, item.parts))
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
-            return 64 + len(text)
+            return size + len(text)
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
-            return 64 + (len(output) if isinstance(output, str) else sum(map(_part_weight, output)))
+            return size + (
+                len(output) if isinstance(output, str) else sum(map(_part_weight, output))
+            )
         case Reasoning():
-            return 64 + len(item.text) + len(item.encrypted or "")
-        case Unknown(value=fields):
-            return 64 + sum(len(str(value)) for value in fields.values())
+            return size + len(item.text) + len(item.encrypted or "")
         case _:
-            return 64
+            return size
+
+
+def other_weight(item: Item) -> int:
+    """Characters of an item beside its texts: ids, names, and what is not known.
+
+    >>> other_weight(FunctionCall("c" * 10, "f" * 20, "{}"))
+    30
+    """
+    size = sum(len(getattr(item, name, None) or "") for name in ("id", "call_id", "name"))
+    if item.extra:
+        size += _json_weight(item.extra)
+    if isinstance(item, Unknown):
+        size += _json_weight(item.value)
+    elif isinstance(item, Message):
+        size += sum(map(_other_part_weight, item.parts))
+    return size
+
+
+def _other_part_weight(part: Part) -> int:
+    value = part.value if isinstance(part, UnknownPart) else part.extra
+    return _json_weight(value) if value else 0
+
+
+def _json_weight(value: object) -> int:
+    data = _encoded(value)
+    return len(data) + 16 * sum(map(data.count, (b",", b":", b"[", b"{")))
 
 
 def config_weight(config: SessionConfig, most: int) -> int:
     """Characters of a configuration, or nearly. Raises FaultError where there are more."""
     rest = (config.tools, config.transcription, config.prompt, config.voice, config.truncation)
     others = (config.tracing, config.noise_reduction, config.include, config.extra)
-    size = len(config.instructions) + len(repr((rest, others)))
+    size = len(config.instructions) + len(_encoded((rest, others)))
     if size > most:
         message = (
             f"The instructions, tools and options have {size} characters, and a session may have "
@@ -356,6 +387,13 @@ def config_weight(config: SessionConfig, most: int) -> int:
         )
         raise FaultError(Fault("too_large", message, "client", "session"))
     return size
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, TypeError):  # lone surrogates, long integers
+        return repr(value).encode("utf-8", "replace")
 
 
 def _part_weight(part: Part) -> int:

@@ -34,6 +34,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/=]+")
 _PADDING = re.compile("=+")
 
+STEP = 16 * 1024
+"""Characters that are looked at in one call: no other thread runs meanwhile."""
+
 
 class TextBuffer(StringIO):
     """Text in pieces; half a surrogate pair waits for its other half.
@@ -74,8 +77,14 @@ class TextBuffer(StringIO):
 
     def _whole(self, data: str) -> str:
         self.carry = ""
-        if _SURROGATE.search(data) is None:
+        steps = range(0, len(data), STEP)
+        if not any(_SURROGATE.search(data, at, at + STEP) for at in steps):
             return data
+        return "".join([self._joined(self.carry + data[at : at + STEP]) for at in steps])
+
+    def _joined(self, data: str) -> str:
+        """A piece of which nothing is left but half a pair at its end."""
+        self.carry = ""
         if "\ud800" <= data[-1] <= "\udbff":
             data, self.carry = data[:-1], data[-1]
         return data.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -95,9 +104,11 @@ class Base64Buffer(TextBuffer):
         self._raw = b""
 
     def add(self, data: str) -> str:
+        if len(data) > STEP:
+            return "".join([self.add(data[at : at + STEP]) for at in range(0, len(data), STEP)])
         *padded, data = _PADDING.split(self.carry + _NOT_BASE64.sub("", data))
-        for segment in padded:  # each ends where padding says that bytes end
-            self._raw += _bytes(segment)
+        # Each ends where padding says that bytes end.
+        self._raw = b"".join([self._raw, *map(_bytes, padded)])
         whole = len(data) - len(data) % 4
         self.carry = data[whole:]
         raw = self._raw + a2b_base64(data[:whole])

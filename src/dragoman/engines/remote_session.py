@@ -23,6 +23,11 @@ from .session import SessionSink
 
 MAX_MESSAGE = 32 * 1024 * 1024
 """Bytes of one event."""
+MAX_VALUES = 100_000
+"""Commas in one event, which bound its values: they take the time."""
+TOO_MANY = Fault(
+    "upstream_error", f"The session's server sent an event of over {MAX_VALUES} values.", "upstream"
+)
 MAX_UNSENT = 64 * 1024 * 1024
 """Unsent bytes of commands beyond which the other server counts as stuck."""
 SECONDS = 30.0
@@ -177,7 +182,12 @@ class RemoteSession:
         try:
             while True:
                 await self._flowing.wait()
-                self.take(await socket.recv())
+                message = await socket.recv()
+                found = message.count(",") if isinstance(message, str) else message.count(b",")
+                if found > MAX_VALUES:
+                    self._over(TOO_MANY)
+                    return
+                self.take(message)
         except CLOSED as error:
             code = error.rcvd.code if error.rcvd is not None else 0
             self.lost = code in BROKEN

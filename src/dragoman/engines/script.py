@@ -59,6 +59,8 @@ from dragoman.formats.grammar.schema import find
 from .base import enforce_contract, new_id, now
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
+MOST_READ = 100_000
+"""Characters of a text whose words are looked at; of longer ones, the spaces are counted."""
 _OF_WORDS = ("text", "refusal", "reasoning", "summary", "arguments", "input")
 
 
@@ -98,7 +100,7 @@ def length(item: Item) -> int:
             text = output if isinstance(output, str) else Message("user", output).text
         case _:
             return 0
-    return len(words(text))
+    return len(words(text)) if len(text) <= MOST_READ else text.count(" ") + 1
 
 
 def shortened(items: Sequence[Item], limit: int | None) -> tuple[tuple[Item, ...], bool]:
@@ -282,7 +284,8 @@ def demo_answer(request: Request) -> Response:
     choices: list[int] = []
     reasons: list[str] = []
     messages = (item for item in reversed(request.items) if isinstance(item, Message))
-    question = next((item.text.strip() for item in messages if item.role == "user"), "")
+    asked = next((item.text for item in messages if item.role == "user"), "")
+    question = asked[:MOST_READ].strip()
     calls = _calls(request, question)
     thoughts: list[_Answer] = []
     if (options := request.reasoning) is not None and options.effort not in (None, "none"):
@@ -475,10 +478,10 @@ class _Filler:
         schema = self._resolved(schema, deep)
         for keyword in ("const", "default"):
             if keyword in schema:
-                return schema[keyword]
+                return self._given(schema[keyword])
         for keyword in ("enum", "examples"):
             if values := _list(schema, keyword):
-                return values[0]
+                return self._given(values[0])
         match _type(schema):
             case "object":
                 properties = schema.get("properties")
@@ -504,6 +507,20 @@ class _Filler:
                 return None
             case _:
                 return self._text
+
+    def _given(self, value: JSON) -> JSON:
+        """A value of the schema, which counts by its size: it may be large, and be there often."""
+        waiting = [value]
+        while waiting and self._left >= 0:
+            self._left -= 1
+            match waiting.pop():
+                case str() as text:
+                    self._left -= len(text) // 100
+                case list() as values:
+                    waiting += values
+                case dict() as fields:
+                    waiting += (*fields, *fields.values())
+        return value
 
     def _resolved(self, schema: JSON, deep: bool) -> dict[str, Any]:
         """The schema with its reference followed, its alternatives chosen, its parts merged."""

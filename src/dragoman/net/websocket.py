@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
 from .errors import ConnectError, DisconnectedError, InvalidUrlError, RemoteProtocolError
+
+STEP = 2 * 1024
+"""Bytes that are parsed before others have their turn: a frame may have two."""
 
 
 class RefusedError(RemoteProtocolError):
@@ -41,6 +45,54 @@ CLOSED = ConnectionClosed
 """What `send` and `recv` raise once the connection is closed, by whomever."""
 
 
+class _Connection(ClientConnection):
+    """A connection that parses what has come a little at a time, and not while what it answers
+    (to pings) is not read."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._pending, self._full = bytearray(), False
+        super().connection_made(transport)
+        self.recv_messages.pause, self.recv_messages.resume = self._stop, self._go_on
+
+    def data_received(self, data: bytes) -> None:
+        if not self._pending and len(data) <= STEP:
+            super().data_received(data)
+            return
+        begins = not self._pending
+        self._pending += data
+        if begins:
+            self.transport.pause_reading()
+            self._parse()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._pending:
+            self.loop.call_soon(self._parse)
+
+    def _parse(self) -> None:
+        if self.paused and not self.transport.is_closing():
+            return
+        data = bytes(self._pending[:STEP])
+        del self._pending[:STEP]
+        super().data_received(data)
+        if self.transport.is_closing():
+            self._pending.clear()
+        elif self._pending:
+            if not self.paused:
+                self.loop.call_soon(self._parse)
+        elif not self._full:
+            self.transport.resume_reading()
+
+    def _stop(self) -> None:
+        self._full = True
+        self.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._full = False
+        if not self._pending:
+            self.transport.resume_reading()
+
+
 async def open_websocket(
     url: str,
     headers: Mapping[str, str],
@@ -58,6 +110,7 @@ async def open_websocket(
             open_timeout=within,
             max_size=max_size,
             compression=None,
+            create_connection=_Connection,
         )
     except InvalidURI as error:
         raise InvalidUrlError(f"{url} is no WebSocket address") from error

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
 from dragoman.core.interfaces import Caller
 from dragoman.engines.base import new_id, now
@@ -238,6 +238,8 @@ class FileHandlers:
             case ["files", file]:
                 attributes = await read(exchange, caller, wire.decode_attributes)
                 found_file = replace(await self._one(caller, id, file), attributes=attributes)
+                if found_file.status == "in_progress":  # its end would undo the change
+                    raise FaultError(bad_request("The file is being indexed: ask again later."))
                 await self._store.end_indexing(found_file)
                 exchange.reply(200, json.dump(wire.indexed_object(found_file)))
             case ["file_batches"]:
@@ -333,9 +335,13 @@ class FileHandlers:
         query = asked(exchange, Listing)
         after = query.after and query.after.removeprefix(FILE_PREFIX)
         paging = replace(query.paging(), after=after, limit=min(query.limit, LISTED))
-        page = await self._store.list_indexed(caller.tenant, id, paging, batch, query.filter)
+        room = Room(count=exchange.count)
+        page: Page[IndexedFile] = await self._store.list_indexed(
+            caller.tenant, id, paging, batch, query.filter, room
+        )
         shown = [*map(wire.indexed_object, page.items)]
-        exchange.reply(200, wire.encode_listing(shown, page.more))
+        made = partial(wire.encode_listing, shown, page.more)
+        exchange.reply(200, await self._store.apart(room.held, made))
 
     async def _batch(self, exchange: Exchange, caller: Caller, id: str, batch: str) -> None:
         batch = batch.removeprefix(BATCH_PREFIX)

@@ -155,6 +155,8 @@ LOOK = 5.0
 """Seconds between two checks for memory that can be released."""
 SPARE = 64 * 1024 * 1024
 """Bytes of memory, beyond those at the start, that are not released."""
+REST = 200
+"""How many times as long as a collection lasted there is none."""
 FAREWELL = 5
 """Seconds for connections to close once all answers have ended."""
 
@@ -297,6 +299,7 @@ class Server(uvicorn.Server):
         ready: Callable[[], None] = lambda: None,
         lifeline: int | None = None,
     ) -> None:
+        self._rested = 0.0  # when memory may be collected again
         super().__init__(
             HTTPConfig(
                 app,
@@ -375,8 +378,10 @@ class Server(uvicorn.Server):
         except OSError:  # no file descriptor is free
             return
         if resident > enough:
-            if not self._app.busy:  # else it would block the loop
+            now = self._loop.time()
+            if not self._app.busy and now >= self._rested:  # it blocks the loop
                 gc.collect()
+                self._rested = now + REST * (self._loop.time() - now)
             self._loop.run_in_executor(None, trim, 0)
 
     def _orphaned(self) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.conversation import Items, as_text, item_id, merged, take_sounds, type_of, weight
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import LONGEST_NAME, Fault, FaultError
 from dragoman.core.event import Delta, ItemDone
 from dragoman.core.item import JSON, Audio, FunctionCall, Item, Message
 from dragoman.core.session import LIMITS, TOO_OLD
@@ -48,6 +48,7 @@ from dragoman.wire import json
 from dragoman.wire.realtime.beta import to_beta, to_ga
 from dragoman.wire.realtime.commands import command_of
 from dragoman.wire.realtime.events import decode_event, encode_events
+from dragoman.wire.realtime.items import MAX_PARTS
 
 from .channel import Channel, Handshake
 from .limits import SMALL, Hold
@@ -79,8 +80,8 @@ _ANSWERS = {
 }
 """The events that answer commands, and the commands. Cancelling a lost answer needs no repeat."""
 
-_EACH = 64
-"""Overhead of each piece of an answer, about."""
+_EACH, _ANSWER = 64, 4_096
+"""Overhead of each piece of an answer, and of each answer, about."""
 
 SOUND_LOST = Fault(
     "upstream_cut",
@@ -157,6 +158,10 @@ class SessionCopy:
     def received(self, data: bytes) -> None:
         """Track an event."""
         head = read_head(data)
+        if len(head.item_id) > LONGEST_NAME or not 0 <= head.content_index <= MAX_PARTS:
+            raise FaultError(Fault("too_large", "An item or part cannot be followed.", "upstream"))
+        if head.type.startswith("response.") and not head.type.endswith(".delta"):
+            self._pending += len(data)
         if command := self._answered(head):
             self._configured(command)
         if head.type.endswith("audio.delta"):
@@ -231,6 +236,8 @@ class SessionCopy:
                 self._speaking = self._appended = False
                 if isinstance(event, BufferCommitted) and self._config.transcription is not None:
                     self._transcribed.add(event.item_id)
+                    if len(self._transcribed) > LIMITS.items:
+                        raise FaultError(Fault("too_large", "Much is transcribed.", "upstream"))
             case TranscriptionFailed(item_id=id):
                 self._transcribed.discard(id)
             case TranscriptionCompleted(item_id=id, content_index=number, transcript=text):
@@ -241,7 +248,7 @@ class SessionCopy:
                     parts[number] = Audio(format="pcm16", transcript=text.strip())
                     items.complete(replace(item, content=tuple(parts)))
             case ResponseCreated(response=response):
-                self._pending += _EACH
+                self._pending += _ANSWER
                 self._answers[response.id] = response, AnswerView(lambda: self._adding)
             case ResponseDone(response=response):
                 self._answers.pop(response.id, None)
@@ -373,6 +380,11 @@ class Relay(Channel):
     async def take(self, data: bytes) -> None:
         """Relay an event of the client."""
         await self._flowing.wait()
+        try:
+            json.check_size(data, self.service.settings)
+        except FaultError as problem:  # the session goes on
+            self.receive([Refused(problem.fault)])
+            return
         for each in self._translated(data, to_beta if self.live.beta else to_ga):
             self._follow(each, SessionCopy.sent)
             self.live.send_raw(each)

@@ -66,6 +66,10 @@ class Files(ABC):
         """Insert rows and run steps in one transaction; returns the result of the steps. In a group
         commit, the steps may be run again from the start, alone."""
 
+    @abstractmethod
+    async def apart(self, size: int, work: Callable[[], T]) -> T:
+        """What is made of so many bytes; in a thread where they are many."""
+
     # ---- files ---------------------------------------------------------------------------
 
     async def add_file(
@@ -290,13 +294,23 @@ class Files(ABC):
         paging: Paging,
         batch: str | None = None,
         status: str | None = None,
+        room: Room | None = None,
     ) -> Page[IndexedFile]:
-        """The files in a vector store (those of a batch, or with a status) as they were added."""
+        """The files in a vector store (those of a batch, or with a status) as they were added.
+        Raises what `room` raises."""
         reading.set(tenant)
         where, values = f"store IN ({_OURS}) AND {_THERE}", [tenant, int(self.now()), store]
         only = {"batch": batch, "status": status}
         rows = await self._page(_INDEXED, "indexed_files", where, values, only, paging, id="file")
-        return Page(tuple(map(_indexed, rows[: paging.limit])), len(rows) > paging.limit)
+        return Page(
+            await self._indexed(rows[: paging.limit], room or Room()), len(rows) > paging.limit
+        )
+
+    async def _indexed(self, rows: Sequence[Row], room: Room) -> tuple[IndexedFile, ...]:
+        """Files in vector stores, which may have long attributes. Raises what `room` raises."""
+        size = sum([len(about) for *_, about in rows])
+        room.read(3 * size)  # packed, as values, and as JSON
+        return await self.apart(size, lambda: tuple(map(_indexed, rows)))
 
     async def remove_indexed(
         self, tenant: str, store: str, file: str, seq: int | None = None
@@ -328,20 +342,18 @@ class Files(ABC):
 
     # ---- search --------------------------------------------------------------------------
 
-    async def searched(self, stores: Sequence[VectorStore]) -> list[IndexedFile]:
-        """The searchable files in vector stores."""
-        found: list[IndexedFile] = []
-        for store in stores:
-            where = "WHERE store = $1 AND status = 'completed' ORDER BY seq"
-            found += [_indexed(row) for row in await self._read(f"{_INDEXED} {where}", store.seq)]
-        return found
+    async def searched(self, store: VectorStore, after: int, most: int) -> Sequence[IndexedFile]:
+        """The searchable files in a vector store, from after the one with this `seq` on."""
+        where = "WHERE store = $1 AND status = 'completed' AND seq > $2 ORDER BY seq LIMIT $3"
+        rows = await self._read(f"{_INDEXED} {where}", store.seq, after, most)
+        return await self._indexed(rows, Room())
 
     async def indexed(self, files: Iterable[int]) -> list[IndexedFile]:
         """Searchable files in vector stores, by their `seq`."""
         found: list[IndexedFile] = []
         for some in chunks(dict.fromkeys(files)):
             where = f"WHERE seq IN ({places(len(some))}) AND status = 'completed'"
-            found += [_indexed(row) for row in await self._read(f"{_INDEXED} {where}", *some)]
+            found += await self._indexed(await self._read(f"{_INDEXED} {where}", *some), Room())
         return found
 
     async def count_chunks(

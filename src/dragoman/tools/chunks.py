@@ -17,6 +17,8 @@ from html import unescape
 BYTES_PER_TOKEN = 4
 """Bytes of UTF-8 in a token, about, for estimates."""
 LONGEST_WORD = 64
+LONGEST_QUESTION = 8_192
+"""Characters of a question once it is normalised, which may make twenty of one."""
 
 
 class UnreadableError(Exception):
@@ -233,7 +235,8 @@ def asked_words(query: str) -> list[str]:
     >>> asked_words("What is the sun?"), asked_words("Who is it?")
     (['sun'], ['who', 'is', 'it'])
     """
-    words = list(dict.fromkeys(find_words(query)))
+    plain = unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", query))[:LONGEST_QUESTION]
+    words = list(dict.fromkeys(find_words(plain)))
     return [word for word in words if word not in COMMON] or words
 
 

@@ -472,17 +472,20 @@ class _Body(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         most = MOST_BYTES * (2 if self._stream else 1)  # there may be reports before the answer
-        size, held = 0, list[bytes]()  # the beginning of a line, or of the body
+        size = waiting = 0
+        held: list[bytes] = []  # the beginning of a line, or of the body
         try:
             async for chunk in self._response.chunks():
                 size += len(chunk)
                 held.append(chunk)
-                if size > most or sum(map(len, held)) > MOST_BYTES:
+                waiting += len(chunk)
+                if size > most or waiting > MOST_BYTES:
                     raise self._too_large(most)
                 if self._stream and (b"\n" in chunk or b"\r" in chunk):
                     async for piece in self._pieces(b"".join(held)):
                         yield piece
                     held.clear()
+                    waiting = 0
             async for piece in self._pieces(b"".join(held)):
                 yield piece
         except NetError as error:

@@ -82,6 +82,7 @@ class _Process:
             with suppress(ProcessLookupError):
                 self._process.kill()
         await asyncio.shield(self._process.wait())
+        cast(Any, self._process)._transport.close()  # also where its output is not read
 
 
 class Library:

@@ -15,7 +15,7 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -131,6 +131,7 @@ async def _end(process: Process) -> None:
         with suppress(ProcessLookupError):
             process.kill()
     await asyncio.shield(process.wait())
+    cast(Any, process)._transport.close()  # also where its output is not read
 
 
 async def _end_started(task: asyncio.Task[Process]) -> None:

@@ -400,8 +400,9 @@ def encode_content(texts: Sequence[str]) -> bytes:
 def encode_listing(shown: Sequence[dict[str, JSON]], more: bool) -> bytes:
     """A page of a list."""
     ids = [each["id"] for each in shown] or [None]
-    page = {"object": "list", "data": list(shown), "first_id": ids[0], "last_id": ids[-1]}
-    return json.dump({**page, "has_more": more})
+    data = b",".join(map(json.dump, shown))  # one by one: they may be long together
+    rest = json.dump({"first_id": ids[0], "last_id": ids[-1], "has_more": more})
+    return b'{"object":"list","data":[%b],%b' % (data, rest[1:])
 
 
 def encode_deleted(id: str, kind: str) -> bytes:

@@ -242,8 +242,10 @@ def test_a_run_without_words_has_a_limit(tmp_path, kind, sign) -> None:
     told = words.strip() + "!" + most[1:] + "b" + words  # '!' keeps the run from the word before
     back = b"".join(map(vocabulary.piece, vocabulary.encode(words + most[: -len(words) or None])))
     assert back.decode() == words + most[: -len(words) or None]
-    with pytest.raises(FaultError, match="65536 characters in a row"):
+    with pytest.raises(FaultError, match="65536 bytes in a row"):
         vocabulary.encode(told + sign * module.MAX_RUN)
+    with pytest.raises(FaultError, match="65536 bytes in a row"):  # each is four
+        vocabulary.encode("\U0001f600" * (module.MAX_RUN // 3))
 
 
 def test_a_run_takes_time_in_proportion(tmp_path) -> None:

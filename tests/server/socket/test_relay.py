@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Message
 from dragoman.core.session_values import CreateItem, ItemDeleted, SessionLimits
+from dragoman.engines import remote_session
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.server import relay
@@ -490,6 +491,29 @@ def test_an_answer_is_replayed_as_far_as_it_was_played(format, a_second) -> None
     assert gone == [ItemDeleted("b")]
 
 
+def test_what_is_kept_of_a_session_is_counted_whatever_its_server_sends() -> None:
+    place: Any = {"response_id": "r", "item_id": "a", "output_index": 0, "content_index": 0}
+    for odd in ({"item_id": "a" * 5_000}, {"content_index": 5_000}, {"content_index": -1}):
+        with pytest.raises(FaultError, match="cannot be followed"):
+            Followed().received("response.output_audio.delta", **{**place, **odd}, delta="AAAA")
+    known = Followed()
+    call = {"id": "c", "type": "function_call", "call_id": "c", "name": "n" * 1_000_000}
+    known.received("conversation.item.added", item=call, previous_item_id=None)
+    assert known.copy.size > 1_000_000
+    known.received("response.created", response={"id": "r", "status": "in_progress"})
+    before = known.copy.size
+    known.received("response.output_item.added", response_id="r", output_index=0, item=call)
+    assert known.copy.size > before + 1_000_000
+    with pytest.raises(FaultError, match="as many as a session may have"):
+        for number in range(10_000):
+            response = {"id": f"r{number}", "status": "in_progress"}
+            known.received("response.created", response=response)
+    with pytest.raises(FaultError, match="Much is transcribed"):
+        known = Followed()
+        for number in range(5_000):
+            known.received("input_audio_buffer.committed", item_id=f"i{number}")
+
+
 def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> None:
     known = Followed()
     known.copy.sent(b'{"type": "session.update", "session": 3}')
@@ -504,3 +528,26 @@ def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> N
     with pytest.raises(FaultError, match="as many as a session may have"):
         known.item("user", {"type": "input_text", "text": "x" * 1_000}, id="u")
     assert read_head(b"no event").type == ""
+
+
+# ---- too much --------------------------------------------------------------------------------
+
+
+async def test_r3_an_event_of_many_values_is_refused_and_the_session_goes_on() -> None:
+    async with talking(Stub(*saying("Hi")), max_json_values=100) as (_, talk):
+        await talk.until("session.created")
+        await talk.say({"type": "session.update", "session": {"x": [*range(100)]}})
+        refused = (await talk.until("error"))[-1]["error"]
+        assert "more than 100" in refused["message"]
+        await talk.say(USER, RESPOND)
+        await talk.until("response.done")
+
+
+async def test_r2_an_event_of_many_values_ends_the_session_of_its_server(monkeypatch) -> None:
+    monkeypatch.setattr(remote_session, "MAX_VALUES", 60)
+    async with talking(Stub(*saying("," * 100))) as (_, talk):
+        await talk.say(USER, RESPOND)
+        refused = (await talk.until("error"))[-1]["error"]
+        assert refused["code"] == "upstream_error"
+        with pytest.raises(ConnectionClosed):
+            await talk.next()

@@ -30,7 +30,7 @@ from dragoman.core.error import FaultError, bad_request
 PART = 16_384
 """Characters encoded at a time: encoding holds the interpreter, and others wait (about 15 ms)."""
 MAX_RUN = 65_536
-"""The most characters of a prompt without a place to divide them, such as a space before a letter:
+"""The most bytes of a prompt without a place to divide them, such as a space before a letter:
 repeated signs and white space, mostly."""
 
 MAX_SIZE = 16_777_216
@@ -124,9 +124,9 @@ class Vocabulary:
             if last - start > MAX_RUN:
                 break
         for end in (last, len(text)) if len(text) - start > PART else (len(text),):
-            if end - start > MAX_RUN:
+            if len(text[start:end].encode()) > MAX_RUN:
                 problem = (
-                    f"The prompt has more than {MAX_RUN} characters in a row in which no word "
+                    f"The prompt has more than {MAX_RUN} bytes in a row in which no word "
                     "begins (repeated signs or white space): shorten them."
                 )
                 raise FaultError(bad_request(problem))

@@ -485,7 +485,12 @@ Judge = Callable[[dict[str, JSON], str], bool]
 """Whether a text fits a string schema with a `pattern` or a `format`."""
 
 MAX_CHECKS = 200_000
-"""Schemas that are applied to a value and what is in it: each of two alternatives may have two."""
+"""Schemas that are applied to a value and what is in it, and values that are compared: each of two
+alternatives may have two."""
+
+
+_OF_MANY, _JUDGED = 50, 50
+"""What counts as so many: to compare a list or an object, to match a pattern."""
 
 
 class UndecidedError(ValueError):
@@ -508,10 +513,13 @@ class _Validator:
     def __init__(self, root: JSON, judge: Judge, most: int = MAX_CHECKS) -> None:
         self._root, self._judge, self._left = root, judge, most
 
-    def valid(self, value: JSON, schema: JSON, followed: frozenset[str] = frozenset()) -> bool:
-        self._left -= 1
+    def _spend(self, count: int) -> None:
+        self._left -= count
         if self._left < 0:
             raise UndecidedError("a value and its schema take too many comparisons")
+
+    def valid(self, value: JSON, schema: JSON, followed: frozenset[str] = frozenset()) -> bool:
+        self._spend(1)
         if not isinstance(schema, dict):
             return schema is True
         return all(self._checks(value, schema, followed))
@@ -523,9 +531,12 @@ class _Validator:
         if "type" in schema:
             types = schema["type"]
             yield any(_is(value, t) for t in (types if isinstance(types, list) else [types]))
+        each_takes = _OF_MANY if isinstance(value, list | dict) else 1
         if "enum" in schema:
+            self._spend(each_takes * len(schema["enum"]))
             yield any(_same(value, each) for each in schema["enum"])
         if "const" in schema:
+            self._spend(each_takes)
             yield _same(value, schema["const"])
         if "$ref" in schema:  # nothing fits one without a target, nor a circle
             to = str(schema["$ref"])
@@ -542,6 +553,7 @@ class _Validator:
                 listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
                 for name, each in value.items():
                     known = [listed[name]] if name in listed else []
+                    self._spend(_JUDGED * len(patterns))
                     for pattern, inner in patterns.items():
                         if self._judge({"type": "string", "pattern": pattern}, name):
                             known.append(inner)
@@ -557,6 +569,7 @@ class _Validator:
             case str():
                 yield _between(len(value), schema, "minLength", "maxLength")
                 leaf = {name: schema[name] for name in schema if name in ("pattern", "format")}
+                self._spend(_JUDGED if leaf else 0)
                 yield not leaf or self._judge({"type": "string", **leaf}, value)
             case int() | float() if not isinstance(value, bool):
                 step = schema.get("multipleOf")

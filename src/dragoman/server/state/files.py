@@ -48,6 +48,8 @@ MOST_DIMENSIONS = 16_384
 """Numbers of a vector."""
 QUERY = 128
 """What a character of a question weighs: it may stand for twenty (NFKC)."""
+FILES = 100
+"""Files that are held against conditions at a time: their attributes may be long."""
 FILE = 4_096
 """What a file weighs that is held against conditions."""
 ACTIVE = 60
@@ -155,8 +157,12 @@ class Library:
         await self.store.touch_vector_stores(old, moment)
         only: set[int] | None = None
         if (condition := search.condition) is not None:
-            files = await self.store.searched(opened)
-            only = await self.store.apart(FILE * len(files), _meant, files, condition)
+            only = set()
+            for store in opened:
+                after = 0
+                while files := await self.store.searched(store, after, FILES):
+                    after = files[-1].seq
+                    only |= await self.store.apart(FILE * len(files), _meant, files, condition)
             if not only:
                 return []
         length = sum(map(len, search.queries))

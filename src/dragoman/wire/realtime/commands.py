@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.conversation import take_sounds
+from dragoman.core.conversation import other_weight, take_sounds
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, Item
 from dragoman.core.session_values import (
     Append,
     Cancel,
@@ -43,6 +43,8 @@ MAX_AUDIO = 15 * 1024 * 1024
 """Bytes of sound in one `input_audio_buffer.append`."""
 MAX_EVENT_ID = 512
 """Characters of a client's `event_id`."""
+MAX_OTHER = 1024 * 1024
+"""Characters of an item beside its texts: ids, names, and what is not known."""
 NO_CONVERSATION = "none"
 
 
@@ -98,11 +100,19 @@ def _append(fields: Fields) -> Command:
         raise fields.wrong("audio", "is not base64") from None
 
 
+def _item(fields: Fields) -> Item:
+    item = decode_item(fields)
+    if (size := other_weight(item)) > MAX_OTHER:
+        problem = f"has {size} characters beside its texts, and may have {MAX_OTHER}"
+        raise FaultError(Fault("too_large", f"item: {problem}", "client", "item"))
+    return item
+
+
 def _create(fields: Fields) -> Command:
     item = fields.object("item")
     if item is None:
         raise fields.wrong("item", "is missing")
-    decoded = decode_item(item)
+    decoded = _item(item)
     if decoded.__struct_config__.tag == "item_reference":
         raise item.wrong("type", "is 'item_reference', which stands in the input of an answer only")
     # Decoded here: large frames are read in a thread, and sessions are not.
@@ -126,7 +136,7 @@ def _respond(fields: Fields) -> Command:
     conversation = asked.string("conversation") != NO_CONVERSATION
     input = None
     if "input" in asked:
-        input = tuple([decode_item(item) for item in asked.objects("input")])
+        input = tuple([_item(item) for item in asked.objects("input")])
     metadata = asked.mapping("metadata")
     if metadata is not None:
         json.check_metadata(metadata, json.LIMITS)

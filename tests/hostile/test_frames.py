@@ -1,0 +1,60 @@
+"""WebSocket upstreams that send many small frames."""
+
+import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.server import ServerConnection, serve
+
+from dragoman.net import websocket
+
+
+@pytest.mark.parametrize("frames", [b"\x8a\x00" * 20_000, b"\x89\x00" * 20_000])
+async def test_r1_small_frames_of_an_upstream_are_parsed_a_little_at_a_time(
+    frames, monkeypatch
+) -> None:
+    parsed: list[int] = []
+    feed = ClientConnection.data_received
+
+    def counted(self: ClientConnection, data: bytes) -> None:
+        parsed.append(len(data))
+        feed(self, data)
+
+    async def flood(socket: ServerConnection) -> None:
+        await socket.send("first")
+        socket.transport.write(frames)
+        for text in ("x" * 100_000, *map(str, range(50))):
+            await socket.send(text)
+        await socket.wait_closed()
+
+    monkeypatch.setattr(ClientConnection, "data_received", counted)
+    async with serve(flood, "127.0.0.1", 0, compression=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        socket = await websocket.open_websocket(
+            f"ws://127.0.0.1:{port}", {}, within=10, max_size=1_000_000
+        )
+        assert await socket.recv() == "first"
+        assert await socket.recv() == "x" * 100_000
+        assert [await socket.recv() for _ in range(50)] == [*map(str, range(50))]
+        await socket.close()
+    assert max(parsed) <= websocket.STEP
+    assert sum(parsed) > len(frames) + 100_000
+
+
+async def test_r1_frames_that_wait_are_dropped_when_the_connection_is_closed(monkeypatch) -> None:
+    monkeypatch.setattr(websocket, "STEP", 10)
+
+    async def flood(socket: ServerConnection) -> None:
+        await socket.send("first")
+        socket.transport.write(b"\x81\x01x" * 20_000)
+        await socket.wait_closed()
+
+    async with serve(flood, "127.0.0.1", 0, compression=None, close_timeout=1) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        socket = await websocket.open_websocket(
+            f"ws://127.0.0.1:{port}", {}, within=10, max_size=1_000_000
+        )
+        assert await socket.recv() == "first"
+        assert await socket.recv() == "x"
+        socket.transport.abort()
+        with pytest.raises(websocket.CLOSED):
+            while True:
+                await socket.recv()
