@@ -5,8 +5,10 @@ import asyncio
 import math
 import os
 import struct
+from contextlib import aclosing
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +23,7 @@ from dragoman.core.sound import BYTES_PER_MS, RATE, wav
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.voice import speech
+from dragoman.voice.local import Library
 from dragoman.voice.programs import ESpeak
 from dragoman.voice.speech import Places
 from dragoman.voice.studio import Studio, studio
@@ -265,3 +268,17 @@ async def test_a_turn_in_odd_pieces_is_the_turn(size) -> None:
     await client.until(lambda event: isinstance(event, ResponseDone))
     assert client.of(TranscriptionCompleted)[0].transcript == "what is the weather"
     await client.session.close()
+
+
+async def test_a_recording_that_is_not_read_to_its_end_leaves_no_pipe() -> None:
+    """A pipe that is not read is not closed by the end of its process."""
+    library = Library("miniaudio")
+    async with aclosing(library.ask({"rate": RATE}, wav(bytes(20_000_000)))) as pieces:
+        async for _ in pieces:
+            (process,) = library._all
+            transport = cast(Any, process._process)._transport
+            await asyncio.sleep(0.2)  # until more has come than is held
+            break
+    assert transport.is_closing()
+    assert transport.get_pipe_transport(1).is_closing()
+    await library.close()

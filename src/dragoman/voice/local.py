@@ -7,14 +7,14 @@ import json
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from importlib.util import find_spec
 from typing import Any, cast
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.sound import RATE, Sound
 
-from . import worker
+from . import programs, worker
 from .sound import EXTRA, Resampler
 from .speech import Listening, Piece, Places, Speaking, Word, failed
 
@@ -78,11 +78,7 @@ class _Process:
             yield head, data
 
     async def end(self) -> None:
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-        await asyncio.shield(self._process.wait())
-        cast(Any, self._process)._transport.close()  # also where its output is not read
+        await programs.end(self._process)
 
 
 class Library:

@@ -110,7 +110,7 @@ class Program:
             except TimeoutError:
                 raise FaultError(failed(self.name, f"no sound for {_SECONDS:g} s")) from None
             finally:
-                await _end(process)
+                await end(process)
                 errors.cancel()
 
     async def close(self) -> None:
@@ -126,17 +126,21 @@ _INSTALL = {
 }
 
 
-async def _end(process: Process) -> None:
+async def end(process: Process) -> None:
+    """Kill a process, close its pipes and wait for its end."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.kill()
+    transport = cast(Any, process)._transport
+    for number in range(3):  # asyncio waits for pipes too, and none ends while it is not read
+        if pipe := transport.get_pipe_transport(number):
+            pipe.close()
     await asyncio.shield(process.wait())
-    cast(Any, process)._transport.close()  # also where its output is not read
 
 
 async def _end_started(task: asyncio.Task[Process]) -> None:
     with suppress(OSError):  # it could not be started: the next request reports it
-        await _end(await task)
+        await end(await task)
 
 
 async def _tail(stream: StreamReader) -> bytes:

@@ -214,7 +214,7 @@ def test_a_format_of_null_within_an_object_is_none() -> None:
 def test_choosing_among_many_tools_takes_no_square() -> None:
     def choose(count: int) -> None:
         tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(count)]
-        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools * 10}}
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
         decode(tools=tools, tool_choice=choice)
 
     assert not is_square(choose, 250)
