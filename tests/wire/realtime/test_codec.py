@@ -363,6 +363,19 @@ def test_an_append_has_15_mib_at_the_most(monkeypatch) -> None:
     assert commands.MAX_AUDIO == 8
 
 
+def test_an_item_with_long_names_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(commands, "MAX_OTHER", 8)
+
+    def created(name: str) -> Command:
+        item = {"type": "function_call", "name": name, "call_id": "c1", "arguments": "{}"}
+        return decode_command(json.dump({"type": "conversation.item.create", "item": item}))
+
+    assert isinstance(created("f" * 6), CreateItem)
+    refused = created("f" * 7)
+    assert isinstance(refused, Unreadable)
+    assert (refused.fault.code, refused.fault.param) == ("too_large", "item")
+
+
 def test_no_event_for_a_command_of_ours() -> None:
     with pytest.raises(FaultError, match="Unreadable is no event"):
         encode_command(Unreadable(fault=Fault("internal", "x")))
