@@ -158,7 +158,7 @@ class RemoteTranscriber(_Endpoint):
             stream=True,
         )
         media_type, body = wire.encode_transcription(request, f"dragoman-{new_id()}")
-        decoder, whole, seen = SSEDecoder(), b"", ""
+        decoder, whole, seen = SSEDecoder(), bytearray(), ""
         asking = self.ask(media_type, body, "application/json, text/event-stream")
         async with aclosing(asking) as answer:
             async for kind, data in answer:
@@ -173,7 +173,7 @@ class RemoteTranscriber(_Endpoint):
                         yield Piece(piece)
         if whole:
             try:
-                text = wire.read_transcript(whole)
+                text = wire.read_transcript(bytes(whole))
             except ValueError as problem:
                 raise FaultError(failed(self.name, f"its answer {problem}")) from None
             yield Piece(text)
