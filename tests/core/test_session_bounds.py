@@ -2,7 +2,8 @@
 
 import pytest
 
-from dragoman.core.conversation import weight
+from dragoman.core.conversation import config_weight, weight
+from dragoman.core.error import FaultError
 from dragoman.core.item import Audio, ItemReference, Message
 from dragoman.core.session import FORGOTTEN
 from dragoman.core.session_values import (
@@ -17,6 +18,7 @@ from dragoman.core.session_values import (
     ItemRetrieved,
     Respond,
     Retrieve,
+    SessionConfig,
     SessionLimits,
 )
 from dragoman.core.sound import Spoken, from_base64
@@ -163,3 +165,10 @@ def test_a_long_piece_of_a_transcript_is_cut_in_one_pass() -> None:
     spoken.add_sound(len(MS) * 1_000)
     spoken.cut(501)
     assert len(spoken.text) == 5 * 25_050
+
+
+def test_a_configuration_that_json_does_not_have_is_weighed() -> None:
+    plain = config_weight(SessionConfig(), 1_000)
+    assert config_weight(SessionConfig(extra={"a": "\ud800"}), 1_000) > plain
+    with pytest.raises(FaultError, match="characters"):
+        config_weight(SessionConfig(extra={"a": "\ud800" * 1_000}), 1_000)

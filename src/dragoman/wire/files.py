@@ -273,8 +273,6 @@ def _condition(fields: Fields, left: list[int]) -> Condition:
     if left[0] < 0:
         problem = f"has more than {MOST_CONDITIONS} conditions, or values in their lists"
         raise FaultError(unsupported(problem, "filters"))
-    if kind is None:
-        raise fields.wrong("type", "is missing")
     if kind in ("and", "or"):
         each = [_condition(entry, left) for entry in fields.objects("filters")]
         if not each:

@@ -394,13 +394,6 @@ def _function_call(call_id: str, call: _FunctionCall, extra: Extra | None) -> Fu
 # ---- encoding ----------------------------------------------------------------------------
 
 
-def encode_content(content: Content) -> JSON:
-    """The content in its given form."""
-    if isinstance(content, str):
-        return content if len(content) <= LONG else Long(content)
-    return [encode_part(part) for part in content]
-
-
 def encode_part(part: Part) -> dict[str, JSON]:
     """One part; one that this wire has no form for as text."""
     match part:
@@ -471,7 +464,7 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
             messages.append(_assistant_message(turn, dialect, notes))
             turn = []
         if moved and not isinstance(item, _OUTPUTS):
-            messages.append({"role": "user", "content": encode_content(tuple(moved))})
+            messages.append({"role": "user", "content": [encode_part(part) for part in moved]})
             moved = []
         if inside:
             turn.append((index, item))
@@ -515,7 +508,7 @@ def _encode_parts(
 ) -> JSON:
     """Parts in the server's dialect: a list of texts may have to be a string."""
     if dialect.content_parts or not {Text, Refusal}.issuperset(map(type, content)):
-        return encode_content(content)
+        return [encode_part(part) for part in content]
     if len(content) > 1:
         why = "the text is sent as one string; its parts are joined"
         notes.append(("items[*].content", "emulated", why, (index,)))
