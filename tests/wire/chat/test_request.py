@@ -23,7 +23,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import FunctionTool, Request
 from dragoman.wire.chat import CHAT
-from dragoman.wire.chat.messages import describe, encode_content, encode_messages
+from dragoman.wire.chat.messages import describe, encode_messages, encode_part
 from dragoman.wire.chat.request import TOOLS
 from dragoman.wire.protocol import STANDARD, Dialect
 from tests.cases import cases
@@ -182,7 +182,7 @@ def test_part_without_a_form_is_described_in_words(part, words) -> None:
     ],
 )
 def test_part_without_a_form_is_encoded_as_text(part) -> None:
-    assert encode_content((part,)) == [{"type": "text", "text": describe(part)}]
+    assert encode_part(part) == {"type": "text", "text": describe(part)}
 
 
 def test_refused_items_give_no_message() -> None:
