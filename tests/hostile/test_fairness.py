@@ -303,6 +303,7 @@ async def test_15_tenants_read_in_turns(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         for each in left:
             each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)  # else a thread may be before them
         store.go.set()
         rows = await asyncio.gather(*asked)
         assert [row for ((row,),) in rows][-2:] == ["b0", "b1"]
