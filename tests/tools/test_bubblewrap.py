@@ -210,13 +210,13 @@ def test_a_run_that_is_cancelled_ends_at_once() -> None:
     asyncio.run(main())
 
 
-def test_a_start_that_is_cancelled_leaves_no_process() -> None:
+def test_a_start_that_is_cancelled_leaves_no_process(sandbox) -> None:
     """bubblewrap's child waits for it, and did so for ever where it was killed at that moment."""
 
     async def main() -> None:
-        sandbox, groups = made().sandbox, list[int]()
-        for after in range(20):
-            interpreter = sandbox.interpreter()
+        groups: list[int] = []
+        for after in range(2, 22, 2):
+            interpreter = sandbox.python.sandbox.interpreter()
             run = asyncio.ensure_future(interpreter.run("1"))
             await asyncio.sleep(after / 1000)
             groups += [interpreter._process.pid] if interpreter._process else []

@@ -379,11 +379,9 @@ def _record(item: Unknown) -> Recorded | None:
             return Recorded(call_id, name, arguments, _text(output), label)
         case "file_search_call", {"queries": [*queries], **rest}:
             results = [each for each in rest.get("results") or () if isinstance(each, dict)]
-            texts = [
-                f"{_text(each.get('filename'))}: {_text(each.get('text'))}" for each in results
-            ]
+            shown = [(_text(each.get("filename")), _text(each.get("text"))) for each in results]
             given = msgspec.json.encode({"queries": queries}).decode()
-            return Recorded(call_id, "file_search", given, "\n\n".join(texts))
+            return Recorded(call_id, "file_search", given, "\n\n".join(map(": ".join, shown)))
         case _:
             return None
 

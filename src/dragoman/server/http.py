@@ -37,9 +37,6 @@ _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
 _HANDSHAKE = {b"sec-websocket-key", b"sec-websocket-version"}
 _READ = {*_HANDSHAKE, b"sec-websocket-extensions", b"sec-websocket-protocol"}
-    *_HANDSHAKE,
-    *(b"sec-websocket-extensions sec-websocket-protocol upgrade connection".split()),
-}
 """The headers that websockets reads, and quotes where it refuses them."""
 
 

@@ -660,6 +660,8 @@ class _Process:
                 signal.pidfd_send_signal(self._inside, signal.SIGKILL)
             os.close(self._inside)
             self._inside = -1
+        if not self._pipes and process.stdin is not None:  # the loop has not got it yet
+            process.stdin.close()
         for pipe in self._pipes:
             pipe.close()
         self._pipes.clear()
