@@ -64,6 +64,10 @@ class PeerListener(Protocol):
         """The send buffer is below its low-water mark."""
         ...
 
+    def refused(self, fault: Fault) -> None:
+        """The client takes no message as long as one that was sent before there was a channel."""
+        ...
+
     def audio_received(self, audio: bytes) -> None:
         """Called with sound: PCM16, 24 kHz."""
         ...
@@ -124,6 +128,7 @@ class Peer:
         self._answered = False
         self._channel: Any = None
         self._early: list[str] | None = []  # what is sent before there is a channel; None for none
+        self._early_size = 0
         self.plays = False
         """Whether the client wants to hear anything."""
         self._hearing: asyncio.Task[None] | None = None
@@ -175,7 +180,8 @@ class Peer:
         channel = self._channel
         if channel is None and self._early is not None:
             self._early.append(text)
-            return sum(map(len, self._early))
+            self._early_size += len(text)
+            return self._early_size
         if channel is None or channel.readyState != "open":
             return 0  # the client has not asked for it, or has closed it
         try:
@@ -228,7 +234,11 @@ class Peer:
         channel.on("message", self._received)
         early, self._early = self._early or [], None
         for text in early:
-            self.send(text)
+            try:
+                self.send(text)
+            except FaultError as problem:  # raised here, it would end aiortc's connection
+                if self._listener is not None:
+                    self._listener.refused(problem.fault)
 
     def _received(self, message: str | bytes) -> None:
         if self._listener is not None:
