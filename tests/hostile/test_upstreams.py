@@ -14,26 +14,16 @@ from functools import cache, partial
 import pytest
 
 from dragoman.core.error import LONGEST_NAME, Fault, FaultError
-from dragoman.core.event import Delta, Finished, ItemDone, PartDone, Progress
+from dragoman.core.event import Delta
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Secret
-from dragoman.core.item import (
-    Annotation,
-    Audio,
-    FunctionCall,
-    Message,
-    Reasoning,
-    Refusal,
-    Thought,
-    Token,
-    Unknown,
-)
+from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.engines import remote, upstream
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
-from dragoman.server.limits import LETTERS, tokens_of
+from dragoman.server.limits import tokens_of
 from dragoman.server.settings import Settings
 from dragoman.wire import embeddings, error
 from dragoman.wire import json as wire_json
@@ -676,35 +666,6 @@ def test_annotations_count_as_tokens_where_a_batch_is_judged() -> None:
     fold.feed_all(read)
     assert fold.tokens == 50
     assert 100 <= tokens_of(read, 1000) < 110  # at the end of the part, and of its item
-
-
-LONG = "x" * (LETTERS * 1000)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        PartDone(0, 0, Thought(LONG)),
-        PartDone(0, 0, Refusal(LONG)),
-        PartDone(0, 0, Audio(data="AAAA", transcript=LONG)),
-        ItemDone(0, Reasoning((Thought(LONG),))),
-        ItemDone(0, Reasoning(encrypted=LONG)),
-        ItemDone(0, Message("assistant", (Refusal(LONG),))),
-        ItemDone(0, Unknown("responses", "odd", {"a": [1.5] * 1000})),
-        ItemDone(0, FunctionCall("c", "f", "{}", extra={"chat": {"odd": [1.5] * 1000}})),
-        Delta(0, 0, "annotation", Annotation("odd", extra={"responses": {"a": [1.5] * 1000}})),
-        Progress(0, "raw", {"responses": {"a": {LONG: 1}}}),
-        Finished("completed", extra={"messages": {f"k{n}": n for n in range(1000)}}),
-        Delta(0, 0, "text", "a", (Token("a", -1.0, b"a" * LETTERS * 1000),)),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_whatever_is_large_counts_where_a_batch_is_judged(event) -> None:
-    """What was no text of a message, and no call, was encoded on the event loop: 30 MB of
-    reasoning, and unknown fields with millions of numbers."""
-    few = [Delta(0, 0, "text", "word ") for _ in range(250)]
-    assert tokens_of([*few, Finished("completed", ("stop",))], 1000) < 10
-    assert tokens_of([*few, event], 500) > 500
 
 
 async def test_chunk_extensions_are_bounded() -> None:
