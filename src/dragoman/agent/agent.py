@@ -226,7 +226,7 @@ class Agent:
 
     def load(self, data: bytes | str | Path) -> None:
         """Restore a conversation that `dump` gave, or that `save` wrote to a file. The meter, which
-        others may share, is set to what had been spent then. Raises ValueError for anything else."""
+        others may share, is set to what was spent then. Raises ValueError for anything else."""
         if not isinstance(data, bytes):
             data = Path(data).read_bytes()
         saved = msgspec.json.decode(data, type=Saved)

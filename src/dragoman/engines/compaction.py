@@ -139,7 +139,7 @@ async def _apart(work: Callable[..., T], request: Request, *given: int) -> T:
 ANSWER = 4
 """The fraction of a context that is reserved for the answer, without a limit: one in so many."""
 COUNTS = 4
-"""How often the prompt of one request is counted, and cut again, before it is left to the engine."""
+"""How often the prompt of one request is counted and cut again, before it is left to the engine."""
 
 
 class Truncating(Wrapper):
