@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import sqlite3
 import threading
@@ -348,11 +347,12 @@ class SqliteStore(Store):
             async with asyncio.timeout(self._patience + LOOK):
                 return await asyncio.wrap_future(read.future)
         except TimeoutError:
-            began = [each.began for each in tuple(self._busy) if each.began]
-            long = min(began, default=math.inf)
-            if self._answered < long < time.monotonic() - self._patience:
+            late = time.monotonic() - self._patience
+            first = min([each.began for each in tuple(self._busy) if each.began], default=late)
+            if self._answered < first < late:
                 raise self._reading.failed(self._stuck(), self._patience) from None
-            raise (LongError if read.began else WaitedError) from None  # others are answered
+            # Others are answered: it is no failure of the store.
+            raise (LongError if 0 < read.began < late else WaitedError) from None
 
     def _read_next(self) -> None:
         """Execute the next tenant's read, in a thread."""
