@@ -153,7 +153,8 @@ def test_target_disables_discovery(up: Mock, tmp_path, capsys) -> None:
     shown = serve("script", "--port", "0")
     assert "  script  this server" in shown
     assert "first" not in shown
-    assert capsys.readouterr().err == ""
+    named = f"Configuration: {(tmp_path / 'dragoman.toml').resolve()}\n"
+    assert capsys.readouterr().err == named
 
 
 def test_the_file_in_this_folder_is_read(up: Mock, tmp_path) -> None:
@@ -168,7 +169,7 @@ def test_the_file_in_this_folder_is_read(up: Mock, tmp_path) -> None:
 def test_pubsub_that_no_store_uses_is_mentioned(tmp_path, capsys) -> None:
     configured(tmp_path, '[server]\nstore = "none"\npubsub = "redis://127.0.0.1:9"\n')
     serve("script", "--port", "0")
-    assert capsys.readouterr().err == f"{command.NO_PUBSUB}\n"
+    assert capsys.readouterr().err.startswith(f"{command.NO_PUBSUB}\n")
 
 
 def test_options_override_the_file(up: Mock, tmp_path) -> None:
@@ -349,7 +350,7 @@ WIRE_NAMES = "auto, chat, completions, messages, responses"
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "a target": (
         ["scrpt"],
-        "There is no target 'scrpt'. There is: pocket, script, hf:…, gguf:…; for a server,",
+        "There is no target 'scrpt'; did you mean script? There is: pocket, script, hf:…, gguf:…; ",
     ),
     "a file": (["m.gguf"], "There is no target 'm.gguf'. Did you mean gguf:m.gguf? There is: "),
     "a profile": (
@@ -374,11 +375,11 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "our key": (
         ["--upstream", NOBODY, "--upstream-key-env", "NO_KEY"],
-        f"The environment variable NO_KEY should hold the key to {NOBODY}, and is empty.",
+        f"The environment variable NO_KEY should hold the key to {NOBODY} (key_env), and is empty.",
     ),
     "the clients' key": (
         ["script", "--api-key-env", "NO_KEY"],
-        "The environment variable NO_KEY should hold a key for clients, and is empty.",
+        "The environment variable NO_KEY should hold a key for clients (api_key_env), and is ",
     ),
     "another address than loopback": (
         ["script", "--host", "0.0.0.0"],
@@ -410,7 +411,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "an option without a target": (["--context", "9"], "--context needs a TARGET"),
     "a key where its variable is named": (
         ["script", "--api-key-env", "sk-secret"],
-        "The variable with a key for clients is to be given by its NAME, such as API_KEY;",
+        "The variable with a key for clients (api_key_env) is to be given by its NAME, such as ",
     ),
     "no upstream for a format": (["--format", "hermes"], "--format needs an --upstream."),
     "a format of no completions": (

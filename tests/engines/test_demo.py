@@ -37,7 +37,8 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.engines.script import demo, demo_answer, fill
+from dragoman.engines import script
+from dragoman.engines.script import demo, demo_answer, fill, length, words
 from tests.cases import cases
 from tests.engines.stage import answered, heard
 from tests.strategies import json as json_values
@@ -334,3 +335,35 @@ def test_of_a_long_question_the_beginning_is_read() -> None:
     response = demo_answer(Request(model="script", items=(Message("user", long),)))
     assert response.text == "1, 2."
     assert response.usage.input_tokens == 200_004
+
+
+def test_many_choices_for_a_long_question_are_made_of_one_text(monkeypatch) -> None:
+    made: list[str] = []
+    text = script._text
+
+    def noted(request: Request, question: str) -> str:
+        made.append(question)
+        return text(request, question)
+
+    monkeypatch.setattr(script, "_text", noted)
+    long = "what? " * 200_000
+    for format, most in ((None, 1_000), (JSONObject(), 600)):
+        sampling = Sampling(n=128)
+        items = (Message("user", long),)
+        request = Request(model="script", items=items, sampling=sampling, format=format)
+        output = demo_answer(request).output
+        assert len({item.id for item in output}) == len(output) == 128
+        assert len({item.text for item in output}) == (1 if format else 128)
+        assert max(len(item.text) for item in output) < most
+    assert len(made) == 2
+
+
+def test_results_of_tools_are_quoted_in_part() -> None:
+    call = FunctionCall("c", "look", "{}")
+    items = Message("user", "Look."), call, FunctionCallOutput("c", "x" * 1_000_000)
+    assert len(demo_answer(Request(model="script", items=items)).text) < 3_000
+
+
+@given(st.text(alphabet=" \n\x1c\u2003ab"))
+def test_words_are_counted_as_they_are_given(text: str) -> None:
+    assert length(Message("user", text)) == len(words(text))

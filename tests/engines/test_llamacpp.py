@@ -124,7 +124,7 @@ async def test_the_tokens_of_a_demanded_form_are_those_of_its_text(
             max_output_tokens=30,
             stream=seed % 2 == 0,
         )
-        assert engine.prepare(request, ANYONE) is not None
+        assert await engine.prepare(request, ANYONE) is not None
         response = await answered(engine, request)
         assert tokens(response) == response.text
         raw = await answered(engine.engine, request)
@@ -134,8 +134,8 @@ async def test_the_tokens_of_a_demanded_form_are_those_of_its_text(
 
 async def test_tokens_without_a_format_are_as_llamacpp_sent_them(engine: LlamaCpp) -> None:
     request = replace(asking("Hello!"), sampling=Sampling(temperature=0, logprobs=True))
-    assert engine.prepare(request, ANYONE) is None
-    assert engine.prepare(replace(asking("Hello!"), format=SHAPE), ANYONE) is None
+    assert await engine.prepare(request, ANYONE) is None
+    assert await engine.prepare(replace(asking("Hello!"), format=SHAPE), ANYONE) is None
     assert tokens(await answered(engine, request)) == HELLO
 
 
@@ -341,22 +341,22 @@ def test_a_field_that_would_end_llamacpp_is_refused(name) -> None:
     """All others would wait until it is started again."""
     asked = replace(asking("hi"), extra={"chat": {name: FATAL[name]}})
     with pytest.raises(FaultError) as refused:
-        check_request(asked, ANYONE)
+        check_request(asked)
     assert refused.value.fault.param == name
     usual = {"grammar": 'root ::= "(((" [(]+ ("a")', "mirostat": 2, "lora": [{"id": 0}]}
-    check_request(replace(asking("hi"), extra={"chat": usual}), ANYONE)
+    check_request(replace(asking("hi"), extra={"chat": usual}))
 
 
 @pytest.mark.parametrize("schema", [DEEP, TALL], ids=["references", "levels"])
 def test_a_schema_that_would_end_llamacpp_is_refused(schema) -> None:
     tool = FunctionTool("f", parameters=schema)
-    check_request(replace(asking("hi"), format=JSONSchema("x", WIDE), tools=(WEATHER,)), ANYONE)
+    check_request(replace(asking("hi"), format=JSONSchema("x", WIDE), tools=(WEATHER,)))
     for asked in (
         replace(asking("hi"), format=JSONSchema("x", schema)),
         replace(asking("hi"), tools=(Namespace("n", tools=(tool,)),)),
     ):
         with pytest.raises(FaultError, match=r"references|levels"):
-            check_request(asked, ANYONE)
+            check_request(asked)
 
 
 async def test_arguments_that_would_end_llamacpp_are_refused(engine: LlamaCpp) -> None:

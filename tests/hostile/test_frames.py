@@ -31,9 +31,9 @@ async def test_r1_small_frames_of_an_upstream_are_parsed_a_little_at_a_time(
         socket = await websocket.open_websocket(
             f"ws://127.0.0.1:{port}", {}, within=10, max_size=1_000_000
         )
-        assert await socket.recv() == "first"
-        assert await socket.recv() == "x" * 100_000
-        assert [await socket.recv() for _ in range(50)] == [*map(str, range(50))]
+        assert await socket.receive() == b"first"
+        assert await socket.receive() == b"x" * 100_000
+        assert [int(await socket.receive()) for _ in range(50)] == [*range(50)]
         await socket.close()
     assert max(parsed) <= websocket.STEP
     assert sum(parsed) > len(frames) + 100_000
@@ -52,9 +52,9 @@ async def test_r1_frames_that_wait_are_dropped_when_the_connection_is_closed(mon
         socket = await websocket.open_websocket(
             f"ws://127.0.0.1:{port}", {}, within=10, max_size=1_000_000
         )
-        assert await socket.recv() == "first"
-        assert await socket.recv() == "x"
+        assert await socket.receive() == b"first"
+        assert await socket.receive() == b"x"
         socket.transport.abort()
         with pytest.raises(websocket.CLOSED):
             while True:
-                await socket.recv()
+                await socket.receive()

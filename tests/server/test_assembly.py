@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Upstream, str]] = {
     ),
     "no key": (
         Upstream(name="up", url=PLACE, key_env="NOT_THERE"),
-        "The environment variable NOT_THERE should hold the key to up, and is empty.",
+        "The environment variable NOT_THERE should hold the key to up (key_env), and is empty.",
     ),
     "unsendable key": (
         Upstream(name="up", url=PLACE, key_env="BROKEN"),

@@ -35,7 +35,7 @@ from dragoman.net.url import parse_url, split_base
 from dragoman.server.app import App
 from dragoman.server.auth import NO_KEY, generate_key, is_loopback
 from dragoman.server.build import as_upstreams, prepare
-from dragoman.server.config import ConfigurationError, explained, place_of, read_key
+from dragoman.server.config import FILE, ConfigurationError, explained, place_of, read_key
 from dragoman.server.host import HostError, address, bind, running
 from dragoman.server.state.service import check_memory, open_memory
 from dragoman.stores.base import StoreError
@@ -265,7 +265,8 @@ def _started(options: Namespace, program: Program, log: Path) -> Iterator[tuple[
 
     with _redirected(log) as streams:
         listener = bind(settings, exact=True)
-        about = f"started for it, log in {log}"
+        used = options.config or Path(FILE)
+        about = f"started for it{f' with {used}' if used.exists() else ''}, log in {log}"
         base_url = f"{address(listener)}/v1"
         with running(build, settings, listener) as serving:
             yield Server(base_url, about, name or GENERATED, key, serving), streams

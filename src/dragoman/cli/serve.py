@@ -184,6 +184,8 @@ def serve(options: Namespace) -> int:
         print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)
     if discovering:  # OPENAI_BASE_URL, which is for clients, may name this server
         upstreams = others(upstreams, address(listener))
+    elif not options.config and Path(FILE).exists():
+        print(f"Configuration: {Path(FILE).resolve()}", file=sys.stderr)
     if not (upstreams or targets or stand_in() == POCKET):
         print(f"No model was found: this is the demo engine. {MISSING}", file=sys.stderr)
     engines: list[Router] = []

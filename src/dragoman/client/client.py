@@ -22,7 +22,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 import msgspec
 from msgspec.structs import fields, replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, hint
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import JSON, Item, Message
@@ -444,7 +444,8 @@ def engine_of(target: str | Engine, options: Mapping[str, Any] = {}) -> Engine:
     if not is_local(target):
         known = ", ".join((*SHIPPED, *(f"{kind}:…" for kind in KINDS)))
         host, _, port = target.partition("/")[0].partition(":")
-        meant = f"; did you mean http://{target}?" if host and port.isdecimal() else ";"
+        near = hint(target, SHIPPED) or ";"
+        meant = f"; did you mean http://{target}?" if host and port.isdecimal() else near
         problem = f"{target!r} is neither an http(s) address nor a name{meant} names: {known}"
         raise ValueError(problem)
     return find_target(target, **options).load()

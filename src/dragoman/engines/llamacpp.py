@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -258,23 +258,18 @@ class LlamaCpp(Wrapper):
         super().__init__(remote(address, key=key, profile=PROFILE, format=format))
         self.server = server
 
-    def prepare(
-        self, request: Request, caller: Caller
-    ) -> Prepared | Awaitable[Prepared | None] | None:
+    async def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Align log-probabilities of a required format. Raises FaultError while the server is
-        restarted, and for what would end it."""
+        restarted, and for what would end it, in terms of the caller's wire."""
         if (pause := self.server.pause) is not None:
             raise FaultError(replace(ABORTED, retry_after=f"{math.ceil(pause)}"))
-        if caller.size:
-            return self._checked_apart(request, caller)
-        check_request(request, caller)
-        return self._aligned(request)
-
-    async def _checked_apart(self, request: Request, caller: Caller) -> Prepared | None:
-        await asyncio.to_thread(check_request, request, caller)
-        return self._aligned(request)
-
-    def _aligned(self, request: Request) -> Prepared | None:
+        try:
+            if caller.size:
+                await asyncio.to_thread(check_request, request)
+            else:
+                check_request(request)
+        except FaultError as error:
+            raise FaultError(spell_fault(error.fault, request, caller.wire)) from None
         formed = isinstance(request.format, JSONObject | JSONSchema)
         if not (formed and request.sampling.logprobs):
             return None
@@ -301,17 +296,9 @@ _CLOSED = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|[^()]')
 """What is no bracket of a grammar: texts, sets, all else."""
 
 
-def check_request(request: Request, caller: Caller) -> None:
-    """Raise FaultError, in terms of the caller's wire, for what llama.cpp's stack or memory does
-    not hold: it has no bounds of its own, and all who use it would wait until it is started
-    again."""
-    try:
-        _check_request(request)
-    except FaultError as error:
-        raise FaultError(spell_fault(error.fault, request, caller.wire)) from None
-
-
-def _check_request(request: Request) -> None:
+def check_request(request: Request) -> None:
+    """Raise FaultError for what llama.cpp's stack or memory does not hold: it has no bounds of its
+    own, and all who use it would wait until it is started again."""
     if isinstance(request.format, JSONSchema):
         _check_schema(request.format.schema, "format.schema")
     for _, tool in flat(request.tools):

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.core.error import hint
 from dragoman.core.interfaces import Engine
 
 from . import llamacpp, transformers
@@ -69,7 +70,8 @@ def find_target(target: str, **options: Any) -> Target:
     if not colon or kind not in KINDS:
         names = ", ".join((*SHIPPED, *(f"{each}:…" for each in KINDS)))
         meant = f" Did you mean gguf:{target}?" if target.endswith(".gguf") else ""
-        raise ValueError(f"There is no target {target!r}.{meant} There is: {names}")
+        near = hint(target, SHIPPED) or "."
+        raise ValueError(f"There is no target {target!r}{near}{meant} There is: {names}")
     if not place:
         raise ValueError(f"{target} names no model: give a folder or a file after the colon.")
     prepare, name_of, note = KINDS[kind]

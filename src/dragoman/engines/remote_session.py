@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from dragoman.core.error import Fault, FaultError
@@ -76,7 +76,7 @@ class RemoteSession:
         self.sink = sink
         self.beta = beta
         self._hops = hops
-        self.take: Callable[[str | bytes], None] = self._decode
+        self.take: Callable[[bytes], Awaitable[None] | None] = self._decode
         """Takes its events as they stand; by default the sink gets them decoded."""
         self.lost = False
         """Whether the connection broke, and it was not the server that ended the session."""
@@ -163,10 +163,10 @@ class RemoteSession:
             with suppress(Exception):
                 await self._socket.close()
 
-    def _decode(self, message: str | bytes) -> None:
+    def _decode(self, data: bytes) -> None:
         """Pass on an event; one that is no JSON object is ignored."""
         with suppress(ValueError):
-            event = json.load(message)
+            event = json.load(data)
             events = (to_ga(event) if self.beta else [event]) if isinstance(event, dict) else []
             found = [each for one in events for each in decode_event(one)]
             if found and self.sink is not None:
@@ -182,12 +182,12 @@ class RemoteSession:
         try:
             while True:
                 await self._flowing.wait()
-                message = await socket.recv()
-                found = message.count(",") if isinstance(message, str) else message.count(b",")
-                if found > MAX_VALUES:
+                data = await socket.receive()
+                if data.count(b",") > MAX_VALUES:
                     self._over(TOO_MANY)
                     return
-                self.take(message)
+                if (taking := self.take(data)) is not None:
+                    await taking
         except CLOSED as error:
             code = error.rcvd.code if error.rcvd is not None else 0
             self.lost = code in BROKEN
@@ -202,7 +202,7 @@ class RemoteSession:
                 self._wakeup.clear()
                 while self._queue:
                     data = self._queue.popleft()
-                    await socket.send(data.decode())
+                    await socket.send_text(data)
                     self._size -= len(data)
                     if self._size <= 1 << 20:
                         self._taken.set()

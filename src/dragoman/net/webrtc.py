@@ -43,6 +43,8 @@ MISSING = Fault(
 MAX_LINES = 300
 """Lines of an offer, without candidates: browsers write about a hundred, and aiortc compares each
 source, format and feedback with all others."""
+MAX_DATAGRAM = 1_500
+"""Bytes of a datagram: what a network carries. libsrtp takes 2,048, and aiortc at least one."""
 MAX_SOURCES = 8
 """Sources of a call (SSRC): aiortc remembers each, and fails where a report has more than 31."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
@@ -62,6 +64,10 @@ class PeerListener(Protocol):
 
     def drained(self) -> None:
         """The send buffer is below its low-water mark."""
+        ...
+
+    def refused(self, fault: Fault) -> None:
+        """The client takes no message as long as one that was sent before there was a channel."""
         ...
 
     def audio_received(self, audio: bytes) -> None:
@@ -124,6 +130,7 @@ class Peer:
         self._answered = False
         self._channel: Any = None
         self._early: list[str] | None = []  # what is sent before there is a channel; None for none
+        self._early_size = 0
         self.plays = False
         """Whether the client wants to hear anything."""
         self._hearing: asyncio.Task[None] | None = None
@@ -175,7 +182,8 @@ class Peer:
         channel = self._channel
         if channel is None and self._early is not None:
             self._early.append(text)
-            return sum(map(len, self._early))
+            self._early_size += len(text)
+            return self._early_size
         if channel is None or channel.readyState != "open":
             return 0  # the client has not asked for it, or has closed it
         try:
@@ -228,7 +236,11 @@ class Peer:
         channel.on("message", self._received)
         early, self._early = self._early or [], None
         for text in early:
-            self.send(text)
+            try:
+                self.send(text)
+            except FaultError as problem:  # raised here, it would end aiortc's connection
+                if self._listener is not None:
+                    self._listener.refused(problem.fault)
 
     def _received(self, message: str | bytes) -> None:
         if self._listener is not None:
@@ -268,7 +280,11 @@ def _all_addresses() -> list[str]:
 
 def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
     """Have an ICE connection use these addresses: aioice would take all of the machine's but
-    loopback."""
+    loopback. And have it drop datagrams at which aiortc ends a call: anyone can send them."""
+    received = connection.data_received
+    connection.data_received = lambda data, component: (
+        received(data, component) if 0 < len(data) <= MAX_DATAGRAM else None
+    )
     gather = connection.get_component_candidates
     connection.get_component_candidates = lambda component, addresses: gather(
         component=component, addresses=[*here]

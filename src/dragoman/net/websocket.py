@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol, cast
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
@@ -14,6 +14,10 @@ from .errors import ConnectError, DisconnectedError, InvalidUrlError, RemoteProt
 
 STEP = 2 * 1024
 """Bytes that are parsed before others have their turn: a frame may have two."""
+
+
+LONG = 1024 * 1024
+"""Bytes of a text that are sent in one frame, which is copied twice."""
 
 
 class RefusedError(RemoteProtocolError):
@@ -28,12 +32,12 @@ class RefusedError(RemoteProtocolError):
 class WebSocket(Protocol):
     """One connection, of whole messages."""
 
-    async def send(self, message: str) -> None:
-        """Send a text. Returns when the connection takes more."""
+    async def send_text(self, data: bytes) -> None:
+        """Send a text, which is UTF-8. Returns when the connection takes more."""
         ...
 
-    async def recv(self) -> str | bytes:
-        """The next message."""
+    async def receive(self) -> bytes:
+        """The next message, which should be UTF-8."""
         ...
 
     async def close(self) -> None:
@@ -42,7 +46,7 @@ class WebSocket(Protocol):
 
 
 CLOSED = ConnectionClosed
-"""What `send` and `recv` raise once the connection is closed, by whomever."""
+"""What `send_text` and `receive` raise once the connection is closed, by whomever."""
 
 
 class _Connection(ClientConnection):
@@ -53,6 +57,18 @@ class _Connection(ClientConnection):
         self._pending, self._full = bytearray(), False
         super().connection_made(transport)
         self.recv_messages.pause, self.recv_messages.resume = self._stop, self._go_on
+
+    async def send_text(self, data: bytes) -> None:
+        if len(data) <= LONG:
+            await self.send(data, text=True)
+        else:
+            await self.send(_frames(memoryview(data)), text=True)
+
+    async def receive(self) -> bytes:
+        data = await self.recv(decode=False)
+        if len(data) > LONG:
+            await asyncio.sleep(0)  # it was put together in one piece
+        return data
 
     def data_received(self, data: bytes) -> None:
         if not self._pending and len(data) <= STEP:
@@ -93,6 +109,21 @@ class _Connection(ClientConnection):
             self.transport.resume_reading()
 
 
+async def _frames(data: memoryview) -> AsyncIterator[memoryview]:
+    """A long text for several frames: others have their turn between two."""
+    for at in range(0, len(data), LONG):
+        yield data[at : at + LONG]
+        await asyncio.sleep(0)
+
+
+class _Connect(connect):
+    """Opens one, and follows no redirects: the address is that of the configuration."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """The error as it is."""
+        return exc
+
+
 async def open_websocket(
     url: str,
     headers: Mapping[str, str],
@@ -103,7 +134,7 @@ async def open_websocket(
 ) -> WebSocket:
     """Connect, within so many seconds. Raises NetError: RefusedError where the server says why."""
     try:
-        return await connect(
+        connection = await _Connect(
             url,
             additional_headers=dict(headers),
             subprotocols=[Subprotocol(each) for each in subprotocols] or None,
@@ -112,6 +143,7 @@ async def open_websocket(
             compression=None,
             create_connection=_Connection,
         )
+        return cast(_Connection, connection)
     except InvalidURI as error:
         raise InvalidUrlError(f"{url} is no WebSocket address") from error
     except InvalidStatus as error:

@@ -123,7 +123,7 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
         raise ConfigurationError(f"{upstream.name}: {problem[0]} {problem[1]}{end}")
     key = None
     if upstream.key_env is not None:
-        key = read_key(environ, upstream.key_env, f"the key to {upstream.name}")
+        key = read_key(environ, upstream.key_env, f"the key to {upstream.name} (key_env)")
     with explained(f"{upstream.name}: "):
         engine = remote(
             upstream.url,

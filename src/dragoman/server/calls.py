@@ -48,10 +48,11 @@ from dragoman.wire.registry import BASE
 
 from .asgi import BUFFER
 from .cancellation import SHUTTING_DOWN, stalled
+from .channel import Later
 from .client_secrets import ClientSecret
 from .exchange import Exchange, Route, fault_of
 from .limits import read_body
-from .realtime import Participant, Realtime, ServedSession, query_of
+from .realtime import Participant, Realtime, ServedSession, encode_event, query_of
 from .responder import Service
 from .websocket import crowded
 
@@ -64,6 +65,8 @@ CONNECT_SECONDS = 30.0
 MAX_UNREAD = 4 * 1024 * 1024
 """Bytes of events that a client may leave unread, and of commands that may wait: then the call
 ends."""
+MAX_EVENT = 1024 * 1024
+"""Bytes, or characters of long texts, of an event that is sent by the data channel."""
 AHEAD_MS = 60_000
 """Milliseconds of sound that answers may be ahead of playback: then they are paused."""
 _FORMATS = ("input_format", "output_format")
@@ -76,6 +79,12 @@ NEVER = Fault(
     "client",
 )
 TOO_FAST = Fault("too_large", "The client sends commands faster than they are taken.", "client")
+TOO_LONG = Fault(
+    "too_large",
+    f"An event of more than {MAX_EVENT} bytes is not sent by the data channel: join the call by "
+    "WebSocket (call_id) for it.",
+    "client",
+)
 SHARED = Fault(
     "unsupported",
     "Calls are known to one process, and this server has several: run it with workers = 1.",
@@ -314,12 +323,16 @@ class Line:
         unread = 0
         for event in events:
             try:
-                unread = self.peer.send(json.dump(event).decode())
+                frame = encode_event(event)
+                if len(frame) > MAX_EVENT:
+                    raise FaultError(TOO_LONG)
+                data = frame.make() if isinstance(frame, Later) else frame
+                unread = self.peer.send(data.decode())
             except FaultError as problem:
                 if event["type"] == "error":  # that does not fit either
                     self.close()
                     return True
-                self._call.receive([Refused(problem.fault)])
+                self.refused(problem.fault)
         if unread > MAX_UNREAD:
             self.close()
         elif unread > BUFFER and self._timer is None:
@@ -364,6 +377,10 @@ class Line:
         self._wait_no_more()
         self._call.caught_up(self)
 
+    def refused(self, fault: Fault) -> None:
+        """An event does not fit."""
+        self._call.receive([Refused(fault)])
+
     def audio_received(self, audio: bytes) -> None:
         """Sound has come."""
         self._call.audio_received(audio)
@@ -398,6 +415,7 @@ class Calls:
         self._realtime = realtime
         self._share = share
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._making = asyncio.Lock()  # one at a time, others between: each takes milliseconds
 
     def routes(self) -> list[Route]:
         """The routes to make a call, and to end it."""
@@ -422,16 +440,18 @@ class Calls:
         addresses = await _addresses(settings.call_host or settings.host)
         if available():
             await asyncio.to_thread(import_module, "aiortc")  # the first time it takes long
-        self._check_room(caller)  # others may have come meanwhile
-        call = Call(self._service, caller, config, self._realtime, exchange, addresses)
-        id = f"rtc_{new_id()}"
-        calls[id] = call
-        try:
-            answer = await call.line.peer.answer(offer, BUFFER // 2)
-        except BaseException:
-            del calls[id]
-            await asyncio.gather(call.line.finish(), call.close())
-            raise
+        async with self._making:
+            self._check_room(caller)  # others may have come meanwhile
+            call = Call(self._service, caller, config, self._realtime, exchange, addresses)
+            id = f"rtc_{new_id()}"
+            calls[id] = call
+            try:
+                answer = await call.line.peer.answer(offer, BUFFER // 2)
+            except BaseException:
+                del calls[id]
+                await asyncio.gather(call.line.finish(), call.close())
+                raise
+            await asyncio.sleep(0)
         self._tasks[id] = asyncio.get_running_loop().create_task(self._serve(id, call))
         head = (b"content-type", SDP.encode()), (b"location", f"{CALLS}/{id}".encode())
         exchange.start(201, [*exchange.marks, *head], answer.encode())

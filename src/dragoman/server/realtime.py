@@ -343,10 +343,10 @@ class Connection(Channel):
         """Send events to the client."""
         if self._beta:
             events = [each for event in events for each in to_beta(event)]
-        return self.write(*map(_encoded, events))
+        return self.write(*map(encode_event, events))
 
 
-def _encoded(event: dict[str, JSON]) -> bytes | Later:
+def encode_event(event: dict[str, JSON]) -> bytes | Later:
     """An event as a frame."""
     try:
         return json.encode(event)

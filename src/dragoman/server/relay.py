@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from codecs import getincrementaldecoder
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,8 @@ from dragoman.core.session_values import (
 from dragoman.core.sound import Spoken
 from dragoman.engines.base import fault_from, new_id
 from dragoman.wire import json
+from dragoman.wire.json import LARGE
+from dragoman.wire.pieces import marked
 from dragoman.wire.realtime.beta import to_beta, to_ga
 from dragoman.wire.realtime.commands import command_of
 from dragoman.wire.realtime.events import decode_event, encode_events
@@ -57,6 +61,8 @@ from .responder import Service
 
 if TYPE_CHECKING:
     from dragoman.engines.remote_session import RemoteSession
+
+_log = logging.getLogger("dragoman.server")
 
 PAUSES = (0.1, 1.0, 3.0)
 """Seconds before each attempt to reopen a lost session."""
@@ -113,12 +119,31 @@ class Head(Struct):
 _decode = msgspec.json.Decoder(Head).decode
 
 
+def as_utf8(data: bytes) -> bytes:
+    """The same in UTF-8: what is none becomes U+FFFD. It lets other threads run.
+
+    >>> as_utf8(b"a\\xff")
+    b'a\\xef\\xbf\\xbd'
+    """
+    decode, starts = getincrementaldecoder("utf-8")("replace").decode, range(0, len(data), LARGE)
+    pieces = [decode(data[at : at + LARGE], at + LARGE >= len(data)).encode() for at in starts]
+    return b"".join(pieces)
+
+
 def read_head(data: bytes) -> Head:
     """The head of an event; an empty one for an invalid event."""
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Head()
+
+
+class Received(Struct):
+    """An event of another server: its head, its size, and what it stands for."""
+
+    head: Head
+    size: int
+    events: list[SessionEvent]
 
 
 class SessionCopy:
@@ -144,9 +169,8 @@ class SessionCopy:
         """Its size in bytes, about."""
         return self._items.text + self._pending
 
-    def sent(self, data: bytes) -> None:
+    def sent(self, head: Head, data: bytes) -> None:
         """Track a command that is sent."""
-        head = read_head(data)
         if head.type == _APPEND:
             self._appended = True
         elif head.type in _ANSWERS.values():
@@ -155,23 +179,28 @@ class SessionCopy:
             if len(self.unanswered) > MOST:
                 raise FaultError(Fault("too_large", f"More than {MOST} commands wait.", "upstream"))
 
-    def received(self, data: bytes) -> None:
-        """Track an event."""
+    def read(self, data: bytes) -> Received:
+        """Decode an event. It changes nothing, and may run in a thread."""
         head = read_head(data)
+        sound = head.type.endswith("audio.delta")
+        found = [] if sound else [event for e in self._read(data) for event in decode_event(e)]
+        return Received(head, len(data), found)
+
+    def received(self, found: Received) -> None:
+        """Track an event."""
+        head = found.head
         if len(head.item_id) > LONGEST_NAME or not 0 <= head.content_index <= MAX_PARTS:
             raise FaultError(Fault("too_large", "An item or part cannot be followed.", "upstream"))
         if head.type.startswith("response.") and not head.type.endswith(".delta"):
-            self._pending += len(data)
+            self._pending += found.size
         if command := self._answered(head):
             self._configured(command)
         if head.type.endswith("audio.delta"):
             size = memoryview(head.delta).nbytes * 3 // 4
             telephone = self._config.output_format != "pcm16"
             self._spoken(head.item_id, head.content_index, size * (6 if telephone else 1))
-            return
-        for each in self._read(data):
-            for event in decode_event(each):
-                self._take(event)
+        for event in found.events:
+            self._take(event)
 
     def _read(self, data: bytes) -> list[dict[str, JSON]]:
         """An event in the GA dialect."""
@@ -379,38 +408,77 @@ class Relay(Channel):
 
     async def take(self, data: bytes) -> None:
         """Relay an event of the client."""
-        await self._flowing.wait()
         try:
-            json.check_size(data, self.service.settings)
+            if len(data) > LARGE:
+                commands = await self.service.turns.take(self._commands, data)
+            else:
+                commands = self._commands(data)
         except FaultError as problem:  # the session goes on
             self.receive([Refused(problem.fault)])
             return
-        for each in self._translated(data, to_beta if self.live.beta else to_ga):
-            self._follow(each, SessionCopy.sent)
+        await self._flowing.wait()
+        for head, each in commands:
+            self._follow(SessionCopy.sent, head, each)
             self.live.send_raw(each)
         await self.live.drain()
 
-    def taken(self, message: str | bytes) -> None:
+    def _commands(self, data: bytes) -> list[tuple[Head, bytes]]:
+        """An event of the client for the other server. Raises FaultError."""
+        json.check_size(data, self.service.settings)
+        change = to_beta if self.live.beta else to_ga
+        return [(read_head(each), each) for each in self._translated(data, change)]
+
+    def taken(self, data: bytes) -> Awaitable[None] | None:
         """Relay an event of the server."""
-        data = message.encode() if isinstance(message, str) else message
         if self._replayed is not None:
             self._check_replay(data)
-            return
-        self._follow(data, SessionCopy.received)
-        if self.write(*self._translated(data, to_beta if self._beta else to_ga)):
-            self.live.pause()
+        elif len(data) > LARGE:
+            return self._taken_apart(data)
+        else:
+            self._pass_on(*self._read(data))
+        return None
 
-    def _follow(self, data: bytes, step: Callable[[SessionCopy, bytes], None]) -> None:
-        """Update the copy; drop it where it becomes too large, or an event is invalid:
-        then a loss is the end."""
+    async def _taken_apart(self, data: bytes) -> None:
+        self._pass_on(*await self.service.turns.take(self._read, data))
+
+    def _read(self, data: bytes) -> tuple[Received | Exception | None, list[bytes]]:
+        """An event of the server for the copy, or why it cannot be followed, and for the client. It
+        changes nothing, and may run in a thread."""
+        found: Received | Exception | None = None
+        data = as_utf8(data)
         if self._copy is not None:
             try:
-                step(self._copy, data)
+                found = self._copy.read(data)
+            except Exception as error:  # it is passed on, for its receiver to judge
+                found = error
+        return found, self._translated(data, to_beta if self._beta else to_ga)
+
+    def _pass_on(self, found: Received | Exception | None, frames: list[bytes]) -> None:
+        if isinstance(found, Exception):
+            self._lose_copy(found)
+        elif found is not None:
+            self._follow(SessionCopy.received, found)
+        if self.write(*frames):
+            self.live.pause()
+
+    def _follow(self, step: Callable[..., None], *given: object) -> None:
+        """Update the copy; drop it where it becomes too large, or an event is invalid."""
+        if self._copy is not None:
+            try:
+                step(self._copy, *given)
                 size = self._copy.size
                 self._copied.resize(size if size > SMALL else 0)
-            except Exception:  # the event itself is passed on, for its receiver to judge
-                self._copy = None
-                self._copied.close()
+            except Exception as error:  # the event itself is passed on
+                self._lose_copy(error)
+
+    def _lose_copy(self, error: Exception) -> None:
+        """Drop the copy: then a loss is the end."""
+        self._copy = None
+        self._copied.close()
+        id, known = self.exchange.id, isinstance(error, FaultError)
+        why = error if known else f"an event is invalid ({type(error).__name__})"
+        problem = "the session of %s is not opened again if it is lost: %s"
+        _log.warning(problem, id, why, extra={"request": id})
 
     def _translated(
         self, data: bytes, change: Callable[[dict[str, JSON]], list[dict[str, JSON]]]
@@ -421,7 +489,7 @@ class Relay(Channel):
             with suppress(ValueError):
                 value = json.load(data)
                 if isinstance(value, dict):
-                    return [json.dump(each) for each in change(value)]
+                    return [json.dump(marked(each)) for each in change(value)]
         return [data]
 
     def receive(self, events: list[SessionEvent]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Secret
-from dragoman.core.session_values import Playing
+from dragoman.core.item import Message, Text
+from dragoman.core.session_values import ItemRetrieved, Playing
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.net import webrtc
@@ -25,6 +27,7 @@ from dragoman.net.webrtc import FRAME
 from dragoman.server import calls
 from dragoman.server.calls import Playback
 from dragoman.server.settings import Settings
+from dragoman.wire.pieces import LONG
 from tests.server.socket.phone import CALLS, SILENCE, TONE, Phone, calling, on_loopback
 from tests.server.socket.test_realtime import RESPOND, USER
 from tests.server.stubs import OPENING, Stub, saying, word
@@ -269,6 +272,23 @@ async def test_a_client_is_sent_nothing_before_it_has_sent_something(monkeypatch
     await peer.close()
 
 
+async def test_an_early_event_that_the_client_does_not_take_is_refused() -> None:
+    async with calling(voiced=False, audio=False) as (app, phone):
+        offer = await phone.offer()
+        assert "a=max-message-size:" in offer
+        offer = re.sub("(a=max-message-size:).*", r"\g<1>2000", offer)
+        answer = await phone.post(f"{CALLS}?model=stub", offer, **{"content-type": SDP})
+        (call,) = app._realtime.calls.values()
+        while not call.clients:
+            await asyncio.sleep(0)
+        call.receive([ItemRetrieved(Message("user", (Text("x" * 5_000),), id="i"))])
+        await phone.take(answer.text)
+        assert "no message of" in (await phone.until("error"))["error"]["message"]
+        assert "conversation.item.retrieved" not in phone.kinds
+        await phone.say({"type": "input_audio_buffer.clear"})
+        await phone.until("input_audio_buffer.cleared")
+
+
 async def test_gaps_are_silence_and_a_second_channel_is_closed() -> None:
     """A client need send nothing while there is nothing to hear (RFC 7587, 3.1.3)."""
     heard: list[bytes] = []
@@ -497,6 +517,14 @@ async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call
         small.line.peer.longest = 400
         small.receive([Playing("r" * 400, "started")])
         assert "too long" in small.line.peer.sent[-1]
+        before = len(small.line.peer.sent)
+        for size in (LONG + 1, calls.MAX_EVENT + 1):
+            small.line.peer.longest = calls.MAX_EVENT
+            item = Message("user", (Text("x" * size),), id="i")
+            small.receive([ItemRetrieved(item)])
+        whole, refused = small.line.peer.sent[before:]
+        assert len(whole) > LONG
+        assert "join the call by WebSocket" in refused
         small.line.peer.longest = 10
         small.receive([Playing("r", "started")])
         assert small.line.over.is_set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -424,7 +425,11 @@ class Followed:
         self.received("session.created", session=session)
 
     def received(self, kind: str, **fields: Any) -> None:
-        self.copy.received(json.dumps({"type": kind, "event_id": "e", **fields}).encode())
+        data = json.dumps({"type": kind, "event_id": "e", **fields}).encode()
+        self.copy.received(self.copy.read(data))
+
+    def sent(self, data: bytes) -> None:
+        self.copy.sent(read_head(data), data)
 
     def item(self, role: str, *parts: dict[str, Any], id: str) -> None:
         message = {"id": id, "type": "message", "role": role, "content": [*parts]}
@@ -516,13 +521,13 @@ def test_what_is_kept_of_a_session_is_counted_whatever_its_server_sends() -> Non
 
 def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> None:
     known = Followed()
-    known.copy.sent(b'{"type": "session.update", "session": 3}')
+    known.sent(b'{"type": "session.update", "session": 3}')
     with pytest.raises(FaultError, match="cannot be read"):
         known.received("session.updated", session={"type": "realtime"})
     monkeypatch.setattr(relay, "MOST", 1)
-    known.copy.sent(b'{"type": "response.create"}')
+    known.sent(b'{"type": "response.create"}')
     with pytest.raises(FaultError, match="More than 1 commands"):
-        known.copy.sent(b'{"type": "response.create"}')
+        known.sent(b'{"type": "response.create"}')
     monkeypatch.setattr(relay, "LIMITS", SessionLimits(text=1_000))
     known = Followed()
     with pytest.raises(FaultError, match="as many as a session may have"):
@@ -551,3 +556,52 @@ async def test_r2_an_event_of_many_values_ends_the_session_of_its_server(monkeyp
         assert refused["code"] == "upstream_error"
         with pytest.raises(ConnectionClosed):
             await talk.next()
+
+
+@pytest.mark.parametrize("dialect", ["ga", "beta"])
+@pytest.mark.parametrize("beta", [False, True])
+async def test_long_events_are_read_in_a_thread_and_keep_their_order(
+    dialect, beta, monkeypatch
+) -> None:
+    here: list[bool] = []
+
+    def noted(data: bytes) -> relay.Head:
+        if len(data) > 1_000:
+            here.append(threading.current_thread() is threading.main_thread())
+        return read_head(data)
+
+    monkeypatch.setattr(relay, "LARGE", 1_000)
+    monkeypatch.setattr(relay, "read_head", noted)
+    text, engine = "\N{GRINNING FACE}" * 1_001, Stub(*saying("Good"))
+    async with talking(engine, dialect=dialect, beta=beta) as (cable, talk):
+        await talk.say(user(text, id="a"), user("short", id="b"))
+        await talk.say({"type": "conversation.item.retrieve", "item_id": "a"})
+        found = (await talk.until("conversation.item.retrieved"))[-1]
+        assert found["item"]["content"][0]["text"] == text
+        assert len(here) > 2
+        assert not any(here)
+        cable.cut()
+        await talk.say(RESPOND)
+        await talk.until("response.done")
+    assert [item.text for item in engine.asked[-1][0].items] == [text, "short"]
+
+
+def test_an_event_of_another_server_is_made_utf_8(monkeypatch) -> None:
+    monkeypatch.setattr(relay, "LARGE", 3)
+    assert relay.as_utf8("aé\N{GRINNING FACE}b".encode()).decode() == "aé\N{GRINNING FACE}b"
+    assert relay.as_utf8(b"ab\xf0\x9f").decode() == "ab\N{REPLACEMENT CHARACTER}"
+    assert relay.as_utf8(b"") == b""
+
+
+async def test_a_session_that_cannot_be_followed_is_logged_and_goes_on(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(relay, "LIMITS", SessionLimits(text=100))
+    async with talking(Stub(*saying("Hi"))) as (cable, talk):
+        await talk.say(user("x" * 200))
+        await talk.until("conversation.item.done")
+        await talk.say({"type": "session.update", "session": 3}, USER, RESPOND)
+        await talk.until("response.done")
+        cable.cut()
+        assert (await talk.until("error"))[-1]["error"]["code"] == "upstream_cut"
+    (line,) = [each.message for each in caplog.records if "opened again" in each.message]
+    assert "is not opened again if it is lost: " in line
+    assert "as many as a session may have" in line
