@@ -146,6 +146,15 @@ def test_call_complete_before_its_name_stays_open() -> None:
     assert turn.item(0) is None
 
 
+def test_long_calls_are_told_apart_by_their_last_character() -> None:
+    long = '{"a":"' + "x" * LONGEST + '"}'
+    for given in (F(0, None, "f", long), F(None, None, "f", long), F(0, "c", "f", long)):
+        assert called(given, given) == [("f", long)] * 2
+    # A server that repeats the name.
+    pieces = [long[:-2], "{", '"}']
+    assert called(*[F(0, None, "f", piece) for piece in pieces]) == [("f", "".join(pieces))]
+
+
 def test_long_arguments_are_not_parsed(monkeypatch) -> None:
     """60 MB of them took seconds, on the event loop, where an answer was cut off."""
     parsed: list[int] = []

@@ -170,11 +170,14 @@ async def test_names_that_resolve_slowly_hold_up_no_others(monkeypatch) -> None:
         return real(host, *more, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
-    monkeypatch.setattr(dial, "MOST_LOOKUPS", 40)
+    monkeypatch.setattr(dial, "MOST_LOOKUPS", 80)
     slow = [asyncio.ensure_future(resolve(parse_url("http://slow.test/"))) for _ in range(40)]
     await asyncio.sleep(0)
-    with pytest.raises(ConnectError, match="40 names are being looked up"):
+    with pytest.raises(ConnectError, match="too many names are being looked up"):
         await resolve(parse_url("http://slow.test/"))
+    dial.asking.set("another")
+    async with asyncio.timeout(5):  # another tenant's are looked up
+        assert await resolve(parse_url("http://localhost/"), ("127.0.0.1", "::1"))
     async with asyncio.timeout(5):  # the loop's own threads are free
         assert await asyncio.get_running_loop().getaddrinfo("localhost", 80)
     go.set()

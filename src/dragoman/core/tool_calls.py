@@ -120,6 +120,12 @@ class LooseCall:
         return self._complete
 
     @property
+    def ended(self) -> bool:
+        """Whether arguments that are too long to know may be complete, by their last character:
+        no JSON goes on with an object there."""
+        return self._unknown and "".join(self.pieces[-1:]).rstrip()[-1:] == "}"
+
+    @property
     def whole(self) -> bool:
         """The same, an empty object included."""
         return self.complete or (self.placeholder and not self.pieces)
@@ -233,4 +239,4 @@ def _begins(known: LooseCall, fragment: CallFragment) -> bool:
         return True
     if fragment.arguments == "{}" and fragment.name and known.placeholder and not known.pieces:
         return True
-    return fragment.opens and known.complete
+    return fragment.opens and (known.complete or (bool(fragment.name) and known.ended))

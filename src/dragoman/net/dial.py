@@ -13,6 +13,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 
 from .connection import Connection, Limits
@@ -175,6 +176,8 @@ MOST_LOOKUPS = 64
 """Names that are looked up at a time: others choose them, and some take half a minute. The loop has
 two threads for names, which are for the servers of the configuration."""
 _lookups = Threads("dragoman-name")
+asking: ContextVar[str] = ContextVar("asking", default="")
+"""The tenant for which names are looked up: it may have half of what the others leave."""
 
 
 async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
@@ -190,9 +193,9 @@ async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
     """
     look_up = partial(socket.getaddrinfo, url.host, url.port, type=socket.SOCK_STREAM)
     try:
-        found = await _lookups.run(look_up, MOST_LOOKUPS)
+        found = await _lookups.run(look_up, MOST_LOOKUPS, asking.get())
     except BusyError:
-        problem = f"{MOST_LOOKUPS} names are being looked up; try again later"
+        problem = "too many names are being looked up; try again later"
         raise ConnectError(f"{url.host} was not looked up: {problem}") from None
     except OSError as error:
         raise ConnectError(f"{url.host} does not resolve: {error.strerror}") from error

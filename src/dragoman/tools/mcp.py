@@ -28,6 +28,7 @@ from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, un
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Audio, Call, File, Image, Part, Text, Unknown
 from dragoman.core.request import FunctionTool
+from dragoman.net.dial import asking
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.tools.run import (
@@ -328,6 +329,7 @@ class MCP:
                 raise FaultError(bad_request(problem, found[2])) from None
             raise json.invalid(error, "") from None
         server, headers = self._find(wanted)
+        asking.set(caller.tenant)
         key, link = self._acquire(server, headers, caller, wanted.server_url)
         session = _Session(wanted, lambda: self._release(key, link))
         try:

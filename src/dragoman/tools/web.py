@@ -25,6 +25,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
+from dragoman.net.dial import asking
 from dragoman.net.url import Proxies
 from dragoman.wire.json import choices, invalid
 
@@ -494,6 +495,7 @@ class Browser(Session):
     async def _fetched(self, url: str, kind: Literal["page", "source"]) -> View:
         """A page of the web. Raises ToolError."""
         web = self._web
+        asking.set(self._caller.tenant)
         fetched = await web.fetcher.fetch(url, self._options.may)
         try:
             if self._caller.count is not None:
