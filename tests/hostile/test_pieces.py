@@ -54,6 +54,7 @@ from dragoman.server.app import App
 from dragoman.server.channel import Later
 from dragoman.server.frames import Fragments, SocketProtocol
 from dragoman.server.limits import LETTERS, tokens_of
+from dragoman.server.responder import MANY_TOKENS, Stream
 from dragoman.server.settings import Settings
 from dragoman.stores import sql
 from dragoman.stores.base import Conversation, Record
@@ -395,6 +396,25 @@ def test_a_long_item_for_a_conversation_is_not_encoded_again_in_one_piece(
 
 
 MUCH = "x" * (LETTERS * 1000)
+
+
+def test_small_events_are_judged_where_an_item_ends() -> None:
+    """Events shorter than their framing counted for nothing: 45,000 annotations, deltas that waited
+    for an item before theirs, or many items, were encoded on the event loop at an end."""
+    note, end = Delta(0, 0, "annotation", Annotation("u")), Finished("completed", ("stop",))
+
+    def closed(count: int) -> ItemDone:
+        return ItemDone(0, Message("assistant", (Text("a", (note.data,) * count),)))
+
+    stream = Stream.__new__(Stream)
+    assert not stream.is_much([closed(10), end])
+    assert stream.is_much([note, closed(MANY_TOKENS)])
+    stream = Stream.__new__(Stream)
+    assert not any(stream.is_much([closed(MANY_TOKENS // 4)]) for _ in range(3))
+    assert stream.is_much([closed(MANY_TOKENS // 4), end])
+    stream = Stream.__new__(Stream)
+    assert not any(stream.is_much([note] * 250) for _ in range(40))
+    assert stream.is_much([closed(1)])
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,7 @@ _REASONS = {"incomplete": "length"}
 
 
 class Fold(Struct, eq=False):
-    """Folds events into a response. `response` may be read at any time and has all events so far;
-    `tokens` counts the tokens with log-probabilities, and the annotations.
+    """Folds events into a response. `response` may be read at any time and has all events so far.
 
     >>> from dragoman.core.event import Finished, Started
     >>> fold = Fold()
@@ -52,7 +51,6 @@ class Fold(Struct, eq=False):
     'completed'
     """
 
-    tokens: int = 0
     _start: Started | None = None
     _end: Finished | Failed | None = None
     _items: list[Item] = []
@@ -83,10 +81,6 @@ class Fold(Struct, eq=False):
                 self._open[event.index].append(event)
                 if event.kind != "annotation":
                     self._last = event
-                else:
-                    self.tokens += 1
-                if event.tokens:
-                    self.tokens += len(event.tokens)
             elif isinstance(event, _PARTS):
                 self._open[event.index].append(event)
             elif isinstance(event, ItemDone):

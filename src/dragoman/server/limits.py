@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 
 from dragoman.core.error import Code, Fault, FaultError, quoted
 from dragoman.core.event import Event
-from dragoman.core.item import Token
+from dragoman.core.item import Item, Token
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
@@ -359,7 +359,7 @@ LETTERS = 100
 """Characters of text that cost as much to encode as a token with its log-probability."""
 
 
-def tokens_of(events: Sequence[Event], most: int) -> int:
+def tokens_of(events: Sequence[Event | Item], most: int) -> int:
     """How many values the lists and objects of events have: tokens with log-probabilities, their
     alternatives, annotations, and what is not known. For its text, each event has as many as take
     as long. Counted until there are more than `most`."""

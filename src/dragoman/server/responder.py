@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemDone, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
@@ -164,7 +164,7 @@ class Responder(ABC):
     batches: list[list[Event]] | None = None  # that wait for one to be encoded in a thread
     made: Any = None  # of that
     _encoding: asyncio.Task[None] | None = None
-    _much = False  # a batch took long
+    _found = 0  # events, and tokens and values in them
 
     def __init__(
         self, service: Service, exchange: Exchange, caller: Caller, plan: Plan, wire: Wire
@@ -303,10 +303,17 @@ class Responder(ABC):
 
     def is_much(self, events: list[Event]) -> bool:
         """Whether a batch takes long to encode, by its tokens with log-probabilities, other values
-        and text; as does the end of an answer that had such, as it repeats them."""
-        much = tokens_of(events, MANY_TOKENS) > MANY_TOKENS
-        self._much = much or self._much
-        return much or (self._much and isinstance(events[-1], Finished))
+        and text; as does an end in an answer that had so many, or so many events: it repeats them,
+        and lets go what waited for it."""
+        self._found += len(events)
+        if self._hold is None:  # deltas are few, and small
+            events = [each for each in events if type(each) is not Delta]
+            if not events:
+                return False
+        found = tokens_of(events, MANY_TOKENS)
+        self._found += found
+        ends = any(isinstance(each, ItemDone | Finished) for each in events)
+        return (self._found if ends else found) > MANY_TOKENS
 
     def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:
         """Encode a batch in a thread, not to block the loop. It is received
@@ -357,7 +364,8 @@ class Unary(Responder):
             else:
                 dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
-                    if fold.tokens > MANY_TOKENS or (self._hold and self._hold.size > HEAVY):
+                    much = tokens_of(response.output, MANY_TOKENS) > MANY_TOKENS
+                    if much or (self._hold and self._hold.size > HEAVY):
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self.apart(lambda _: make(), events)
                         return
@@ -430,7 +438,7 @@ class Stream(Responder):
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
                 data, self.made = self.made, None
-            elif self._hold is not None and self.is_much(events):
+            elif self.is_much(events):
                 self.apart(self._encoded, events)
                 return  # only large amounts are accounted for
             elif isinstance(last, Finished):
