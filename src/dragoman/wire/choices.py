@@ -506,7 +506,7 @@ class ChoicesDecoder:
 
     def _read_whole(self, data: bytes) -> None:
         try:
-            value = json.load(data)
+            value = json.load_in_parts(data)
         except ValueError as problem:
             self._turn.fail(error.unreadable(problem))
             return

@@ -52,6 +52,7 @@ ABSENT = Raw()
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 """Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
+_TOGETHER = 1_000
 LARGE = 1 << 20
 """Bytes of JSON from which decoders must not hold the GIL for long."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
@@ -202,6 +203,43 @@ def load(body: bytes | str) -> JSON:
     if len(data) > 2 * MAX_DEPTH:  # a level takes two brackets
         check_depth(value)
     return value
+
+
+def load_in_parts(data: bytes) -> JSON:
+    """The same as `load`, for a large answer: other threads run between its parts, as they may have
+    very many values."""
+    if len(data) <= LARGE:
+        return load(data)
+    try:
+        try:
+            value = _in_parts(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            value = _in_parts(_ESCAPE.sub(_mended, data))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"is not valid JSON: {error}") from None
+    check_depth(value)
+    return value
+
+
+def _in_parts(data: bytes | Raw, levels: int = 8) -> JSON:
+    """Decode a value: where it is large, its members, a few at a time, in so many levels. Each of
+    them is gone over once, which takes a tenth of the time."""
+    view = memoryview(data)
+    first = bytes(view[:16]).lstrip()[:1] if view.nbytes > LARGE and levels else b""
+    if first == b"{":
+        return {name: _in_parts(each, levels - 1) for name, each in raw_fields(data).items()}
+    if first != b"[":
+        return _decode(data)
+    found: list[JSON] = []
+    members = _raw_list(data)
+    for at in range(0, len(members), _TOGETHER):
+        some = members[at : at + _TOGETHER]
+        joined = b"[%b]" % b",".join(some)
+        large = len(joined) > LARGE
+        found += [_in_parts(each, levels - 1) for each in some] if large else _decode(joined)
+    return found
 
 
 def _load_slowly(data: bytes, problem: str) -> JSON:

@@ -1,4 +1,4 @@
-"""Encodes long texts as JSON in pieces: no other thread runs while one call encodes a text."""
+"""Encodes long texts and lists as JSON in pieces: no other thread runs while one call encodes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from dragoman.core.item import JSON
 
 LONG = 256 * 1024
 """Characters of a text that are encoded in one call."""
+MANY = 1_000
+"""Members of a list, of log-probabilities, that are encoded in one call."""
 
 
 class Long:
-    """A longer text in a value that is to be encoded."""
+    """A longer text, or list, in a value that is to be encoded."""
 
     __slots__ = ("text",)
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str | list[JSON]) -> None:
         self.text = text
 
 
-def long(text: str) -> JSON:
-    """A text as it is, or `Long`."""
-    return text if len(text) <= LONG else Long(text)
+def long(text: str | list[JSON]) -> JSON:
+    """A text, or list, as it is, or `Long`."""
+    return text if len(text) <= (LONG if isinstance(text, str) else MANY) else Long(text)
 
 
 def marked(value: JSON) -> JSON:
@@ -60,7 +62,7 @@ def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> byte
     >>> in_pieces({"a": Long("b"), "c": 1}, b'"d":[]', lambda raw: None)
     b'{"a":"b","c":1,"d":[]}'
     """
-    texts: list[str] = []
+    texts: list[str | list[JSON]] = []
 
     def apart(value: Long) -> Raw:
         texts.append(value.text)
@@ -73,20 +75,22 @@ def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> byte
         rest = msgspec.json.Encoder(enc_hook=apart).encode(value)
     except UnicodeEncodeError:
         texts.clear()
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)
-        units = text.encode("utf-16-le", "surrogatepass")
+        whole = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)
+        units = whole.encode("utf-16-le", "surrogatepass")
         rest = units.decode("utf-16-le", "replace").encode()
     if more:
         rest = b"%b,%b}" % (rest[:-1], more)
     first, *others = rest.split(b"\0") if texts else [rest]
     found = [first]
     for text, behind in zip(texts, others, strict=True):
-        found.append(b'"')
+        many = isinstance(text, list)
+        opening, between, closing = (b"[", b",", b"]") if many else (b'"', b"", b'"')
         place = 0
-        while piece := text[place : place + LONG]:
-            if "\ud800" <= piece[-1] <= "\udbff" and len(piece) > 1:
+        found.append(opening)
+        while piece := text[place : place + (MANY if many else LONG)]:
+            if isinstance(piece, str) and "\ud800" <= piece[-1] <= "\udbff" and len(piece) > 1:
                 piece = piece[:-1]  # its other half may follow
-            found.append(in_pieces(piece, b"", value_of)[1:-1])
+            found += between if place else b"", in_pieces(piece, b"", value_of)[1:-1]
             place += len(piece)
-        found += b'"', behind
+        found += closing, behind
     return b"".join(found)

@@ -626,7 +626,7 @@ class Decoder:
     def _whole(self, data: bytes) -> None:
         """An answer that is no stream."""
         try:
-            value = json.load(data) if data else {}
+            value = json.load_in_parts(data) if data else {}
         except ValueError:
             value = data.decode("utf-8", "replace")
         if isinstance(value, dict) and isinstance(value.get("output"), list):
