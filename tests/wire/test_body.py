@@ -192,22 +192,23 @@ LARGE = [
 @pytest.mark.parametrize("value", LARGE, ids=lambda value: str(value)[:20])
 @pytest.mark.parametrize("space", [b"", b" \n", b" " * 40])
 def test_large_values_are_loaded_in_parts(value, space, monkeypatch) -> None:
-    monkeypatch.setattr(body, "LARGE", 64)
-    monkeypatch.setattr(body, "_TOGETHER", 3)
+    monkeypatch.setattr(pieces, "LARGE", 64)
+    monkeypatch.setattr(pieces, "MANY", 3)
     for data in (body.dump(value), json.dumps(value, indent=1).encode()):
-        assert body.load_in_parts(space + data + space) == value
+        assert body.load(space + data + space, pieces.decode_in_pieces) == value
 
 
 def test_large_values_that_are_broken_are_errors(monkeypatch) -> None:
     monkeypatch.setattr(body, "LARGE", 64)
+    monkeypatch.setattr(pieces, "LARGE", 64)
     long = b'["%b", ' % (b"x" * 100)
-    assert body.load_in_parts(long + b'"\\ud83d"]') == ["x" * 100, "\ufffd"]
+    assert body.load(long + b'"\\ud83d"]', pieces.decode_in_pieces) == ["x" * 100, "\ufffd"]
     for end in (b"", b"}", b'"\xff"]', b"01]"):
         with pytest.raises(ValueError, match="is not valid JSON"):
-            body.load_in_parts(long + end)
+            body.load(long + end, pieces.decode_in_pieces)
     for deep in (300, 100_000):
         with pytest.raises(ValueError, match="levels deep"):
-            body.load_in_parts(b"[" * deep + b"]" * deep)
+            body.load(b"[" * deep + b"]" * deep, pieces.decode_in_pieces)
 
 
 @pytest.mark.parametrize("wire_text", ["a" * 30, "\N{GRINNING FACE}" * 9])

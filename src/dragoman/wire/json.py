@@ -52,7 +52,6 @@ ABSENT = Raw()
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 """Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
-_TOGETHER = 1_000
 LARGE = 1 << 20
 """Bytes of JSON from which decoders must not hold the GIL for long."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
@@ -188,67 +187,30 @@ def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
         within = (within + len(texts) - 1) % 2
 
 
-def load(body: bytes | str) -> JSON:
+def load(body: bytes | str, decode: Callable[[bytes], JSON] = _decode) -> JSON:
     """Decode JSON. Lone surrogates are allowed: the other half may come with the next chunk.
 
     Raises ValueError with a message that has the problem and its place.
     """
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     try:
-        value = _decode(data)
+        value = decode(data)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        value = _load_slowly(data, str(error))
+        value = _load_slowly(data, str(error), decode)
     if len(data) > 2 * MAX_DEPTH:  # a level takes two brackets
         check_depth(value)
     return value
 
 
-def load_in_parts(data: bytes) -> JSON:
-    """The same as `load`, for a large answer: other threads run between its parts, as they may have
-    very many values."""
-    if len(data) <= LARGE:
-        return load(data)
-    try:
-        try:
-            value = _in_parts(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            value = _in_parts(_ESCAPE.sub(_mended, data))
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"is not valid JSON: {error}") from None
-    check_depth(value)
-    return value
-
-
-def _in_parts(data: bytes | Raw, levels: int = 8) -> JSON:
-    """Decode a value: where it is large, its members, a few at a time, in so many levels. Each of
-    them is gone over once, which takes a tenth of the time."""
-    view = memoryview(data)
-    first = bytes(view[:16]).lstrip()[:1] if view.nbytes > LARGE and levels else b""
-    if first == b"{":
-        return {name: _in_parts(each, levels - 1) for name, each in raw_fields(data).items()}
-    if first != b"[":
-        return _decode(data)
-    found: list[JSON] = []
-    members = _raw_list(data)
-    for at in range(0, len(members), _TOGETHER):
-        some = members[at : at + _TOGETHER]
-        joined = b"[%b]" % b",".join(some)
-        large = len(joined) > LARGE
-        found += [_in_parts(each, levels - 1) for each in some] if large else _decode(joined)
-    return found
-
-
-def _load_slowly(data: bytes, problem: str) -> JSON:
+def _load_slowly(data: bytes, problem: str, decode: Callable[[bytes], JSON]) -> JSON:
     """Decode with the stdlib decoder, which accepts lone surrogates, as some servers stream. As it
     is slow and blocks, they are replaced in large texts."""
     try:
         if len(data) > LARGE:
             with suppress(*BROKEN):
-                return _decode(_ESCAPE.sub(_mended, data))
+                return decode(_ESCAPE.sub(_mended, data))
             raise ValueError(problem)
         return json.loads(data.decode("utf-8", "strict"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Encodes long texts and lists as JSON in pieces: no other thread runs while one call encodes."""
+"""Encodes and decodes large JSON in pieces: no other thread runs during one call."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ LONG = 256 * 1024
 """Characters of a text that are encoded in one call."""
 MANY = 1_000
 """Members of a list, of log-probabilities, that are encoded in one call."""
+
+
+LARGE = 1024 * 1024
+"""Bytes of JSON that are decoded in one call, where they are no text."""
+_decode = msgspec.json.Decoder().decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_members = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Long:
@@ -94,3 +101,26 @@ def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> byte
             place += len(piece)
         found += closing, behind
     return b"".join(found)
+
+
+def decode_in_pieces(data: bytes | Raw, levels: int = 8) -> JSON:
+    """Decode a value: where it is large, its members, a few at a time, in so many levels. In each of
+    them it is gone over once, which takes a tenth of the time.
+
+    >>> decode_in_pieces(b'{"a": [1, "b"]}')
+    {'a': [1, 'b']}
+    """
+    view = memoryview(data)
+    first = bytes(view[:16]).lstrip()[:1] if view.nbytes > LARGE and levels else b""
+    if first == b"{":
+        return {name: decode_in_pieces(each, levels - 1) for name, each in _fields(data).items()}
+    if first != b"[":
+        return _decode(data)
+    found: list[JSON] = []
+    members = _members(data)
+    for at in range(0, len(members), MANY):
+        some = members[at : at + MANY]
+        joined = b"[%b]" % b",".join(some)
+        large = len(joined) > LARGE
+        found += [decode_in_pieces(each, levels - 1) for each in some] if large else _decode(joined)
+    return found
