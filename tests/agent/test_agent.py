@@ -128,7 +128,7 @@ async def test_a_run_that_waits_goes_on_in_another_process(tmp_path, allow, resu
     assert run.value is None
     first.save(tmp_path / "agent.json")
     second = Agent(Model("Done."), tools=[delete, add])
-    second.load((tmp_path / "agent.json").read_bytes())
+    second.load(str(tmp_path / "agent.json"))
     assert second.history == first.history
     assert second.meter.usage == first.meter.usage
     run = await second.run(allow=allow)

@@ -75,12 +75,13 @@ def test_ctrl_c_exits_with_130(monkeypatch) -> None:
     assert main([]) == 130
 
 
-def test_closed_output_pipe_exits_silently(monkeypatch) -> None:
+@pytest.mark.parametrize("words", [["ask", "Count to 1000."], ["models"]])
+def test_closed_output_pipe_exits_silently(words, monkeypatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        assert main(["ask", "--at", "script", "Count to 1000."]) == 1
+        assert main([*words, "--at", "script"]) == 1
         print("what was left", flush=True)
         monkeypatch.undo()
 

@@ -27,6 +27,7 @@ from dragoman.engines.compaction import (
     count,
     decode_summary,
     encode_summary,
+    estimate,
     expanded,
     summarise,
     threshold,
@@ -323,6 +324,42 @@ async def test_input_is_truncated_only_where_allowed_and_needed(truncation, cont
     started = (await heard(Truncating(small), request))[0]
     assert small.asked[0].items == items
     assert not started.losses
+
+
+class Dense(Small):
+    """A model with a token for each byte, which counts its prompts."""
+
+    counted = 0
+
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int:
+        self.counted += 1
+        return 4 * estimate(request)
+
+
+@pytest.mark.parametrize(("items", "count"), [(LONG, 1), (LONG[:4], 1), (LONG[:1], 0), ((), 0)])
+async def test_prompt_that_has_more_tokens_than_estimated_is_cut_again(items, count) -> None:
+    dense = Dense()
+    dense.context = 2000
+    request = Request(model="m", items=items, truncation="auto", max_output_tokens=500)
+    await heard(Truncating(dense), request)
+    (asked,) = dense.asked
+    assert await Dense().count(asked) <= 1500
+    assert asked.items == items[len(items) - len(asked.items) :]
+    assert (bool(asked.items), dense.counted) == (bool(items), count)
+
+
+async def test_last_turn_that_is_too_long_is_counted_once() -> None:
+    dense = Dense()
+    last = Message("user", "long " * 1000)
+    await heard(Truncating(dense), Request(model="m", items=(*LONG, last), truncation="auto"))
+    assert (dense.asked[0].items, dense.counted) == ((last,), 1)
+
+
+async def test_answer_limit_beyond_the_context_reserves_no_more_than_none() -> None:
+    small = Small()
+    request = Request(model="m", items=LONG[:2], truncation="auto", max_output_tokens=8000)
+    started = (await heard(Truncating(small), request))[0]
+    assert (small.asked[0].items, started.losses) == (LONG[:2], ())
 
 
 async def test_counting_is_exact_where_the_engine_can() -> None:

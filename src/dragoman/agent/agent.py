@@ -224,9 +224,11 @@ class Agent:
         )
         return msgspec.json.encode(saved)
 
-    def load(self, data: bytes) -> None:
-        """Restore a conversation that `dump` gave. The meter, which others may share, is set to
-        what had been spent then. Raises ValueError for anything else."""
+    def load(self, data: bytes | str | Path) -> None:
+        """Restore a conversation that `dump` gave, or that `save` wrote to a file. The meter, which
+        others may share, is set to what was spent then. Raises ValueError for anything else."""
+        if not isinstance(data, bytes):
+            data = Path(data).read_bytes()
         saved = msgspec.json.decode(data, type=Saved)
         if saved.version != 1:
             raise ValueError(f"version {saved.version} of a saved agent is not supported")

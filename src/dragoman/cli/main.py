@@ -58,7 +58,9 @@ def main(words: Sequence[str] | None = None) -> int:
             from .talk import talk as command
         else:
             from .chat import chat as command
-        return command(options)
+        status = command(options)
+        sys.stdout.flush()  # where the reader has closed the pipe, this fails and not the exit
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

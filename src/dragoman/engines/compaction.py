@@ -138,6 +138,8 @@ async def _apart(work: Callable[..., T], request: Request, *given: int) -> T:
 
 ANSWER = 4
 """The fraction of a context that is reserved for the answer, without a limit: one in so many."""
+COUNTS = 4
+"""How often the prompt of one request is counted and cut again, before it is left to the engine."""
 
 
 class Truncating(Wrapper):
@@ -148,20 +150,37 @@ class Truncating(Wrapper):
 
     def prepare(self, request: Request, caller: Caller) -> Awaitable[Prepared | None] | None:
         """Look up the context size, where truncation is allowed."""
-        return self._prepare(request) if request.truncation == "auto" else None
+        return self._prepare(request, caller) if request.truncation == "auto" else None
 
-    async def _prepare(self, request: Request) -> Prepared | None:
+    async def _prepare(self, request: Request, caller: Caller) -> Prepared | None:
         context = (await self.engine.capabilities(request.model)).context
         if context is None:
             return None
-        room = context - (request.max_output_tokens or context // ANSWER)
-        items = await _apart(_fitting, request, room)
+        limit = request.max_output_tokens or context  # no prompt leaves room for a larger answer
+        room = context - (limit if limit < context else context // ANSWER)
+        items = await self._fitted(request, room, caller)
         missing = len(request.items) - len(items)
         if not missing:
             return None
         why = "the earliest items, so many, were left out: the rest fits the model's context"
         losses = (Loss(f"input({missing})", "dropped", why),)
         return Prepared(replace(request, items=items), partial(with_losses, losses=losses))
+
+    async def _fitted(self, request: Request, room: int, caller: Caller) -> tuple[Item, ...]:
+        """The latest turns that have room. What may be more than was estimated is counted, where
+        the engine can, and cut again by as much as the estimate was wrong."""
+        fitted, budget = request, room
+        for _ in range(COUNTS):
+            before = len(fitted.items)
+            fitted = replace(request, items=await _apart(_fitting, request, budget))
+            about = await _apart(estimate, fitted)
+            if about * BYTES_PER_TOKEN <= room or (len(fitted.items) == before and budget < room):
+                break
+            tokens, exact = await count(self.engine, fitted, caller)
+            if not exact or tokens <= room:
+                break
+            budget = about * room // tokens
+        return fitted.items
 
 
 def _fitting(request: Request, room: int) -> tuple[Item, ...]:

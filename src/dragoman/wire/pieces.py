@@ -104,8 +104,8 @@ def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> byte
 
 
 def decode_in_pieces(data: bytes | Raw, levels: int = 8) -> JSON:
-    """Decode a value: where it is large, its members, a few at a time, in so many levels. In each of
-    them it is gone over once, which takes a tenth of the time.
+    """Decode a value: where it is large, its members, a few at a time, in so many levels. In each
+    of them it is gone over once, which takes a tenth of the time.
 
     >>> decode_in_pieces(b'{"a": [1, "b"]}')
     {'a': [1, 'b']}
