@@ -11,10 +11,11 @@ import pytest
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
+from dragoman.core import tool_calls
 from dragoman.core.fold import fold
 from dragoman.core.item import FunctionCall
 from dragoman.core.lifecycle import check
-from dragoman.core.tool_calls import CallFragment, CallSorter, LooseCall
+from dragoman.core.tool_calls import LONGEST, CallFragment, CallSorter, LooseCall
 from dragoman.core.turn import Turn
 from tests.cases import cases
 
@@ -143,3 +144,20 @@ def test_call_complete_before_its_name_stays_open() -> None:
     assert turn.item(0) is not None
     turn.call(F(index=1, id="b", name="g"))
     assert turn.item(0) is None
+
+
+def test_long_arguments_are_not_parsed(monkeypatch) -> None:
+    """60 MB of them took seconds, on the event loop, where an answer was cut off."""
+    parsed: list[int] = []
+    loads = tool_calls.json.loads
+    monkeypatch.setattr(tool_calls.json, "loads", lambda t: (parsed.append(len(t)), loads(t))[1])
+    for size, complete in ((LONGEST, True), (LONGEST + 1, False)):
+        pieces = ['{"a":"', "x" * (size - 8), '"}']
+        call = LooseCall(F(0, "c", "f"))
+        for piece in pieces:
+            call.pieces.append(piece)
+            assert call.complete is (complete and piece == '"}')
+        assert called(F(0, "c", "f"), *[F(0, arguments=piece) for piece in pieces]) == [
+            ("f", "".join(pieces))
+        ]
+    assert parsed == [LONGEST] * len(parsed) != []

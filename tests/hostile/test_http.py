@@ -39,6 +39,7 @@ SOCKET = (
     "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
     "sec-websocket-version: 13",
 )
+PROTOCOL = "sec-websocket-protocol: \u00e9"  # websockets quoted it, and raised
 H2C = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
 CHUNKED = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
 MESSAGES: list[tuple[str, bytes, int]] = [
@@ -71,6 +72,7 @@ MESSAGES: list[tuple[str, bytes, int]] = [
     ("one with a large head", chat(HERE, *H2C, f"x: {'y' * 70_000}"), 431),
     ("a tunnel", request("CONNECT localhost:80 HTTP/1.1", HERE), 400),
     ("a tunnel to a path", request("CONNECT /v1/models HTTP/1.1", HERE, *H2C), 405),
+    ("a socket of letters", request("GET /v1/responses HTTP/1.1", HERE, *SOCKET, PROTOCOL), 400),
     ("26 a socket of no version", request("GET /v1/responses HTTP/1.1", HERE, *SOCKET[:-1]), 400),
 ]
 HOSTS = ["x, y", "localhost,localhost", "localhost localhost", "a/b", "me@localhost", "x" * 301]

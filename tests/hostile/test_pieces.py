@@ -21,15 +21,20 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from dragoman.core.conversation import with_sounds
+from dragoman.core.event import Delta, Finished, ItemDone, PartDone, Progress
 from dragoman.core.item import (
+    Annotation,
     Audio,
     CustomToolCall,
     CustomToolCallOutput,
+    FunctionCall,
     Message,
     Reasoning,
     Refusal,
     Text,
     Thought,
+    Token,
+    Unknown,
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
@@ -48,6 +53,7 @@ from dragoman.server import frames
 from dragoman.server.app import App
 from dragoman.server.channel import Later
 from dragoman.server.frames import Fragments, SocketProtocol
+from dragoman.server.limits import LETTERS, tokens_of
 from dragoman.server.settings import Settings
 from dragoman.stores import sql
 from dragoman.stores.base import Conversation, Record
@@ -386,3 +392,32 @@ def test_a_long_item_for_a_conversation_is_not_encoded_again_in_one_piece(
     assert isinstance(item, Message)
     assert item.content == FACES
     assert max(one_piece, default=0) < LONG
+
+
+MUCH = "x" * (LETTERS * 1000)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PartDone(0, 0, Thought(MUCH)),
+        PartDone(0, 0, Refusal(MUCH)),
+        PartDone(0, 0, Audio(data="AAAA", transcript=MUCH)),
+        ItemDone(0, Reasoning((Thought(MUCH),))),
+        ItemDone(0, Reasoning(encrypted=MUCH)),
+        ItemDone(0, Message("assistant", (Refusal(MUCH),))),
+        ItemDone(0, Unknown("responses", "odd", {"a": [1.5] * 1000})),
+        ItemDone(0, FunctionCall("c", "f", "{}", extra={"chat": {"odd": [1.5] * 1000}})),
+        Delta(0, 0, "annotation", Annotation("odd", extra={"responses": {"a": [1.5] * 1000}})),
+        Progress(0, "raw", {"responses": {"a": {MUCH: 1}}}),
+        Finished("completed", extra={"messages": {f"k{n}": n for n in range(1000)}}),
+        Delta(0, 0, "text", "a", (Token("a", -1.0, b"a" * LETTERS * 1000),)),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_whatever_is_large_counts_where_a_batch_is_judged(event) -> None:
+    """What was no text of a message, and no call, was encoded on the event loop: 30 MB of
+    reasoning, and unknown fields with millions of numbers."""
+    few = [Delta(0, 0, "text", "word ") for _ in range(250)]
+    assert tokens_of([*few, Finished("completed", ("stop",))], 1000) < 10
+    assert tokens_of([*few, event], 500) > 500

@@ -665,7 +665,7 @@ def test_annotations_count_as_tokens_where_a_batch_is_judged() -> None:
     read = [*decoder.feed(block({"content": "a"}) + block({"annotations": notes}) + END)]
     fold.feed_all(read)
     assert fold.tokens == 50
-    assert sum(map(tokens_of, read)) == 100  # at the end of the part, and of its item
+    assert 100 <= tokens_of(read, 1000) < 110  # at the end of the part, and of its item
 
 
 async def test_chunk_extensions_are_bounded() -> None:

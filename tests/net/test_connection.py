@@ -188,6 +188,15 @@ async def test_bytes_after_an_answer_spoil_the_connection_before_its_release() -
     assert wire.aborted
 
 
+@pytest.mark.parametrize("rest", [b"H", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nx: "])
+async def test_so_do_those_that_come_with_it_and_begin_another(rest) -> None:
+    connection, wire = asked()
+    connection.data_received(plain(b"hello") + rest)
+    assert await whole(connection) == b"hello"
+    assert not connection.release(15)
+    assert wire.aborted
+
+
 async def test_bytes_while_idle_close_the_connection() -> None:
     connection, wire = asked()
     connection.data_received(plain(b"hello"))

@@ -210,6 +210,40 @@ def test_a_run_that_is_cancelled_ends_at_once() -> None:
     asyncio.run(main())
 
 
+def test_a_start_that_is_cancelled_leaves_no_process(sandbox) -> None:
+    """bubblewrap's child waits for it, and did so for ever where it was killed at that moment."""
+
+    async def main() -> None:
+        groups: list[int] = []
+        for after in range(2, 22, 2):
+            interpreter = sandbox.python.sandbox.interpreter()
+            run = asyncio.ensure_future(interpreter.run("1"))
+            await asyncio.sleep(after / 1000)
+            groups += [interpreter._process.pid] if interpreter._process else []
+            run.cancel()
+            await asyncio.wait([run])
+        assert groups
+        for _ in range(500):
+            if not any(map(exists, groups)):
+                break
+            await asyncio.sleep(0.01)
+        left = list(filter(exists, groups))
+        for group in left:
+            os.killpg(group, 9)
+        assert not left
+
+    asyncio.run(main())
+
+
+def exists(group: int) -> bool:
+    """Whether a group has processes."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_nothing_runs_between_calls(sandbox) -> None:
     sandbox(
         "import threading\nn = 0\ndef count():\n  global n\n  while True: n += 1\n"

@@ -424,6 +424,7 @@ async def test_what_code_gives(monty) -> None:
         ("{'a': [(1, {2})]}", "{'a': [(1, {2})]}"),
         ("print('\\ud800')", "\ufffd"),
         ("10 ** 5000", "cannot be shown"),
+        ("d = []\nfor i in range(10**5): d = [d]\nd", "cannot be shown"),
         (f"'x' * {NODES}", "too large to be shown. Print a part of it."),
         ("b = [1]\nfor i in range(99): b = [b, b]\nb", "too large to be shown"),
         ("print('x' * 2000)", "x" * 1000 + "\n(Cut: the output is longer than 1,000 characters.)"),
@@ -468,6 +469,9 @@ async def test_time_is_limited_and_the_loop_goes_on() -> None:
     assert turns > 20
     counting.cancel()
     assert "NameError" in await ran(session, "x")
+    # Such a call waits for the server, which is no time of its own.
+    code = "while True:\n  try: open('/etc/passwd')\n  except Exception: pass"
+    assert "did not end within 0.1 seconds" in await asyncio.wait_for(ran(session, code), 10)
     await tool.close()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import groupby
@@ -83,7 +83,7 @@ class HostedTools(Wrapper):
                 if self._by_kind.setdefault(kind, tool) is not tool:
                     raise ValueError(f"there are two tools of type {kind!r}")
 
-    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+    def prepare(self, request: Request, caller: Caller) -> Prepared | Awaitable[Prepared] | None:
         """Run the tools that the request names, and show the model earlier calls."""
         wanted: dict[int, tuple[Hosted, dict[str, JSON]]] = {}
         for number, tool in enumerate(request.tools):
@@ -103,8 +103,15 @@ class HostedTools(Wrapper):
                 raise FaultError(unsupported("an answer with tools is one choice", "n"))
             events = self._answer(request, caller, wanted)
             return Prepared(request, start=partial(Driver, events))
+        if caller.size:
+            return self._restored(request)
         items, _ = for_model(request.items)
         return None if items is None else Prepared(replace(request, items=items))
+
+    async def _restored(self, request: Request) -> Prepared:
+        """The conversation for the model, of a large request, which is made in a thread."""
+        items, _ = await asyncio.to_thread(for_model, request.items)
+        return Prepared(replace(request, items=items or request.items))
 
     async def close(self) -> None:
         """Close the tools, then the engine."""
@@ -137,7 +144,11 @@ class HostedTools(Wrapper):
                     raise FaultError(replace(problem.fault, param=at)) from problem
                 if problem is not None:
                     raise problem
-            loop, asked = self._loop(request, {number: opened[number] for number in wanted})
+            sessions = {number: opened[number] for number in wanted}
+            if caller.size:  # many items take long
+                loop, asked = await asyncio.to_thread(self._loop, request, sessions)
+            else:
+                loop, asked = self._loop(request, sessions)
             own = [number for number, _ in enumerate(request.tools) if number not in wanted]
             async with aclosing(loop.stream(asked, caller)) as events:
                 async for event in events:
@@ -291,9 +302,9 @@ def for_model(
         if isinstance(item, Unknown):
             ours = ours or item.kind in _OURS or RECORD in (item.extra or ())
             if item.kind == ANSWER:
-                answers[str(item.value.get("approval_request_id"))] = item
+                answers[_text(item.value.get("approval_request_id"))] = item
             elif item.kind != APPROVAL:
-                done.add(str(item.value.get("approval_request_id")))
+                done.add(_text(item.value.get("approval_request_id")))
     if not ours:
         return None, {}
     items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
@@ -359,20 +370,26 @@ def _record(item: Unknown) -> Recorded | None:
         case "code_interpreter_call", {"code": str(code), **rest}:
             outputs = rest.get("outputs") or []
             logs = [each["logs"] for each in outputs if isinstance(each, dict) and "logs" in each]
-            return _python(call_id, code, "\n".join(map(str, logs)))
+            return _python(call_id, code, "\n".join(map(_text, logs)))
         case (
             "mcp_call" | "mcp_approval_request",
             {"name": str(name), "arguments": str(arguments), "server_label": str(label), **rest},
         ):
             output = rest.get("output") or rest.get("error") or ""
-            return Recorded(call_id, name, arguments, str(output), label)
+            return Recorded(call_id, name, arguments, _text(output), label)
         case "file_search_call", {"queries": [*queries], **rest}:
             results = [each for each in rest.get("results") or () if isinstance(each, dict)]
-            texts = [f"{each.get('filename')}: {each.get('text')}" for each in results]
+            shown = [(_text(each.get("filename")), _text(each.get("text"))) for each in results]
             given = msgspec.json.encode({"queries": queries}).decode()
-            return Recorded(call_id, "file_search", given, "\n\n".join(texts))
+            return Recorded(call_id, "file_search", given, "\n\n".join(map(": ".join, shown)))
         case _:
             return None
+
+
+def _text(value: JSON) -> str:
+    """A field that is a text; what a client has put in its place as JSON, which takes less time
+    than its repr."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _python(call_id: str, code: str, output: str) -> Recorded:

@@ -12,6 +12,9 @@ from msgspec import Struct
 from .error import TOO_MANY, FaultError
 from .item import Extra
 
+LONGEST = 256 * 1024
+"""Characters of arguments of which it is found out whether they are complete: all of them are read
+for that at once."""
 _STRUCTURE = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
 
 
@@ -45,6 +48,7 @@ class LooseCall:
         "_in_string",
         "_opened",
         "_scanned",
+        "_size",
         "_trailing",
         "custom",
         "extra",
@@ -68,7 +72,7 @@ class LooseCall:
         self.placeholder = False
         self.item: int | None = None
         # How the JSON of the pieces stands, so that only text whose braces are closed is parsed.
-        self._scanned = 0  # pieces
+        self._scanned = self._size = 0  # pieces, and their characters
         self._depth = 0
         self._opened = False
         self._in_string = False
@@ -87,12 +91,17 @@ class LooseCall:
 
     @property
     def complete(self) -> bool:
-        """Whether the arguments are a complete JSON object that is not empty."""
+        """Whether the arguments are a complete JSON object that is not empty; of long ones this is
+        not known."""
         if self.custom:
             return False
         for piece in self.pieces[self._scanned :]:
-            self._scan(piece)
+            self._size += len(piece)
+            if self._size <= LONGEST:
+                self._scan(piece)
         self._scanned = len(self.pieces)
+        if self._size > LONGEST:
+            return False
         if self._complete is None:
             value = None
             if self._opened and self._depth == 0 and not self._trailing:

@@ -303,6 +303,10 @@ class Connection(asyncio.Protocol):
 
     # The parser calls these, and `on_body`.
 
+    def on_message_begin(self) -> None:
+        if self._state == _DONE:  # behind the end of the response
+            self._keep_alive = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields.append((name.lower(), value))
 

@@ -36,6 +36,8 @@ from .settings import Settings
 _BODILESS = (204, 304)
 _NOBODY_WAITS = asyncio.Event()
 _HANDSHAKE = {b"sec-websocket-key", b"sec-websocket-version"}
+_READ = {*_HANDSHAKE, b"sec-websocket-extensions", b"sec-websocket-protocol"}
+"""The headers that websockets reads, and quotes where it refuses them."""
 
 
 class HTTPExchange(Exchange):
@@ -489,6 +491,9 @@ class HTTPProtocol(HttpToolsProtocol):
         scope = cast(Any, self.scope)
         if scope["method"] != "GET" or not {name for name, _ in scope["headers"]} >= _HANDSHAKE:
             self.send_400_response("A WebSocket handshake is a GET with a version and a key.")
+            return
+        if not b"".join([value for name, value in scope["headers"] if name in _READ]).isascii():
+            self.send_400_response("A header of the WebSocket handshake is not ASCII.")
             return
         super().handle_websocket_upgrade()
         protocol = cast(SocketProtocol, self.transport.get_protocol())

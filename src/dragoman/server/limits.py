@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from msgspec import Struct
+
 from dragoman.core.error import Code, Fault, FaultError, quoted
-from dragoman.core.event import Delta, Event, ItemDone, PartDone
-from dragoman.core.item import CustomToolCall, FunctionCall, Message, Text, Token
+from dragoman.core.event import Delta, Event
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
@@ -356,21 +357,23 @@ LETTERS = 100
 """Characters of text that cost as much to encode as a token with its log-probability."""
 
 
-def tokens_of(event: Event) -> int:
-    """How many tokens with log-probabilities an event has, with their alternatives, and
-    annotations; and for its text, as many as take as long."""
-    match event:
-        case Delta(data=str(text)):
-            return _count(text, event.tokens)
-        case PartDone(part=Text() as part):
-            return _count(part.text, part.tokens) + len(part.annotations)
-        case ItemDone(item=Message() as message):
-            texts = [part for part in message.parts if type(part) is Text]
-            return sum([_count(text.text, text.tokens) + len(text.annotations) for text in texts])
-        case ItemDone(item=FunctionCall() | CustomToolCall() as call):
-            return _count(call.text)
-    return 0
-
-
-def _count(text: str, tokens: tuple[Token, ...] = ()) -> int:
-    return len(text) // LETTERS + sum([1 + len(token.top) for token in tokens])
+def tokens_of(events: Sequence[Event], most: int) -> int:
+    """How many values the lists and objects of events have: tokens with log-probabilities, their
+    alternatives, annotations, and what is not known. For its text, each event has as many as take
+    as long. Counted until there are more than `most`."""
+    found, rest = 0, list[object](events)
+    while rest and found <= most:
+        each = rest.pop()
+        if isinstance(each, str | bytes):
+            found += len(each) // LETTERS
+        elif isinstance(each, Struct):
+            if type(each) is Delta and type(each.data) is str and not each.tokens:  # as nearly all
+                found += len(each.data) // LETTERS
+            else:
+                rest += [getattr(each, name) for name in each.__struct_fields__]
+        elif isinstance(each, tuple | list | dict):
+            found += len(each)
+            if found <= most:
+                rest += each
+                rest += each.values() if isinstance(each, dict) else ()
+    return found

@@ -302,10 +302,9 @@ class Responder(ABC):
         """Send the client the reason of the end."""
 
     def is_much(self, events: list[Event]) -> bool:
-        """Whether a batch takes long to encode, by its tokens with log-probabilities, with their
-        alternatives, and by its text; as does the end of an answer that had such, as it repeats
-        them."""
-        much = sum(map(tokens_of, events)) > MANY_TOKENS
+        """Whether a batch takes long to encode, by its tokens with log-probabilities, other values
+        and text; as does the end of an answer that had such, as it repeats them."""
+        much = tokens_of(events, MANY_TOKENS) > MANY_TOKENS
         self._much = much or self._much
         return much or (self._much and isinstance(events[-1], Finished))
 

@@ -105,7 +105,8 @@ class Python:
                     raise FaultError(Fault("not_found", problem, "client", "container"))
             case None | {"type": "auto"} as settings:
                 _check(settings or {})
-                known = (self._containers.get((caller.tenant, str(id))) for id in reversed(ids))
+                own = (id for id in reversed(ids) if isinstance(id, str))
+                known = (self._containers.get((caller.tenant, id)) for id in own)
                 container = next((each for each in known if each is not None), None)
                 if container is None:
                     container = Container(caller.tenant, forgot=bool(ids))

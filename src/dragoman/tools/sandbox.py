@@ -159,7 +159,6 @@ class Monty:
             session = self._pool.checkout(
                 script_name="python",
                 limits={
-                    "max_feed_duration_secs": self.limits.seconds,
                     "max_memory": min(self.limits.memory, HEAP),
                     "max_suspensions": 1_000_000,  # refused attempts to open a file count
                 },
@@ -200,11 +199,15 @@ class _MontyInterpreter:
         error: Any = None
         value = None
         try:
-            value = await self._session.feed_run(code, print_callback=write)
+            async with asyncio.timeout(limits.seconds):  # its own limit is of its own work
+                value = await self._session.feed_run(code, print_callback=write)
         except library.MontyError as raised:
             error = raised
-        except BaseException:
+        except BaseException as raised:
             await self.close()
+            if isinstance(raised, TimeoutError):
+                output = fitted("".join(written).rstrip("\n"), limits.output)
+                raise LostError(LATE.format(limits.seconds), output) from None
             raise
         lines = ["".join(written).rstrip("\n")]
         if error is None:
@@ -212,11 +215,9 @@ class _MontyInterpreter:
         elif getattr(error, "traceback", list)():
             lines.append(error.display())
         elif room >= 0:  # a limit of the interpreter, or its end
-            late = isinstance(error.exception(), TimeoutError) or getattr(error, "timed_out", False)
             words = error.display() if hasattr(error, "display") else str(error)
-            if late or self._session.worker_pid is None:
+            if self._session.worker_pid is None:
                 await self.close()
-                words = LATE.format(limits.seconds) if late else words
                 raise LostError(words, fitted(lines[0], limits.output))
             lines.append(words)
         return fitted("\n".join(filter(None, lines)), limits.output)
@@ -248,7 +249,7 @@ def _shown(value: Any) -> str:
                 rest.append(each.attributes)
     try:
         return repr(value)
-    except ValueError as error:  # a number of many digits
+    except (ValueError, RecursionError) as error:  # a number of many digits, a deep list
         return f"(The value of the last line cannot be shown: {error})"
 
 
@@ -651,12 +652,16 @@ class _Process:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        # While it starts, its child waits for it without end: they are one group until then.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         if self._inside >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._inside, signal.SIGKILL)
             os.close(self._inside)
             self._inside = -1
+        if not self._pipes and process.stdin is not None:  # the loop has not got it yet
+            process.stdin.close()
         for pipe in self._pipes:
             pipe.close()
         self._pipes.clear()

@@ -14,6 +14,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire import sse
+from dragoman.wire.json import LARGE
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.messages.stream import MOST_COUNTS
 from dragoman.wire.protocol import STANDARD
@@ -188,3 +189,19 @@ def test_many_small_pieces_cost_no_square(kind, delta) -> None:
             decoder.feed(data)
 
     assert not is_square(read, 4_000)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(100, dict), (LARGE, str)])
+def test_long_input_of_a_hosted_tool_stays_a_text(size, kind) -> None:
+    """It comes in small pieces, and all of it was read at once, on the event loop."""
+    text = json.dumps({"a": "x" * size})
+    block = {"type": "server_tool_use", "id": "a", "name": "f", "input": {}}
+    delta = {"type": "input_json_delta", "partial_json": text}
+    events: list[dict[str, Any]] = [
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_stop"},
+    ]
+    (item,) = fold(hear(*(f"{_frame(each)}\n\n".encode() for each in events))).output
+    assert item.value["input"] == (text if kind is str else json.loads(text))

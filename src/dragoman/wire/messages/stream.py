@@ -74,13 +74,14 @@ _DELTA = "content_block_delta"
 class _Block:
     """An open content block: its item, and its part of it."""
 
-    __slots__ = ("fields", "index", "json", "kind", "part", "signature")
+    __slots__ = ("index", "input", "json", "kind", "part", "signature")
 
-    def __init__(self, kind: str, index: int, part: int, fields: dict[str, JSON]) -> None:
+    def __init__(self, kind: str, index: int, part: int, input: JSON = None) -> None:
         self.kind = kind
         self.index = index
         self.part = part
-        self.fields = fields
+        # As text at once: what is large is decoded in a thread, and its end may come later.
+        self.input = json.text(input) if input else ""
         self.json: list[str] = []  # the input of a hosted tool, in pieces
         self.signature: list[str] = []  # of thinking, in pieces
 
@@ -243,7 +244,7 @@ class Decoder:
         if kind == "text":
             if self._message is None:
                 self._message, self._parts = turn.open(Message("assistant")), 0
-            block = _Block(kind, self._message, self._parts, fields)
+            block = _Block(kind, self._message, self._parts)
             self._parts += 1
             item = cast(OpenItem, turn.item(block.index))  # the message is open
             turn.emit(item.at("text", block.part, Text("", extra=extra))[0])
@@ -262,7 +263,8 @@ class Decoder:
                 case _:
                     rest = {name: value for name, value in fields.items() if name != "type"}
                     opened = Unknown(NAME, kind, rest)
-            block = _Block(kind, turn.open(opened), 0, fields)
+            called = isinstance(opened, FunctionCall)
+            block = _Block(kind, turn.open(opened), 0, fields.get("input") if called else None)
         self._blocks[number] = block
         given = {name: fields.get(name) for name in ("text", "thinking", "signature")}
         for name, value in given.items():
@@ -313,12 +315,14 @@ class Decoder:
             item.attach_reasoning({NAME: {"signature": "".join(block.signature)}}, None)
         final: Item | None = None
         if isinstance(item.empty, Unknown) and block.json:
-            given: JSON = "".join(block.json)
-            with suppress(ValueError):
-                given = json.load(str(given))
+            text = "".join(block.json)
+            given: JSON = text
+            if len(text) <= json.LARGE:  # else it stays a text: all of it is here at once
+                with suppress(ValueError):
+                    given = json.load(text)
             final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
-        elif block.kind == "tool_use" and not item.data.getvalue() and block.fields.get("input"):
-            turn.write(block.index, "arguments", json.text(block.fields["input"]))
+        elif block.input and not item.data.tell():
+            turn.write(block.index, "arguments", block.input)
         item.status = status
         turn.close(block.index, final)
 
