@@ -1,6 +1,4 @@
-"""Decodes and encodes what wires share: request fields, and answers with `choices`, streamed
-and whole.
-"""
+"""Decodes and encodes what wires share: request fields, and answers with `choices`."""
 
 from __future__ import annotations
 
