@@ -1,6 +1,5 @@
 """The guard: the addresses it never lets through, and those it does."""
 
-import asyncio
 import socket
 
 import pytest
@@ -17,21 +16,20 @@ pytestmark = pytest.mark.usefixtures("clean")
 @pytest.fixture
 async def names(monkeypatch):
     """Lets the test say what a name resolves to; returns the table and the names asked for."""
-    loop = asyncio.get_running_loop()
     table: dict[str, list[str]] = {}
     asked: list[str] = []
-    real = loop.getaddrinfo
+    real = socket.getaddrinfo
 
-    async def getaddrinfo(host, port, **options):
+    def getaddrinfo(host, port, *more, **options):
         asked.append(host)
         if host not in table:
-            return await real(host, port, **options)
+            return real(host, port, *more, **options)
         return [
             (socket.AF_INET6 if ":" in a else socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port))
             for a in table[host]
         ]
 
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return table, asked
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 from collections.abc import Mapping, Sequence
@@ -115,12 +114,11 @@ class Model:
 
 def resolving(monkeypatch, table: Mapping[str, Sequence[Sequence[str]]]) -> list[str]:
     """What names resolve to, each time they are asked for; returns the names that were."""
-    loop = asyncio.get_running_loop()
-    real, asked = loop.getaddrinfo, list[str]()
+    real, asked = socket.getaddrinfo, list[str]()
 
-    async def getaddrinfo(host, port, **options):
+    def getaddrinfo(host, port, *more, **options):
         if host not in table:
-            return await real(host, port, **options)
+            return real(host, port, *more, **options)
         answers = table[host]
         addresses = answers[min(asked.count(host), len(answers) - 1)]
         asked.append(host)
@@ -129,5 +127,5 @@ def resolving(monkeypatch, table: Mapping[str, Sequence[Sequence[str]]]) -> list
             for a in addresses
         ]
 
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return asked

@@ -593,7 +593,7 @@ async def test_functions_that_hang_have_a_limit(monkeypatch) -> None:
         return "Done."
 
     asked = Context(FunctionCall("1", "hangs", "{}"))
-    while function._threads:  # of tests before
+    while function._threads._working:  # of tests before
         await asyncio.sleep(0.001)
     monkeypatch.setattr(function, "MOST_THREADS", 1)
     waiting = asyncio.ensure_future(as_tool(hangs).call("{}", asked))

@@ -59,7 +59,7 @@ def test_a_sentence_without_end_is_cut_at_a_comma_or_a_space() -> None:
 
 def test_nothing_gives_no_sentence() -> None:
     splitter = Sentences()
-    assert (splitter.feed(""), splitter.close()) == ([], "")
+    assert ([*splitter.feed("")], splitter.close()) == ([], "")
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,12 @@ def unreachable(what: str) -> Fault:
     )
 
 
-def key_refused(name: str, status: int, key: Secret | None) -> Fault:
-    """A server refused the key that we, not our client, have for it, or wants one."""
+_KEY_AT = "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env"
+
+
+def key_refused(name: str, status: int, key: Secret | None, where: str = _KEY_AT) -> Fault:
+    """A server refused the key that we, not our client, have for it, or wants one; `where` is the
+    place of that."""
     who = name[0].upper() + name[1:]
     message = (
         f"{who} asks for a key, and none was given for it ({status}). Give it one"
@@ -104,8 +108,7 @@ def key_refused(name: str, status: int, key: Secret | None) -> Fault:
     )
     return Fault(
         "upstream_authentication",
-        f"{message} (--upstream-key-env, or key_env in the file; for ask, chat, models and run "
-        "--key-env).",
+        f"{message} ({where}).",
         "server",
         status=status,
     )

@@ -13,6 +13,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from .connection import Connection, Limits
 from .errors import (
@@ -24,6 +25,7 @@ from .errors import (
     ProxyError,
     TLSError,
 )
+from .threads import BusyError, Threads
 from .url import Url, endpoint, parse_address
 
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
@@ -169,6 +171,12 @@ _METADATA = frozenset(
 )
 
 
+MOST_LOOKUPS = 64
+"""Names that are looked up at a time: others choose them, and some take half a minute. The loop has
+two threads for names, which are for the servers of the configuration."""
+_lookups = Threads("dragoman-name")
+
+
 async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
     """The address to connect to for `url`; `allow` are addresses and networks (`10.1.0.0/16`) that
     are allowed though they are not public.
@@ -180,9 +188,12 @@ async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
     Raises ConnectError for a name without an address, and BlockedAddressError where one of its
     addresses is neither public nor allowed.
     """
-    loop = asyncio.get_running_loop()
+    look_up = partial(socket.getaddrinfo, url.host, url.port, type=socket.SOCK_STREAM)
     try:
-        found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        found = await _lookups.run(look_up, MOST_LOOKUPS)
+    except BusyError:
+        problem = f"{MOST_LOOKUPS} names are being looked up; try again later"
+        raise ConnectError(f"{url.host} was not looked up: {problem}") from None
     except OSError as error:
         raise ConnectError(f"{url.host} does not resolve: {error.strerror}") from error
     addresses = [str(entry[4][0]) for entry in found]

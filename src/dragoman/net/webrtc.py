@@ -43,6 +43,8 @@ MISSING = Fault(
 MAX_LINES = 300
 """Lines of an offer, without candidates: browsers write about a hundred, and aiortc compares each
 source, format and feedback with all others."""
+MAX_DATAGRAM = 1_500
+"""Bytes of a datagram: what a network carries. libsrtp takes 2,048, and aiortc at least one."""
 MAX_SOURCES = 8
 """Sources of a call (SSRC): aiortc remembers each, and fails where a report has more than 31."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
@@ -278,7 +280,11 @@ def _all_addresses() -> list[str]:
 
 def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
     """Have an ICE connection use these addresses: aioice would take all of the machine's but
-    loopback."""
+    loopback. And have it drop datagrams at which aiortc ends a call: anyone can send them."""
+    received = connection.data_received
+    connection.data_received = lambda data, component: (
+        received(data, component) if 0 < len(data) <= MAX_DATAGRAM else None
+    )
     gather = connection.get_component_candidates
     connection.get_component_candidates = lambda component, addresses: gather(
         component=component, addresses=[*here]

@@ -116,6 +116,14 @@ async def _frames(data: memoryview) -> AsyncIterator[memoryview]:
         await asyncio.sleep(0)
 
 
+class _Connect(connect):
+    """Opens one, and follows no redirects: the address is that of the configuration."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """The error as it is."""
+        return exc
+
+
 async def open_websocket(
     url: str,
     headers: Mapping[str, str],
@@ -126,7 +134,7 @@ async def open_websocket(
 ) -> WebSocket:
     """Connect, within so many seconds. Raises NetError: RefusedError where the server says why."""
     try:
-        connection = await connect(
+        connection = await _Connect(
             url,
             additional_headers=dict(headers),
             subprotocols=[Subprotocol(each) for each in subprotocols] or None,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import re
-import threading
 import typing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial, update_wrapper
 from typing import (
     Annotated,
@@ -30,6 +27,7 @@ import msgspec
 
 from dragoman.core.item import JSON, Message, Part, Text
 from dragoman.core.request import CustomTool, FunctionTool, JSONSchema
+from dragoman.net.threads import BusyError, Threads
 
 from .run import Approval, Context, Display, Next, Output, Tool, ToolError
 
@@ -457,9 +455,11 @@ class OutputType:
 
     def value(self, text: str) -> Any:
         """What an answer stands for. Raises ToolError, in words for the model."""
-        fenced = _FENCED.search(text)
+        opened = _OPENED.search(text)
+        if opened and (closed := _CLOSED.search(text, opened.end() - 1)):
+            text = text[opened.end() : closed.start()]
         try:
-            value = json.loads(fenced[1] if fenced else text)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ToolError(f"The answer is no JSON: {error}.") from None
         problem: Exception = ValueError()
@@ -473,7 +473,8 @@ class OutputType:
         raise ToolError(f"The answer does not fit its schema: {problem}.")
 
 
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n\s*```", re.DOTALL)
+_OPENED, _CLOSED = re.compile(r"```(?:json)?[ \t\r]*+\n"), re.compile(r"\n[ \t]*+```")
+"""The lines around an answer that is fenced."""
 
 # ---- what a function gives -------------------------------------------------------------------
 
@@ -522,36 +523,13 @@ _T = TypeVar("_T")
 
 MOST_THREADS = 256
 """Threads in which functions are called, including those of cancelled calls."""
-_threads: set[threading.Thread] = set()
+_threads = Threads("dragoman-tool")
 
 
 async def in_thread(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread of its own, which a cancelled call no longer waits for: nothing
-    stops a thread, and one that hangs must hold up neither its agent nor the end of the process.
-    Raises ToolError where `MOST_THREADS` are at work, or hang."""
-    if len(_threads) >= MOST_THREADS:
-        raise ToolError(f"{MOST_THREADS} calls are at work, or hang. Try again later.")
-    loop, context = asyncio.get_running_loop(), copy_context()
-    future: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not future.done():
-            future.set_result(result) if error is None else future.set_exception(error)
-
-    def work() -> None:
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = context.run(function)
-        except StopIteration as stop:  # no future takes it
-            error = RuntimeError(f"StopIteration: {stop}")
-        except BaseException as raised:
-            error = raised
-        _threads.discard(threading.current_thread())
-        with suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    thread = threading.Thread(target=work, name="dragoman-tool", daemon=True)
-    _threads.add(thread)
-    thread.start()
-    return await future
+    """Call a function in a thread of its own. Raises ToolError where `MOST_THREADS` are at work, or
+    hang."""
+    try:
+        return await _threads.run(function, MOST_THREADS)
+    except BusyError:
+        raise ToolError(f"{MOST_THREADS} calls are at work, or hang. Try again later.") from None

@@ -25,6 +25,8 @@ WIDTH = 80
 """Characters of a line."""
 MOST_TEXT = 1_000_000
 """Characters of a page; what follows is left out."""
+MOST_TAGS = 50_000
+"""Tags of a page; what follows is left out."""
 MOST_LINKS = 1_000
 """Links of a page that have a number; the text of others is text."""
 LONGEST_LINK = 200
@@ -268,8 +270,12 @@ class _Reader:
 
     def read(self, text: str) -> Page:
         """The page."""
-        place = 0
+        place = tags = 0
         while self._size < MOST_TEXT and (tag := text.find("<", place)) >= 0:
+            tags += 1
+            if tags > MOST_TAGS:  # each takes as long as a thousand characters
+                place = len(text)
+                break
             self._text(text[place:tag])
             if (found := _TAG.match(text, tag)) is not None:
                 place = found.end()

@@ -32,6 +32,10 @@ MOST_BYTES = 2 * 1024 * 1024
 """Bytes of a page, decoded; what follows is left out."""
 MOST_ANSWER = 2 * 1024 * 1024
 """Bytes of a search service's answer."""
+MOST_VALUES = 50_000
+"""Commas of that, which bound its JSON values."""
+MOST_RESULTS = 1_000
+"""Results that are looked at, for those with an allowed address."""
 LONGEST_QUERY = 400
 """Characters of a query: no service accepts much more."""
 _TIMEOUTS = Timeouts(connect=10.0, first_byte=20.0, idle=10.0, total=SECONDS)
@@ -217,6 +221,8 @@ class Fetcher:
                     status = response.status
                     answer = await response.read(MOST_ANSWER)
             if status == 200:
+                if answer.count(b",") > MOST_VALUES:
+                    raise NetError(f"its answer has more than {MOST_VALUES} values")
                 return _results(service, msgspec.json.decode(answer), query.most, may)
             problem = _STATUSES.get(status, f"it answered with status {status}")
         except TimeoutError:
@@ -305,7 +311,7 @@ def _results(service: Service, answer: JSON, most: int, may: Callable[[str], boo
     for name in service.results:
         answer = answer.get(name) if isinstance(answer, dict) else None
     found: list[Found] = []
-    for each in answer if isinstance(answer, list) else ():
+    for each in answer[:MOST_RESULTS] if isinstance(answer, list) else ():
         url = each.get("url") if isinstance(each, dict) else None
         if not isinstance(url, str) or len(found) == most:
             continue

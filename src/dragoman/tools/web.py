@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct
@@ -343,7 +344,8 @@ class Web:
     ) -> None:
         self.service = service
         self.fetcher = Fetcher(allow, proxies)
-        self.reading = asyncio.Semaphore(1)  # pages are parsed one at a time, in a thread
+        # Pages are parsed one at a time, in a thread, and tenants take turns.
+        self.reading, self.own = asyncio.Lock(), WeakValueDictionary[str, asyncio.Lock]()
 
     @classmethod
     def configured(cls, text: str, environ: Mapping[str, str], *, allow: Sequence[str] = ()) -> Web:
@@ -496,7 +498,8 @@ class Browser(Session):
             if self._caller.count is not None:
                 self._caller.count(len(fetched.body))
             reading = partial(read, fetched.body, fetched.kind, fetched.url)
-            async with web.reading:
+            own = web.own.setdefault(self._caller.tenant, asyncio.Lock())
+            async with own, web.reading:
                 page = await asyncio.to_thread(reading, source=kind == "source")
         except (FaultError, UnreadableError) as error:
             raise ToolError(str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,7 +13,7 @@ from dragoman.core.sound import Sound, wav
 from dragoman.engines.base import new_id
 from dragoman.engines.upstream import broken, key_refused, sendable, without
 from dragoman.net.client import Client, HeaderFields
-from dragoman.net.connection import Limits
+from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.errors import InvalidUrlError, NetError
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import audio as wire
@@ -25,7 +26,18 @@ from .speech import Listening, Piece, Speaking, failed, read_sound
 SPEECH_MODEL = "gpt-4o-mini-tts"
 TRANSCRIPTION_MODEL = "gpt-4o-mini-transcribe"
 USUAL_VOICE = "alloy"
-_LONGEST_ANSWER = 64 * 1024 * 1024
+LONGEST_ANSWER = 64 * 1024 * 1024
+"""Bytes of an answer, decompressed: the sound of a text, or the events of a transcript."""
+LONGEST_TRANSCRIPT = 1_000_000
+"""Characters: a day of speech."""
+MOST_VALUES = 100_000
+"""Commas of a transcript, or of one of its events, which bound its JSON values."""
+LONGEST_JSON = 4 * 1024 * 1024
+"""Bytes of a transcript, or of one of its events."""
+_PIECE = 9_600
+"""Bytes of an answer that are worked on before others have their turn."""
+_SPEAKS, _LISTENS = 60.0, 300.0
+"""Seconds that a server may be silent: as long as a program, or a library, of this machine."""
 _LONGEST_ERROR = 64 * 1024
 _REFUSED = (401, 403)
 
@@ -34,7 +46,7 @@ class _Endpoint:
     """One path of a server."""
 
     def __init__(
-        self, url: str, path: str, key: Secret | str | None, client: Client | None
+        self, url: str, path: str, key: Secret | str | None, client: Client | None, seconds: float
     ) -> None:
         try:
             place = parse_url(url.rstrip("/"))
@@ -45,34 +57,45 @@ class _Endpoint:
         self._key = sendable(key)
         self._client = client or Client(
             proxies=Proxies.from_environ(os.environ),
-            limits=Limits(body_bytes=_LONGEST_ANSWER),
+            limits=Limits(body_bytes=LONGEST_ANSWER),
+            timeouts=Timeouts(first_byte=seconds, idle=seconds),
             name=self.name,
         )
 
     async def ask(
         self, media_type: str, body: bytes, accept: str
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """The media type and the next bytes of the answer. Raises FaultError."""
+        """The media type and the next few bytes of the answer. Raises FaultError."""
         headers: HeaderFields = (("content-type", media_type), ("accept", accept))
         if self._key is not None:
             headers += (("authorization", f"Bearer {self._key.reveal()}"),)
         try:
             async with self._client.stream("POST", self._url, headers, body) as reply:
                 if reply.status in _REFUSED:
-                    raise FaultError(key_refused(self.name, reply.status, self._key))
+                    fault = key_refused(self.name, reply.status, self._key, _KEY_AT)
+                    raise FaultError(fault)
                 if reply.status != 200:
                     answer = await reply.read(_LONGEST_ERROR)
                     fault = error.decode(reply.status, answer, reply.header("retry-after"))
                     raise FaultError(without(fault, self._key))
                 kind = (reply.header("content-type") or "").partition(";")[0].strip().lower()
+                size = 0
                 async for chunk in reply.chunks():
-                    yield kind, chunk
+                    size += len(chunk)
+                    if size > LONGEST_ANSWER:
+                        raise FaultError(failed(self.name, "its answer has no end"))
+                    for place in range(0, len(chunk), _PIECE):
+                        yield kind, chunk[place : place + _PIECE]
+                        await asyncio.sleep(0)
         except NetError as problem:
             raise FaultError(broken(problem)) from None
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+_KEY_AT = "speech_key_env or transcription_key_env, in the file"
 
 
 class RemoteSynthesizer(_Endpoint):
@@ -89,7 +112,7 @@ class RemoteSynthesizer(_Endpoint):
         voice: str = USUAL_VOICE,
         client: Client | None = None,
     ) -> None:
-        super().__init__(url, wire.SPEECH, key, client)
+        super().__init__(url, wire.SPEECH, key, client, _SPEAKS)
         self._model = model
         self._voice = voice
 
@@ -111,25 +134,33 @@ class RemoteSynthesizer(_Endpoint):
         asking = self.ask("application/json", body, "audio/pcm, audio/wav")
         async with aclosing(asking) as answer:
             async for kind, data in answer:
-                if kind.endswith(("/json", "/html")):
+                if kind.endswith("/json") or kind.startswith("text/"):
                     raise FaultError(failed(self.name, f"it answered with {kind}, not with sound"))
                 if len(head) < 12:  # some servers send a WAV file in any case
                     head += data
                     if len(head) < 12:
                         continue
-                    reader = WavReader() if sniff(head) == "wav" else None
+                    found = sniff(head)
+                    if found in _CODED or (found and kind == "audio/mpeg") or head[:3] == b"ID3":
+                        problem = f"it answered with {found}, not with pcm or wav"
+                        raise FaultError(failed(self.name, problem))
+                    reader = WavReader() if found == "wav" else None
                     data = head
                 if reader is not None:
-                    yield read_sound(self.name, reader, data)
+                    data = read_sound(self.name, reader, data)
                 else:
                     data = half + data
                     whole = len(data) & ~1
-                    half = data[whole:]
-                    yield data[:whole]
+                    data, half = data[:whole], data[whole:]
+                yield data
         if reader is not None:
             yield read_sound(self.name, reader, b"", last=True)
         elif len(head) < 12:
             yield head[: len(head) & ~1]
+
+
+_CODED = ("flac", "ogg", "webm", "mp4")
+"""What is no PCM by its first bytes alone."""
 
 
 class RemoteTranscriber(_Endpoint):
@@ -145,7 +176,7 @@ class RemoteTranscriber(_Endpoint):
         model: str | None = None,
         client: Client | None = None,
     ) -> None:
-        super().__init__(url, wire.TRANSCRIPTIONS, key, client)
+        super().__init__(url, wire.TRANSCRIPTIONS, key, client, _LISTENS)
         self._model = model
 
     async def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
@@ -158,25 +189,38 @@ class RemoteTranscriber(_Endpoint):
             stream=True,
         )
         media_type, body = wire.encode_transcription(request, f"dragoman-{new_id()}")
-        decoder, whole, seen = SSEDecoder(), bytearray(), ""
+        decoder, whole, seen, heard = SSEDecoder(), bytearray(), "", False
         asking = self.ask(media_type, body, "application/json, text/event-stream")
         async with aclosing(asking) as answer:
             async for kind, data in answer:
                 if kind != "text/event-stream":
                     whole += data
-                    if len(whole) > _LONGEST_ANSWER:
-                        raise FaultError(failed(self.name, "its transcript has no end"))
+                    self._check_size(len(whole), 0)
                     continue
                 for _, event in _events(decoder, data, self.name):
+                    self._check_size(len(event), event.count(b","))
+                    heard = heard or b"transcript.text." in event
                     if piece := wire.read_transcript_event(event, seen):
                         seen += piece
-                        yield Piece(piece)
-        if whole:
+                        yield self._piece(piece, len(seen))
+        if not heard:
+            self._check_size(0, whole.count(b","))
             try:
-                text = wire.read_transcript(bytes(whole))
+                text = wire.read_transcript(bytes(whole) or b"{}")
             except ValueError as problem:
                 raise FaultError(failed(self.name, f"its answer {problem}")) from None
-            yield Piece(text)
+            yield self._piece(text, len(text))
+
+    def _check_size(self, size: int, values: int) -> None:
+        if size > LONGEST_JSON or values > MOST_VALUES:
+            problem = f"it sent more than {LONGEST_JSON} bytes or {MOST_VALUES} values at once"
+            raise FaultError(failed(self.name, problem))
+
+    def _piece(self, text: str, whole: int) -> Piece:
+        if whole > LONGEST_TRANSCRIPT:
+            problem = f"its transcript has more than {LONGEST_TRANSCRIPT} characters"
+            raise FaultError(failed(self.name, problem))
+        return Piece(text)
 
 
 def _events(decoder: SSEDecoder, data: bytes, name: str) -> list[tuple[str, bytes]]:

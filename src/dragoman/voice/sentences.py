@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 LONGEST = 300
 """Characters after which an unfinished sentence is spoken."""
+_STEP = 100
+"""Characters that are looked at together: what is found does not depend on how text arrives."""
+_ABBREVIATED = 12
+"""Characters before a full stop, more than any abbreviation has."""
 
-_END = re.compile(r"""(?:[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n)\s*(?=\S)""")
+_END = re.compile(r"""(?:(?<![.!?…])[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’」』）]*|\n)\s*(?=\S)""")
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'])(?:[A-Za-z]|Mrs?|Ms|Drs?|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|No|Nos|Fig|approx|ca|"
     r"Inc|Ltd|Co|Gen|Col|Lt|Capt|Rev|Hon|Mt|z\.B|bzw|Nr|Hr|Fr|\d{1,2})\.$"
@@ -25,22 +30,24 @@ class Sentences:
     def __init__(self) -> None:
         self._held = ""
 
-    def feed(self, text: str) -> list[str]:
-        """The sentences that this text completes."""
-        self._held += text
+    def feed(self, text: str) -> Iterator[str]:
+        """The sentences that this text completes, each found when it is asked for."""
+        for place in range(0, len(text), _STEP):
+            self._held += text[place : place + _STEP]
+            yield from self._completed()
+
+    def _completed(self) -> list[str]:
         found, start = [], 0
-        for match in _END.finditer(self._held):
+        for match in _END.finditer(self._held, 0, len(self._held.rstrip())):
             end = match.end()
-            if end == len(self._held):
-                break
-            stop = self._held[start : match.start() + 1]
+            stop = self._held[max(start, match.start() - _ABBREVIATED) : match.start() + 1]
             newline = "\n" in match[0]
             if not self._held[start:end].strip() or (not newline and _ABBREVIATION.search(stop)):
                 continue
             found.append(self._held[start:end])
             start = end
         self._held = self._held[start:]
-        while len(self._held) > LONGEST:
+        if len(self._held) > LONGEST:
             breaks = [match.end() for match in _BREAK.finditer(self._held, LONGEST // 3, LONGEST)]
             end = breaks[-1] if breaks else LONGEST
             found.append(self._held[:end])

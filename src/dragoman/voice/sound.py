@@ -229,7 +229,7 @@ class Telephone:
 # ---- WAV -------------------------------------------------------------------------------------
 
 _PCM, _EXTENSIBLE = 1, 0xFFFE
-MAX_RATE = 192_000
+MIN_RATE, MAX_RATE = 8_000, 192_000
 MAX_HEAD = 64 * 1024
 """Bytes of a WAV file before its sound."""
 
@@ -264,7 +264,7 @@ def read_wav_head(data: bytes) -> WavHead | None:
             encoding, channels, rate = (_number(data[place + a : place + b]) for a, b in _FIELDS)
             width = _number(data[place + 14 : place + 16])
             plain = encoding in (_PCM, _EXTENSIBLE) and (channels, width) == (1, 16)
-            if not plain or not 1_000 <= rate <= MAX_RATE:
+            if not plain or not MIN_RATE <= rate <= MAX_RATE:
                 problem = f"{channels} channels of {width} bits at {rate} Hz, encoding {encoding}"
                 raise FaultError(bad_request(f"The WAV file is not read here: it has {problem}."))
         place += size + size % 2

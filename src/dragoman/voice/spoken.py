@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from typing import ClassVar, Literal
 
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, FaultError, bad_request
+from dragoman.core.error import CUT, Fault, FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, ItemDone, PartAdded, PartDone
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import Audio, Message, Refusal, Text
 from dragoman.core.request import Request
+from dragoman.core.sound import milliseconds, to_base64
 from dragoman.engines.base import ENDS, Prepared, Wrapper, fault_from
 
 from .sentences import Sentences, speakable, words_in
@@ -23,8 +24,18 @@ from .speech import Speaking, Synthesizer
 FORMAT = "pcm16"
 _AHEAD = 256
 """Events that are read from the engine while a sentence is spoken."""
+MOST_SOUND = 32 * 1024 * 1024
+"""Bytes of the sound of one message: 11 minutes, as much as a session keeps of answers."""
+_LARGE = 512 * 1024
 _AUDIO_DELTA = 9_600
 """Bytes of sound in one event: a fifth of a second."""
+
+TOO_LONG = Fault(
+    "too_large",
+    f"The answer has more than {milliseconds(MOST_SOUND) // 60_000} minutes of sound, and ends "
+    "here: ask for shorter ones.",
+    "server",
+)
 
 
 class Spoken(Wrapper):
@@ -112,6 +123,7 @@ class _Speaker(Wrapper):
                 yield PartAdded(index, number, Audio(format=FORMAT))
             case Delta(index, number, kind, data) if isinstance(part, _Part):
                 for sentence in part.feed(data) if kind in ("text", "refusal") else ():
+                    await asyncio.sleep(0)  # there may be many that are not spoken
                     async with aclosing(self._say(sentence, how, part)) as deltas:
                         async for delta in deltas:
                             yield Delta(index, number, *delta)
@@ -120,7 +132,7 @@ class _Speaker(Wrapper):
                     async with aclosing(self._say(rest, how, part)) as deltas:
                         async for delta in deltas:
                             yield Delta(index, number, *delta)
-                parts[index, number] = audio = part.audio
+                parts[index, number] = audio = await part.audio()
                 yield PartDone(index, number, audio)
             case ItemDone(index, Message() as message):
                 content = [
@@ -142,10 +154,13 @@ class _Speaker(Wrapper):
         held = b""
         async with aclosing(self._synthesizer.speak(text, how)) as sound:
             async for pcm in sound:
-                part.sound.append(pcm)
+                part.sound += pcm
+                if len(part.sound) > MOST_SOUND:
+                    raise FaultError(TOO_LONG)
                 held += pcm
                 # The first is sent at once, for a low latency.
-                rest = len(held) % _AUDIO_DELTA if len(part.sound) > 1 else 0
+                rest = len(held) % _AUDIO_DELTA if part.heard else 0
+                part.heard = True
                 whole = len(held) - rest
                 for start in range(0, whole, _AUDIO_DELTA):
                     yield "audio", b64encode(held[start : start + _AUDIO_DELTA]).decode()
@@ -163,17 +178,18 @@ class _Part:
 
     def __init__(self) -> None:
         self.sentences = Sentences()
-        self.sound: list[bytes] = []
+        self.heard = False
+        self.sound = bytearray()
         self._text: list[str] = []
 
-    def feed(self, text: str) -> list[str]:
+    def feed(self, text: str) -> Iterable[str]:
         self._text.append(text)
         return self.sentences.feed(text)
 
-    @property
-    def audio(self) -> Audio:
-        """The part so far."""
-        data = b64encode(b"".join(self.sound)).decode()
+    async def audio(self) -> Audio:
+        """The part so far. Much sound is encoded in a thread."""
+        apart = len(self.sound) > _LARGE
+        data = await asyncio.to_thread(to_base64, self.sound) if apart else to_base64(self.sound)
         return Audio(data or None, FORMAT, "".join(self._text) or None)
 
 

@@ -1,0 +1,54 @@
+"""Calls functions in threads of their own, where those of the event loop would be used up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class BusyError(Exception):
+    """As many threads are at work as there may be."""
+
+
+class Threads:
+    """Threads, each for one call. A cancelled call no longer waits for its own: nothing stops it,
+    and one that hangs must hold up neither its caller nor the end of the process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._working: set[threading.Thread] = set()
+
+    async def run(self, function: Callable[[], _T], most: int) -> _T:
+        """Call a function. Raises BusyError where so many are at work, or hang."""
+        if len(self._working) >= most:
+            raise BusyError
+        loop, context = asyncio.get_running_loop(), copy_context()
+        future: asyncio.Future[_T] = loop.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_result(result) if error is None else future.set_exception(error)
+
+        def work() -> None:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = context.run(function)
+            except StopIteration as stop:  # no future takes it
+                error = RuntimeError(f"StopIteration: {stop}")
+            except BaseException as raised:
+                error = raised
+            self._working.discard(threading.current_thread())
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(settle, result, error)
+
+        thread = threading.Thread(target=work, name=self._name, daemon=True)
+        self._working.add(thread)
+        thread.start()
+        return await future

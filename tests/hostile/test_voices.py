@@ -1,0 +1,264 @@
+"""Speech servers, names, addresses and calls that mean harm: what they send is bounded, and others
+go on meanwhile."""
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from dragoman.core.error import FaultError
+from dragoman.core.event import Failed
+from dragoman.core.interfaces import Caller
+from dragoman.net import dial
+from dragoman.net.dial import resolve
+from dragoman.net.errors import ConnectError
+from dragoman.net.url import parse_url
+from dragoman.net.webrtc import Peer
+from dragoman.net.websocket import RefusedError, open_websocket
+from dragoman.tools import page, search
+from dragoman.tools.function import OutputType
+from dragoman.tools.page import read
+from dragoman.tools.run import ToolError
+from dragoman.voice import remote, spoken
+from dragoman.voice.sentences import Sentences, speakable
+from tests.mock import Reply, mock
+from tests.server.socket.phone import CALLS, calling, on_loopback
+from tests.server.socket.test_realtime import RESPOND, USER
+from tests.server.stubs import Stub, saying
+from tests.server.test_audio import heard_by, other, said_by
+from tests.tools.browsing import Model, Site, web
+from tests.voice.fakes import Speaker
+from tests.voice.test_spoken import BEGUN, ENDED, Plays, heard, message
+
+JSON, SSE = "application/json", "text/event-stream"
+
+
+def event(kind: str, **fields: str) -> bytes:
+    return b"data: " + json.dumps({"type": f"transcript.text.{kind}", **fields}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "problem"),
+    [
+        (JSON, json.dumps({"text": "x" * 2_001}).encode(), "more than 2000 characters"),
+        (JSON, b'{"text": "' + b"\\u0078" * 2_000 + b'"}', "more than 10000 bytes"),
+        (JSON, b'{"text": "", "x": [' + b"1," * 1_001 + b"1]}", "1000 values"),
+        (JSON, b"", "has no text"),
+        (SSE, event("delta", delta="word " * 50) * 9, "more than 2000 characters"),
+        (SSE, event("delta", delta="") + event("x", y="," * 1_001), "1000 values"),
+        (SSE, b"data: [DONE]\n\n", "has no text"),
+    ],
+)
+async def test_a_transcript_is_bounded_and_not_missing(kind, content, problem, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "LONGEST_TRANSCRIPT", 2_000)
+    monkeypatch.setattr(remote, "LONGEST_JSON", 10_000)
+    monkeypatch.setattr(remote, "MOST_VALUES", 1_000)
+    async with other(kind, content) as server:
+        with pytest.raises(FaultError, match=problem):
+            await heard_by(server)
+
+
+def wav_at(rate: int) -> bytes:
+    head = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", 0, b"WAVE", b"fmt ", 16, 1, 1, rate, 0, 2, 16)
+    return head + b"data\0\0\0\0" + bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "problem"),
+    [
+        ("audio/wav", wav_at(1_000), "1000 Hz"),
+        ("text/plain", b"An error happened here.", "answered with text/plain"),
+        ("audio/pcm", b"ID3\4" + bytes(100), "answered with mp3"),
+        ("audio/mpeg", b"\xff\xfb\x90\x64" + bytes(100), "answered with mp3"),
+        ("audio/pcm", b"OggS" + bytes(100), "answered with ogg"),
+        ("audio/pcm", bytes(1_001), "no end"),
+    ],
+)
+async def test_what_is_no_sound_is_an_error(kind, content, problem, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "LONGEST_ANSWER", 1_000)
+    async with other(kind, content) as server:
+        with pytest.raises(FaultError, match=problem):
+            await said_by(server)
+
+
+async def test_a_speech_server_that_is_silent_or_refuses_a_key(monkeypatch) -> None:
+    monkeypatch.setattr(remote, "_SPEAKS", 0.05)
+    async with mock(lambda asked: Reply([], hang=True)) as server:
+        with pytest.raises(FaultError, match="sent no response headers"):
+            await said_by(server)
+    async with other(JSON, b"{}", status=401) as server:
+        with pytest.raises(FaultError, match=r"\(speech_key_env or transcription_key_env"):
+            await said_by(server, key="k")
+
+
+async def test_others_go_on_while_a_recogniser_sends_many_events() -> None:
+    turns, ended = 0, False
+
+    async def count() -> None:
+        nonlocal turns
+        while not ended:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with other(SSE, b"data: 1\n\n" * 20_000 + event("done", text="Hi")) as server:
+        counting = asyncio.ensure_future(count())
+        assert await heard_by(server) == "Hi"
+        ended = True
+        await counting
+    assert turns > 20
+
+
+@pytest.mark.parametrize("unit", [".", "\n", "Mr. ", "!?", "[", "[a](", "| ", "x" * 50, "a. "])
+def test_sentences_of_any_text_are_short_and_take_linear_time(unit) -> None:
+    text, began = unit * (20_000 // len(unit)) + ". Yes", time.thread_time()
+    splitter = Sentences()
+    found = [*splitter.feed(text), splitter.close()]
+    spent = [speakable(each) for each in found]
+    assert time.thread_time() - began < 1  # it was 10 s
+    assert "".join(found) == text
+    assert max(map(len, found)) <= 400
+    assert spent
+
+
+async def test_the_sound_of_an_answer_is_bounded_and_long_sound_encoded_apart(monkeypatch) -> None:
+    monkeypatch.setattr(spoken, "_LARGE", 1_000)
+    engine = Plays(BEGUN, *message("Good day. "), ENDED)
+    assert (await heard(engine, Speaker()))[-1] == ENDED
+    monkeypatch.setattr(spoken, "MOST_SOUND", 1_000)
+    assert (await heard(engine, Speaker()))[-1] == Failed(spoken.TOO_LONG)
+
+
+@pytest.mark.parametrize("text", ["```json" + "\n" * 5_000, "```\n" + "\n " * 5_000, "```" * 5_000])
+def test_fences_that_are_never_closed_take_no_time(text) -> None:
+    with pytest.raises(ToolError, match="is no JSON"):
+        OutputType(int).value(text)
+
+
+# ---- addresses -------------------------------------------------------------------------------
+
+
+async def test_a_realtime_server_redirects_to_nowhere() -> None:
+    asked: list[str] = []
+
+    def inner(request: object) -> Reply:
+        asked.append(str(request))
+        return Reply([b"HTTP/1.1 200 OK\r\n\r\n"])
+
+    async with mock(inner, inner) as secret:
+        for place in (f"ws://127.0.0.1:{secret.port}/x", "/other", "http://x", "ws://[::1"):
+            head = f"HTTP/1.1 302 Found\r\nlocation: {place}\r\ncontent-length: 0\r\n\r\n".encode()
+            redirect = Reply([head])
+            async with mock(lambda _, reply=redirect: reply, lambda _, reply=redirect: reply) as up:
+                with pytest.raises(RefusedError) as raised:
+                    url = f"ws://127.0.0.1:{up.port}/v1/realtime"
+                    await open_websocket(url, {}, within=5, max_size=1_000)
+                assert raised.value.status == 302
+    assert asked == []
+
+
+async def test_names_that_resolve_slowly_hold_up_no_others(monkeypatch) -> None:
+    go, real = threading.Event(), socket.getaddrinfo
+
+    def slowly(host, *more, **options):
+        if host == "slow.test":
+            go.wait(10)
+            raise OSError(-2, "Name or service not known")
+        return real(host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    monkeypatch.setattr(dial, "MOST_LOOKUPS", 40)
+    slow = [asyncio.ensure_future(resolve(parse_url("http://slow.test/"))) for _ in range(40)]
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectError, match="40 names are being looked up"):
+        await resolve(parse_url("http://slow.test/"))
+    async with asyncio.timeout(5):  # the loop's own threads are free
+        assert await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+    go.set()
+    found = await asyncio.gather(*slow, return_exceptions=True)
+    assert {type(each) for each in found} == {ConnectError}
+
+
+# ---- pages -----------------------------------------------------------------------------------
+
+
+async def test_tags_of_a_page_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(page, "MOST_TAGS", 100)
+    body = b"<p>Begin</p>" + b"<a href=x>" * 98 + b"<p>End"
+    assert read(body, "text/html", "http://a.test/").lines == ["Begin"]
+
+
+async def test_a_search_service_that_sends_many_values_has_failed(monkeypatch) -> None:
+    monkeypatch.setattr(search, "MOST_VALUES", 100)
+    async with Site() as site:
+        site.found = [[]] * 200
+        model = await Model(web(site)).begin()
+        assert "does not answer" in await model.refused("search", query="x")
+
+
+async def test_tenants_take_turns_at_the_pages_that_are_read(monkeypatch) -> None:
+    order: list[str] = []
+
+    def slowly(body: bytes, kind: str, url: str, **options: bool) -> page.Page:
+        order.append(url[-1])
+        time.sleep(0.02)
+        return page.Page("t", ["x"])
+
+    monkeypatch.setattr("dragoman.tools.web.read", slowly)
+    pages = {f"/{name}": "<p>x" for name in "ab"}
+    async with Site(pages) as site:
+        tool = web(site)
+        many = [await Model(tool, caller=Caller("a")).begin() for _ in range(6)]
+        other = await Model(tool, caller=Caller("b")).begin()
+        opened = [asyncio.ensure_future(each.shown("open", id=f"{site.base}/a")) for each in many]
+        while not order:
+            await asyncio.sleep(0.001)
+        await other.shown("open", id=f"{site.base}/b")
+        assert order.index("b") <= 3
+        await asyncio.gather(*opened)
+
+
+# ---- calls -----------------------------------------------------------------------------------
+
+
+async def test_datagrams_of_anyone_end_no_call(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling(Stub(*saying("Hello")), voiced=False, audio=False) as (_, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        described = phone.peer.remoteDescription.sdp.splitlines()
+        places = [line.split() for line in described if line.startswith("a=candidate:")]
+        port = next(int(each[5]) for each in places if each[4] == "127.0.0.1")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            for data in (b"", b"\x80", b"\x80\x6f" + bytes(9_000), b"\x80\xc8" + bytes(2_100)):
+                stranger.sendto(data, ("127.0.0.1", port))
+        await asyncio.sleep(0.05)
+        await phone.say(USER, RESPOND)
+        assert (await phone.until("response.done"))["response"]["status"] == "completed"
+
+
+async def test_calls_are_made_one_at_a_time(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    making, most, real = 0, 0, Peer.answer
+
+    async def answer(self: Peer, offer: str, low: int) -> str:
+        nonlocal making, most
+        making += 1
+        most = max(most, making)
+        await asyncio.sleep(0)
+        try:
+            return await real(self, offer, low)
+        finally:
+            making -= 1
+
+    monkeypatch.setattr(Peer, "answer", answer)
+    async with calling(voiced=False, audio=False) as (_, phone):
+        offer = await phone.offer()
+        headers = {"content-type": "application/sdp"}
+        path = f"{CALLS}?model=stub"
+        answers = await asyncio.gather(*[phone.post(path, offer, **headers) for _ in range(4)])
+        assert [each.status_code for each in answers] == [201] * 4
+    assert most == 1
