@@ -419,6 +419,21 @@ async def test_runs_of_others_are_left_alone_after_the_store_failed(tmp_path, mo
         assert found.running
 
 
+async def test_runs_of_others_are_left_alone_after_the_clock_was_set(tmp_path) -> None:
+    """As after a machine slept: their servers have not renewed their leases yet either."""
+    store = SqliteStore(tmp_path / "store.db")
+    ahead = 0.0
+    store.now = lambda: time.time() + ahead
+    other = replace(whole("r", ""), status="in_progress", response=None, owner="other")
+    async with storing(Stub(), store, lease=1) as server:
+        await store.begin(replace(other, lease=time.time() + 30))
+        server.memory.begin()
+        await asyncio.sleep(0.3)
+        ahead = 60.0
+        await asyncio.sleep(0.5)
+        assert await store.renew_leases(["r"], time.time() + 120) == ()
+
+
 # ---- bounds --------------------------------------------------------------------------------
 
 

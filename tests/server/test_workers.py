@@ -79,6 +79,27 @@ def test_worker_exits_with_its_status(ending, status, handlers, monkeypatch, cap
     assert ("ValueError: why" in capsys.readouterr().err) == bool(status)
 
 
+def test_first_process_of_a_container_inherits_processes_that_are_no_workers(monkeypatch) -> None:
+    class Parent(Child):
+        ended = iter((99, 101))
+
+        def fork(self) -> int:
+            return 101
+
+        def kill(self, pid: int, sig: int) -> None:
+            """It ends."""
+
+        def wait(self) -> tuple[int, int]:
+            if (pid := next(self.ended)) == 101:
+                signal.raise_signal(signal.SIGTERM)
+            return pid, 0
+
+    played = Parent()
+    monkeypatch.setattr(room, "os", played)
+    run_workers(nothing, 1)
+    assert played.closed == [MADE_BY_US[1], MADE_BY_US[0]]
+
+
 def test_without_forks_there_is_one_worker(monkeypatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(HostError, match="Use one"):

@@ -16,9 +16,11 @@ from dragoman.stores.base import (
     Room,
     StoredAnswer,
     StoreError,
+    TenantLock,
     TooMuchError,
     Turns,
     call_digest,
+    reading,
 )
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
@@ -188,6 +190,37 @@ async def test_a_turn_is_over_when_the_work_is() -> None:
     go.set()
     await tasks[2]
     assert most == 1
+
+
+async def test_tenants_that_wait_for_large_work_take_turns() -> None:
+    turns, order = Turns(), list[str]()
+
+    async def take(tenant: str) -> None:
+        reading.set(tenant)
+        await turns.take(order.append, tenant)
+
+    tasks = [asyncio.create_task(take(tenant)) for tenant in "aaaaaab"]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "b", "a", "a", "a", "a"]
+
+
+async def test_a_turn_that_came_to_a_cancelled_task_goes_to_the_next() -> None:
+    lock = TenantLock()
+
+    async def hold() -> None:
+        async with lock:
+            await asyncio.sleep(0)
+
+    await lock.__aenter__()
+    tasks = [asyncio.create_task(hold()) for _ in range(2)]
+    await asyncio.sleep(0)
+    lock.release()
+    tasks[0].cancel()
+    async with asyncio.timeout(10):
+        await tasks[1]
+        await hold()
 
 
 async def test_a_look_that_fails_fails_for_all(store: Store, monkeypatch) -> None:

@@ -121,3 +121,15 @@ def test_entries_of_both_redis_protocols_are_read() -> None:
     assert _entries([[STREAM, [entry]]]) == [[entry]]
     assert _entries({STREAM: [[entry]]}) == [[entry]]
     assert _entries(None) == _entries({}) == []
+
+
+async def test_entries_of_others_are_passed_over(address: str) -> None:
+    """Redis may be shared, and its stream have what no server of ours put there."""
+    pubsub = RedisPubSub(address, PASSWORD)
+    async with pubsub.subscribe("mine") as notified:
+        await pubsub._listening.wait()
+        for fields in ({"other": "x"}, {"name": b"\xff\xfe"}, {"name": "mine"}):
+            await pubsub._redis.xadd(STREAM, fields)
+        async with asyncio.timeout(30):
+            await notified.wait()
+    await pubsub.close()

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,77 @@ def counted(path: Path, table: str) -> int:
     with closing(sqlite3.connect(path)) as connection:
         (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         return int(count)
+
+
+async def test_a_file_that_is_moved_away_and_back_has_all_that_was_stored(tmp_path) -> None:
+    here, away = tmp_path / "store.db", tmp_path / "away.db"
+    store = SqliteStore(here)
+    for id in ("a", "b"):
+        await store.put(whole(id))
+    here.rename(away)
+    assert await store.get("t", "a") is None
+    async with asyncio.timeout(BOUND):
+        while True:  # the writer leaves it a moment later
+            await asyncio.sleep(0.01)
+            moved = closing(sqlite3.connect(f"file:{away}?immutable=1", uri=True))
+            with moved as file, suppress(sqlite3.OperationalError):
+                if file.execute("SELECT count(*) FROM responses").fetchone() == (2,):
+                    break
+    await store.put(whole("c"))
+    away.rename(here)
+    for id in ("a", "b"):
+        assert await store.get("t", id) is not None
+    await store.put(whole("d"))
+    await store.close()
+    with closing(sqlite3.connect(here)) as file:
+        assert file.execute("SELECT count(*) FROM responses").fetchone() == (3,)
+
+
+ENDLESS = """WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+    SELECT count(*) FROM n"""
+
+
+async def test_long_reads_of_a_tenant_are_ended_and_hold_up_no_other(tmp_path) -> None:
+    """A search may take long, which is no failure of the store."""
+    store = SqliteStore(tmp_path / "store.db", patience=0.3)
+
+    async def read(tenant: str, statement: str) -> object:
+        base.reading.set(tenant)
+        return await store._read(statement)
+
+    long = [asyncio.create_task(read("t", ENDLESS)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    before = time.monotonic()
+    assert await asyncio.create_task(read("other", "SELECT 1")) == [(1,)]
+    assert time.monotonic() - before < 0.2
+    for found in await asyncio.gather(*long, return_exceptions=True):
+        assert isinstance(found, base.LongError)
+    assert not store._reading.open
+    await store.close()
+
+
+async def test_a_slow_statement_is_no_stuck_disk_where_others_are_answered(
+    tmp_path, monkeypatch
+) -> None:
+    """One step of a search may take longer than `STEPS` are waited for."""
+    store = SqliteStore(tmp_path / "store.db", patience=0.1)
+    monkeypatch.setattr(sqlite, "LOOK", 0.1)
+    monkeypatch.setattr(sqlite, "STEPS", 1 << 30)
+    real = sqlite.found
+
+    def slow(connection: Any, statement: str, values: Any) -> Any:
+        if "2" in statement:
+            time.sleep(0.4)
+        return real(connection, statement, values)
+
+    monkeypatch.setattr(sqlite, "found", slow)
+    task = asyncio.create_task(store._read("SELECT 2"))
+    await asyncio.sleep(0.05)
+    await store._read("SELECT 1")
+    with pytest.raises(base.LongError):
+        await task
+    assert await store._read("SELECT 1") == [(1,)]
+    await store.close()
 
 
 async def test_history_sent_again_takes_no_room_and_is_deleted_with_its_last_response(

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
+from dragoman.stores.base import reading
 
 from .asgi import BUFFER, Receive, Room, Scope, Send
 from .exchange import Exchange
@@ -180,6 +181,7 @@ class Channel(ABC):
         """Send the queue. A frame that the client does not read in time is the last: later ones
         would follow a gap."""
         room = self._room
+        reading.set(self.caller.tenant)
         try:
             while not self._closing or self._queue:
                 await self._wakeup.wait()

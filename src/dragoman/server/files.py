@@ -25,7 +25,7 @@ from .exchange import Exchange, Route, nothing_at
 from .limits import read_body
 from .responder import Service
 from .state.files import Library, no_file, no_vector_store
-from .state.handlers import METHODS, Query, asked
+from .state.handlers import METHODS, Query, asked, nowhere
 
 T = TypeVar("T")
 
@@ -118,6 +118,8 @@ class FileHandlers:
         after = query.after and query.after.removeprefix(FILE_PREFIX)
         paging = replace(query.paging(), after=after, limit=min(query.limit, LISTED))
         page = await self._store.list_files(caller.tenant, query.purpose, paging)
+        if after and not (page.items or await self._store.get_file(caller.tenant, after)):
+            raise FaultError(nowhere(after))
         exchange.reply(200, wire.encode_listing([*map(wire.file_object, page.items)], page.more))
 
     async def get_file(self, exchange: Exchange, caller: Caller) -> None:
@@ -186,6 +188,9 @@ class FileHandlers:
         after = query.after and query.after.removeprefix(STORE_PREFIX)
         paging = replace(query.paging(), after=after, limit=min(query.limit, LISTED))
         page = await self._store.list_vector_stores(caller.tenant, paging)
+        known = page.items or await self._store.get_vector_stores(caller.tenant, (after or "",))
+        if after and not known:
+            raise FaultError(nowhere(after))
         exchange.reply(200, wire.encode_listing([*map(wire.store_object, page.items)], page.more))
 
     async def get_store(self, exchange: Exchange, caller: Caller) -> None:
@@ -339,6 +344,8 @@ class FileHandlers:
         page: Page[IndexedFile] = await self._store.list_indexed(
             caller.tenant, id, paging, batch, query.filter, room
         )
+        if after and not (page.items or await self._store.get_indexed(caller.tenant, id, after)):
+            raise FaultError(nowhere(after))
         shown = [*map(wire.indexed_object, page.items)]
         made = partial(wire.encode_listing, shown, page.more)
         exchange.reply(200, await self._store.apart(room.held, made))

@@ -93,6 +93,8 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
             start(number)
         while running:
             pid, status = os.wait()
+            if pid not in running:  # as a container's first process it inherits orphans
+                continue
             number, since = running.pop(pid)
             now = time.monotonic()
             lived = now - since

@@ -30,6 +30,7 @@ from dragoman.core.session_values import (
 )
 from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
+from dragoman.stores.base import reading
 from dragoman.wire import json
 from dragoman.wire.json import Limits
 from dragoman.wire.pieces import long_size
@@ -148,6 +149,7 @@ class ServedSession:
         self._held = service.budget.hold(caller.tenant)
         limits = SessionLimits(audio=service.settings.session_audio)
         asking = replace(caller, wire="realtime", count=None)
+        reading.set(caller.tenant)  # of all tasks of the session
         engine, apart = Admitted(service), service.turns.take
         self.live = TurnSession(engine, config, asking, self, voice, limits, apart)
 

@@ -24,7 +24,7 @@ from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
-from dragoman.stores.base import Record, Turns
+from dragoman.stores.base import Record, Turns, reading
 from dragoman.wire import sse
 from dragoman.wire.json import UNMARKED, VALUE, Limits
 from dragoman.wire.losses import header, judge
@@ -317,6 +317,7 @@ class Responder(ABC):
     async def _encode_apart(
         self, make: Callable[[list[Event]], object], events: list[Event]
     ) -> None:
+        reading.set(self.caller.tenant)
         try:
             self.made = await self.service.turns.take(make, events)
         except Exception as error:

@@ -26,7 +26,7 @@ UNFINISHED = 3_600
 """Seconds after which the indexing of a file has failed: its worker is gone."""
 LOST = ("server_error", "The server ended before the file was indexed. Add it again.")
 
-PURGED = 500
+PURGED = 100
 """Chunks that one transaction deletes, so that writers do not wait for long."""
 
 _FILE = "SELECT seq, id, tenant, name, purpose, size, created_at, expires_at FROM files"
@@ -442,14 +442,14 @@ class Files(ABC):
         """The rows of a page, and one more where there are more."""
         sign, order = direction(paging)
         given = list(values)
-        for name, value in only.items():
-            if value is not None:
-                given.append(value)
-                where += f" AND {name} = ${len(given)}"
         if paging.after is not None:
             given.append(paging.after)
             where += f""" AND seq {sign}
                 (SELECT seq FROM {table} WHERE {where} AND {id} = ${len(given)})"""
+        for name, value in only.items():
+            if value is not None:
+                given.append(value)
+                where += f" AND {name} = ${len(given)}"
         given.append(paging.limit + 1)
         tail = f"WHERE {where} ORDER BY seq {order} LIMIT ${len(given)}"
         return await self._read(f"{columns} {tail}", *given)

@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import asyncpg
 from asyncpg import Connection
 
-from .base import PATIENCE, Breaker, PubSub, StoreError, WaitedError, slowness
+from .base import PATIENCE, Breaker, LongError, PubSub, StoreError, WaitedError, slowness
 from .retention import Retention
 from .schema import POSTGRES
 from .sql import Store
@@ -231,6 +231,7 @@ class PostgresStore(Store):
         }
         self._patience = patience
         self._breaker = Breaker("PostgreSQL", patience)
+        self._answered = 0.0  # when a statement was answered last
         self._opening = asyncio.Lock()
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
@@ -303,11 +304,14 @@ class PostgresStore(Store):
             if timer is None and pool.get_size() >= CONNECTIONS:
                 raise WaitedError from None  # all are in use: the breaker depends on their results
             seconds = time.monotonic() - began
+            if timer is not None and seconds >= patience and self._answered > began:
+                raise LongError from None  # others were answered meanwhile
             problem = failed(self._place, TimeoutError() if seconds >= patience else error)
             raise self._breaker.failed(str(problem), seconds) from None
         finally:
             if timer is not None:
                 timer.cancel()
+        self._answered = time.monotonic()
         if self._breaker.open:
             self._breaker.worked()
 

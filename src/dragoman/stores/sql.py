@@ -40,6 +40,7 @@ from .base import (
     StoredAnswer,
     StoreError,
     Subscribers,
+    TenantLock,
     Together,
     TooMuchError,
     Turns,
@@ -102,6 +103,7 @@ SWEEPING = 12.0
 DIGESTS = 50
 """Digests of calls in one statement."""
 
+_Making = Callable[[], Steps[None]] | None
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
 _ANSWER = "SELECT r.id, r.record, coalesce(r.response, e.response)"
@@ -136,7 +138,7 @@ class Store(Files):
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
         self.turns = Turns()
-        self._packing = asyncio.Lock()
+        self._packing = TenantLock()
         self._asked = Together()
 
     @property
@@ -163,14 +165,14 @@ class Store(Files):
         self._added += 1
         run = (RUN, bound((record.id, record.owner, record.lease, record.conversation)))
         if record.size:
-            return self._transact_large(lambda: [*inserts_of(record), run])
+            return self._transact_large(record.tenant, lambda: [*inserts_of(record), run])
         return self._transact([*inserts_of(record), run])
 
     async def _transact_large(
-        self, make: Callable[[], list[Insert]], steps: Callable[[], Steps[None]] | None = None
+        self, tenant: str, make: Callable[[], list[Insert]], steps: _Making = None
     ) -> None:
-        """Insert a record that is packed in a thread, and written before the next one is packed,
-        as their bytes are accounted for once."""
+        """Insert a record that is packed in a thread, and written before the next one is."""
+        reading.set(tenant)
         async with self._packing:
             await self._transact(await self.turns.take(make), steps)
 
@@ -196,12 +198,13 @@ class Store(Files):
             packed.extend(pack_items(items))
             return inserts_of(record)
 
-        return self._transact_large(made, steps)
+        return self._transact_large(record.tenant, made, steps)
 
     async def append(self, id: str, segment: LogSegment, size: int = 0, tenant: str = "") -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
         so is one for a run that has ended or is not known. `size` is in bytes, where it is so large
         that it is packed in a thread, for the `tenant` of the run."""
+        reading.set(tenant)
         parts: dict[bytes, bytes] = {}
         pack_all = partial(pack_apart, tenant=tenant, parts=parts) if size > APART else pack
         data = await self.apart(size, pack_events, segment.events, pack_all)
@@ -252,6 +255,7 @@ class Store(Files):
             return steps
 
         async def apart() -> bool:
+            reading.set(tenant)
             async with self._packing:
                 return await self._transact((), await self.turns.take(made))
 
@@ -302,8 +306,7 @@ class Store(Files):
     ) -> dict[str | None, Item]:
         """The items with these ids in the input or output of any response, the first of each."""
         reading.set(tenant)
-        wanted, room = dict.fromkeys(items), room or Room()
-        sizes: dict[int, int] = {}
+        wanted, room, sizes = dict.fromkeys(items), room or Room(), dict[int, int]()
         for keys in chunks(index_keys(wanted)):
             listed = places(len(keys), 2)
             where = f"""r.tenant = $1 AND (r.id IN ({listed}) OR r.seq IN (
@@ -406,8 +409,7 @@ class Store(Files):
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
         reading.set(tenant)
         sign, order = direction(paging)
-        values: list[object] = [tenant, paging.limit + 1]
-        where = "WHERE r.tenant = $1"
+        values, where = list[object]((tenant, paging.limit + 1)), "WHERE r.tenant = $1"
         if wire is not None:
             values.append(wire)
             where += f" AND r.wire = ${len(values)}"
@@ -696,4 +698,3 @@ class Store(Files):
 
     async def _compact(self) -> None:
         """Release free space to the system."""
-        return

@@ -13,10 +13,10 @@ import re
 import sqlite3
 import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from .base import PATIENCE, Breaker, StoreError, Subscribers, WaitedError, reading
+from .base import PATIENCE, Breaker, LongError, StoreError, Subscribers, WaitedError, reading
 from .retention import Retention
 from .schema import SQLITE
 from .sql import Store
@@ -33,7 +33,11 @@ from .statements import Insert, Row, Steps, Values, bound, read_secret
 
 T = TypeVar("T")
 
-READERS = 2
+READERS = 3
+SHARE = 2
+"""Readers that one tenant may have: its long searches leave one for others."""
+STEPS = 10_000
+"""Steps of a statement between two looks at how long it takes."""
 WAITING = 4_096
 """The most queued reads of one tenant."""
 OPENING = 30.0
@@ -225,7 +229,9 @@ class SqliteStore(Store):
         self._patience = patience
         self._closed = False
         self._opening = threading.Lock()
+        self._lock = threading.Lock()
         self._opened: list[Connection] = []
+        self._idle: list[Connection] = []  # for reading
         self._file: tuple[int, int] | None = None  # the device and inode of the file in use
         self._sides: dict[Path, int] = {}  # the files beside it, and their inodes
         self._writing = self._open()
@@ -233,10 +239,11 @@ class SqliteStore(Store):
         self._reading = Breaker(KIND, patience)
         self._breaker = Breaker(KIND, patience)  # of the writer: readers work without it
         self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
-        self._own = threading.local()
-        self._lock = threading.Lock()
         self._lines: dict[str, deque[Read]] = {}  # by tenant; the next one first
         self._busy: set[Read] = set()
+        self._answered = 0.0  # when a read was answered last
+        self._readers: Counter[str] = Counter()  # at work, by tenant
+        self._left = 0  # readers that ended, as those who waited have their share
         self._turns: dict[asyncio.AbstractEventLoop, list[Write]] = {}
         self._queue: SimpleQueue[list[Write] | None] = SimpleQueue()
         self._handed: list[list[Write]] = []  # the current transaction
@@ -262,7 +269,7 @@ class SqliteStore(Store):
 
     def _open(self) -> Connection:
         """Create the file if it is missing, migrate its tables, and record its identity."""
-        path, known = self._path, len(self._opened)
+        path, connection = self._path, None
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for side, inode in self._sides.items():  # they belong to the earlier file
@@ -278,13 +285,16 @@ class SqliteStore(Store):
             sides = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
             self._sides = {side: side.stat().st_ino for side in sides if side.exists()}
         except (OSError, DatabaseError, StoreError) as error:
-            for connection in self._opened[known:]:
+            if connection is not None:
+                self._opened.remove(connection)
                 connection.close()
-            del self._opened[known:]
             if isinstance(error, StoreError):
                 raise
             raise unopened(path, error) from error
-        self._file = found.st_dev, found.st_ino
+        with self._lock:
+            self._file, old, self._idle = (found.st_dev, found.st_ino), self._idle, []
+        for each in old:
+            self._leave(each)
         return connection
 
     def _connected(self, patience: float) -> Connection:
@@ -292,12 +302,24 @@ class SqliteStore(Store):
         self._opened.append(connection)
         return connection
 
+    def _leave(self, connection: Connection) -> None:
+        """Close a connection to an earlier file. That may have been moved, and have its latest
+        commits only in a log that is deleted: they are written into it first."""
+        with suppress(sqlite3.Error):
+            connection.execute(f"PRAGMA busy_timeout = {PROBE * 1_000:.0f}")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._opened.remove(connection)
+        connection.close()
+
     def _reopen(self) -> None:
         """Reopen a file that was deleted or replaced, as writes to the old one would be
         lost. Raises StoreError."""
         with self._opening:
             if _identity(self._path) != self._file:
-                self._open()
+                connection = self._open()
+                with self._lock:
+                    self._idle.append(connection)
+                self._queue.put([])  # the writer leaves the earlier file, too
                 _log.warning(
                     "The store %s was deleted or replaced while it was in use: what it held is "
                     "gone, and what comes is stored in the file that is there now.",
@@ -325,47 +347,76 @@ class SqliteStore(Store):
             async with asyncio.timeout(self._patience + LOOK):
                 return await asyncio.wrap_future(read.future)
         except TimeoutError:
-            long = time.monotonic() - self._patience
-            if any(0 < each.began < long for each in tuple(self._busy)):
+            late = time.monotonic() - self._patience
+            first = min([each.began for each in tuple(self._busy) if each.began], default=late)
+            if self._answered < first < late:
                 raise self._reading.failed(self._stuck(), self._patience) from None
-            raise WaitedError from None  # no failure of the store
+            # Others are answered: it is no failure of the store.
+            raise (LongError if 0 < read.began < late else WaitedError) from None
 
     def _read_next(self) -> None:
         """Execute the next tenant's read, in a thread."""
         with self._lock:
-            tenant, line = next(iter(self._lines.items()))
+            waiting = (each for each in self._lines if self._readers[each] < SHARE)
+            if (tenant := next(waiting, None)) is None:
+                self._left += 1
+                return
+            line = self._lines.pop(tenant)
             read = line.popleft()
-            del self._lines[tenant]
             if line:
                 self._lines[tenant] = line  # behind the others
-        if not read.future.set_running_or_notify_cancel():
-            return
+            self._readers[tenant] += 1
         self._busy.add(read)
-        read.began = time.monotonic()
         try:
-            rows = self._read_here(read.statement, read.values, read.began)
+            if read.future.set_running_or_notify_cancel():
+                read.began = time.monotonic()
+                read.future.set_result(self._read_here(read.statement, read.values, read.began))
         except BaseException as error:
             read.future.set_exception(error)
-        else:
-            read.future.set_result(rows)
         finally:
             self._busy.discard(read)
+            with self._lock:
+                self._readers -= Counter((tenant,))
+                left, self._left = self._left, 0
+            with suppress(RuntimeError):  # it is closed
+                for _ in range(left):
+                    self._pool.submit(self._read_next)
 
     def _read_here(self, statement: str, values: Values, began: float) -> list[Row]:
+        end = began + self._patience
         try:
-            if _identity(self._path) != self._file:
-                self._reopen()
-            if getattr(self._own, "file", None) != self._file:
-                self._own.connection, self._own.file = self._connected(self._patience), self._file
-            rows = found(self._own.connection, statement, values)
+            with self._reader() as connection:
+                # A disk that is stuck takes no steps.
+                connection.set_progress_handler(lambda: time.monotonic() > end, STEPS)
+                rows = found(connection, statement, values)
         except (sqlite3.Error, StoreError) as error:
+            if str(error) == "interrupted":
+                raise LongError from None
             problem = f"The store could not be read: {error}."
             if isinstance(error, StoreError):
                 problem = str(error)
             raise self._reading.failed(problem, time.monotonic() - began) from error
+        self._answered = time.monotonic()
         if self._reading.open:
             self._reading.worked()
         return rows
+
+    @contextmanager
+    def _reader(self) -> Iterator[Connection]:
+        """A connection for reading what is there now."""
+        if _identity(self._path) != self._file:
+            self._reopen()
+        with self._lock:
+            file, connection = self._file, self._idle.pop() if self._idle else None
+        connection = connection or self._connected(self._patience)
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                if same := file == self._file:
+                    self._idle.append(connection)
+            if not same:
+                self._leave(connection)
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -419,7 +470,7 @@ class SqliteStore(Store):
         turns: list[list[Write]] = []
         with suppress(Empty):
             while (turn := self._queue.get_nowait()) is not None:
-                turns.append(turn)
+                turns += [turn] if turn else []
             self._queue.put(None)
         return turns
 
@@ -435,8 +486,8 @@ class SqliteStore(Store):
                     turns.append(self._queue.get_nowait())
                     count += len(turns[-1] or ())
             open = None not in turns
-            handed = self._handed = [turn for turn in turns if turn is not None]
-            if not handed:
+            handed = self._handed = [turn for turn in turns if turn]
+            if turns == [None]:
                 continue
             self._since = time.monotonic()
             try:
@@ -445,14 +496,14 @@ class SqliteStore(Store):
             except OSError:
                 gone = True
             problem = self._renew() if gone else ""
-            if not problem:
+            if handed and not problem:
                 problem = commit(self._writing, [write for turn in handed for write in turn])
             if problem:
                 self._breaker.failed(problem, time.monotonic() - self._since)
                 self._wait(PROBE if self._breaker.open else self._patience)
                 # Fail what was queued meanwhile: it would wait as well.
                 self._fail(problem, self._waiting() if self._breaker.open else [])
-            elif self._breaker.open:
+            elif handed and self._breaker.open:
                 self._breaker.worked()
                 self._wait(self._patience)
             for turn in handed:
@@ -476,7 +527,9 @@ class SqliteStore(Store):
         for this reason."""
         try:
             self._reopen()
-            self._writing, self._written = self._connected(self._patience), self._file
+            old, self._writing = self._writing, self._connected(self._patience)
+            self._written = self._file
+            self._leave(old)
         except (sqlite3.Error, StoreError) as error:
             for turn in self._handed:
                 for write in turn:

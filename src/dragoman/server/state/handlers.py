@@ -130,7 +130,7 @@ def paged(
     if paging.after is not None:
         places = [place for place, entry in enumerate(ordered) if name(entry) == paging.after]
         if not places:
-            raise FaultError(_nowhere(paging.after))
+            raise FaultError(nowhere(paging.after))
         ordered = ordered[places[0] + 1 :]
     return ordered[: paging.limit], len(ordered) > paging.limit
 
@@ -292,7 +292,7 @@ class Handlers:
                     raise FaultError(no_conversation(id))
                 after = query.after if not page.items else None  # it may be the last item, or none
                 if after and not await self._store.get_item(caller.tenant, bare(id), after, room):
-                    raise FaultError(_nowhere(after))
+                    raise FaultError(nowhere(after))
                 make = partial(encode_list, shown(page.items, query.include), page.more)
                 return partial(exchange.reply, 200, await self._store.apart(room.held, make))
             case ["items", name]:
@@ -378,7 +378,7 @@ class Handlers:
         if after is not None:
             known = await self._store.get(caller.tenant, after, room)
             if known is None or known.wire != CHAT.name:
-                raise FaultError(_nowhere(str(query.after)))
+                raise FaultError(nowhere(str(query.after)))
         few = limit = query.limit + 1
         if query.model is not None or query.metadata:
             limit = max(few, PAGE)
@@ -469,7 +469,8 @@ def _unique(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return items
 
 
-def _nowhere(after: str) -> Fault:
+def nowhere(after: str) -> Fault:
+    """The fault for a cursor that is no entry of its list."""
     return bad_request(f"there is no {quoted(after)} in this list, or no longer", "after")
 
 

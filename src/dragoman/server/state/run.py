@@ -634,9 +634,15 @@ class Runs:
 
     async def _keep_up(self) -> None:
         swept, calm, sweeping = -math.inf, 0.0, None
+        await self._tended(self.store.clock())
+        clock = self.store.now()
         try:
             while True:
                 await self._tended(self._renew())
+                before, clock = clock, self.store.now()
+                if clock - before > max(self.lease / 2, 1):
+                    # The clock was set, or this machine slept: owners have not renewed either.
+                    calm = time.monotonic() + self.lease
                 # After a failure of the store, owners get time to renew their leases.
                 if time.monotonic() > calm and not await self._tended(self._end_orphans()):
                     calm = time.monotonic() + self.lease
