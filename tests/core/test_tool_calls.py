@@ -161,3 +161,8 @@ def test_long_arguments_are_not_parsed(monkeypatch) -> None:
             ("f", "".join(pieces))
         ]
     assert parsed == [LONGEST] * len(parsed) != []
+    # All calls of an answer count together.
+    many = [F(0, f"c{n}", "f", pieces[0] + pieces[1]) for n in range(3)]
+    parsed.clear()
+    called(*[replace(each, index=n) for n, each in enumerate(many)], reason="length")
+    assert not parsed

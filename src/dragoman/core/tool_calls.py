@@ -12,9 +12,9 @@ from msgspec import Struct
 from .error import TOO_MANY, FaultError
 from .item import Extra
 
-LONGEST = 256 * 1024
-"""Characters of arguments of which it is found out whether they are complete: all of them are read
-for that at once."""
+LONGEST = 128 * 1024
+"""Characters of arguments, of all calls of an answer, of which it is found out whether they are
+complete: they are read for that at once."""
 _STRUCTURE = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
 
 
@@ -37,6 +37,12 @@ class CallFragment(Struct, frozen=True, omit_defaults=True):
         return self.arguments.lstrip()[:1] == "{"
 
 
+class Unread:
+    """How many of these characters may still be read."""
+
+    left = LONGEST
+
+
 class LooseCall:
     """One call as far as its fragments go. `item` is its index in the answer once announced, and
     `placeholder` is whether its arguments began with an empty object that may mean nothing."""
@@ -48,8 +54,9 @@ class LooseCall:
         "_in_string",
         "_opened",
         "_scanned",
-        "_size",
         "_trailing",
+        "_unknown",
+        "_unread",
         "custom",
         "extra",
         "id",
@@ -61,7 +68,7 @@ class LooseCall:
         "placeholder",
     )
 
-    def __init__(self, fragment: CallFragment) -> None:
+    def __init__(self, fragment: CallFragment, unread: Unread | None = None) -> None:
         self.index = fragment.index
         self.id = fragment.id or None
         self.name = fragment.name or None
@@ -72,7 +79,8 @@ class LooseCall:
         self.placeholder = False
         self.item: int | None = None
         # How the JSON of the pieces stands, so that only text whose braces are closed is parsed.
-        self._scanned = self._size = 0  # pieces, and their characters
+        self._scanned = 0  # pieces
+        self._unread, self._unknown = unread or Unread(), False
         self._depth = 0
         self._opened = False
         self._in_string = False
@@ -96,11 +104,12 @@ class LooseCall:
         if self.custom:
             return False
         for piece in self.pieces[self._scanned :]:
-            self._size += len(piece)
-            if self._size <= LONGEST:
+            self._unread.left -= len(piece)
+            self._unknown = self._unknown or self._unread.left < 0
+            if not self._unknown:
                 self._scan(piece)
         self._scanned = len(self.pieces)
-        if self._size > LONGEST:
+        if self._unknown:
             return False
         if self._complete is None:
             value = None
@@ -136,9 +145,10 @@ class LooseCall:
 class CallSorter:
     """The calls of one choice, in order of first appearance."""
 
-    __slots__ = ("_again", "_by_id", "_by_index", "_room", "calls")
+    __slots__ = ("_again", "_by_id", "_by_index", "_room", "_unread", "calls")
 
-    def __init__(self, room: Iterator[None]) -> None:
+    def __init__(self, room: Iterator[None], unread: Unread | None = None) -> None:
+        self._unread = unread
         self._room = room  # one for each call that the answer may still have
         self.calls: list[LooseCall] = []
         self._by_id: dict[str, LooseCall] = {}
@@ -166,7 +176,7 @@ class CallSorter:
                 return None
             if next(self._room, self) is self:
                 raise FaultError(TOO_MANY)
-            call = LooseCall(fragment)
+            call = LooseCall(fragment, self._unread)
             call.name, self._again = call.name or self._again, None
             self.calls.append(call)
         elif fragment.name and fragment.name == call.name and not fragment.arguments.strip():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
 from typing import Literal
@@ -41,7 +41,7 @@ from .item import (
 from .loss import Loss
 from .open_item import OpenItem, empty_item, unique
 from .response import Status, Usage
-from .tool_calls import CallFragment, CallSorter, LooseCall
+from .tool_calls import CallFragment, CallSorter, LooseCall, Unread
 
 Think = Literal["inline", "reasoning"] | None
 """What to do with think tags at the start of the text: `inline` makes reasoning of them and
@@ -104,6 +104,7 @@ class Turn:
         self.events: list[Event] = []  # made since the last `take`
         self._items: list[OpenItem | None] = []  # by index; None once closed
         self._room = repeat(None, MAX_ITEMS)  # one for each part and call there may still be
+        self._unread = Unread()  # of arguments
         self._choices: dict[int, _Choice] = {}
         self._ids: set[str] = set()
         self.call_ids: set[str] = set()  # those of the conversation may be added
@@ -448,7 +449,8 @@ class Turn:
         state = self._choices.get(number)
         if state is None:
             self.begin()
-            state = self._choices[number] = _Choice(number, self._think is not None, self._room)
+            calls = CallSorter(self._room, self._unread)
+            state = self._choices[number] = _Choice(number, self._think is not None, calls)
         return state
 
     def _settled(self, number: int) -> _Choice:
@@ -568,10 +570,10 @@ class _Choice:
         "tokens",
     )
 
-    def __init__(self, number: int, think: bool, room: Iterator[None]) -> None:
+    def __init__(self, number: int, think: bool, calls: CallSorter) -> None:
         self.number = number
         self.open: OpenItem | None = None  # the message or reasoning being written
-        self.calls = CallSorter(room)
+        self.calls = calls
         self.announced: list[LooseCall] = []  # those that may be open, in order
         self.fed: dict[LooseCall, None] = {}  # those that got something since last looked at
         self.reason: str | None = None

@@ -440,18 +440,18 @@ class Calls:
         addresses = await _addresses(settings.call_host or settings.host)
         if available():
             await asyncio.to_thread(import_module, "aiortc")  # the first time it takes long
-        async with self._making:
-            self._check_room(caller)  # others may have come meanwhile
-            call = Call(self._service, caller, config, self._realtime, exchange, addresses)
-            id = f"rtc_{new_id()}"
-            calls[id] = call
-            try:
+        self._check_room(caller)  # others may have come meanwhile
+        call = Call(self._service, caller, config, self._realtime, exchange, addresses)
+        id = f"rtc_{new_id()}"
+        calls[id] = call
+        try:
+            async with self._making:
                 answer = await call.line.peer.answer(offer, BUFFER // 2)
-            except BaseException:
-                del calls[id]
-                await asyncio.gather(call.line.finish(), call.close())
-                raise
-            await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        except BaseException:
+            del calls[id]
+            await asyncio.gather(call.line.finish(), call.close())
+            raise
         self._tasks[id] = asyncio.get_running_loop().create_task(self._serve(id, call))
         head = (b"content-type", SDP.encode()), (b"location", f"{CALLS}/{id}".encode())
         exchange.start(201, [*exchange.marks, *head], answer.encode())

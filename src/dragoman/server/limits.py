@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from dragoman.core.error import Code, Fault, FaultError, quoted
-from dragoman.core.event import Delta, Event
+from dragoman.core.event import Event
+from dragoman.core.item import Token
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
@@ -366,11 +368,10 @@ def tokens_of(events: Sequence[Event], most: int) -> int:
         each = rest.pop()
         if isinstance(each, str | bytes):
             found += len(each) // LETTERS
+        elif isinstance(each, Token):  # of which there are many
+            found += len(each.top) + len(each.bytes or b"") // LETTERS
         elif isinstance(each, Struct):
-            if type(each) is Delta and type(each.data) is str and not each.tokens:  # as nearly all
-                found += len(each.data) // LETTERS
-            else:
-                rest += [getattr(each, name) for name in each.__struct_fields__]
+            rest += filter(None, astuple(each))
         elif isinstance(each, tuple | list | dict):
             found += len(each)
             if found <= most:

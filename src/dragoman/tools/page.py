@@ -25,8 +25,9 @@ WIDTH = 80
 """Characters of a line."""
 MOST_TEXT = 1_000_000
 """Characters of a page; what follows is left out."""
-MOST_TAGS = 50_000
+MOST_TAGS = 100_000
 """Tags of a page; what follows is left out."""
+LONGER = "(The page is longer. This is its beginning.)"
 MOST_LINKS = 1_000
 """Links of a page that have a number; the text of others is text."""
 LONGEST_LINK = 200
@@ -274,7 +275,9 @@ class _Reader:
         while self._size < MOST_TEXT and (tag := text.find("<", place)) >= 0:
             tags += 1
             if tags > MOST_TAGS:  # each takes as long as a thousand characters
-                place = len(text)
+                self._close_link()
+                self._break(apart=True)
+                text, place = LONGER, 0
                 break
             self._text(text[place:tag])
             if (found := _TAG.match(text, tag)) is not None:

@@ -31,6 +31,7 @@ from dragoman.wire.json import choices, invalid
 from .page import (
     AROUND,
     HEAD,
+    LONGER,
     LONGEST_TITLE,
     Link,
     UnreadableError,
@@ -504,7 +505,7 @@ class Browser(Session):
         except (FaultError, UnreadableError) as error:
             raise ToolError(str(error)) from None
         if fetched.cut:
-            page.lines += ["", "(The page is longer. This is its beginning.)"]
+            page.lines += ["", LONGER]
         return View(kind, fetched.url, page.title, page.lines, [Link(each) for each in page.links])
 
     # ---- functions -------------------------------------------------------------------------

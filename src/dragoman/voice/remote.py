@@ -36,8 +36,8 @@ LONGEST_JSON = 4 * 1024 * 1024
 """Bytes of a transcript, or of one of its events."""
 _PIECE = 9_600
 """Bytes of an answer that are worked on before others have their turn."""
-_SPEAKS, _LISTENS = 60.0, 300.0
-"""Seconds that a server may be silent: as long as a program, or a library, of this machine."""
+_SPEAKS, _LISTENS = 120.0, 300.0
+"""Seconds that a server may be silent: some begin to answer when all is done."""
 _LONGEST_ERROR = 64 * 1024
 _REFUSED = (401, 403)
 
@@ -141,7 +141,11 @@ class RemoteSynthesizer(_Endpoint):
                     if len(head) < 12:
                         continue
                     found = sniff(head)
-                    if found in _CODED or (found and kind == "audio/mpeg") or head[:3] == b"ID3":
+                    if (
+                        found in _CODED
+                        or head[:3] == b"ID3"
+                        or (kind == _MPEG and head[:2] in _SYNC)
+                    ):
                         problem = f"it answered with {found}, not with pcm or wav"
                         raise FaultError(failed(self.name, problem))
                     reader = WavReader() if found == "wav" else None
@@ -161,6 +165,8 @@ class RemoteSynthesizer(_Endpoint):
 
 _CODED = ("flac", "ogg", "webm", "mp4")
 """What is no PCM by its first bytes alone."""
+_MPEG, _SYNC = "audio/mpeg", (b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2")
+"""Some servers call everything so; then mp3 is what begins with a frame of it."""
 
 
 class RemoteTranscriber(_Endpoint):

@@ -99,6 +99,7 @@ class Decoder:
         self._stopped: int | None = None
         self._message: int | None = None  # the item of consecutive texts
         self._parts = 0  # of that item
+        self._read = 0  # characters of inputs that came in pieces
         self._usage: dict[str, JSON] = {}
         self._reason: str | None = None
 
@@ -317,7 +318,8 @@ class Decoder:
         if isinstance(item.empty, Unknown) and block.json:
             text = "".join(block.json)
             given: JSON = text
-            if len(text) <= json.LARGE:  # else it stays a text: all of it is here at once
+            self._read += len(text)
+            if self._read <= json.LARGE:  # else it stays a text: all of it is here at once
                 with suppress(ValueError):
                     given = json.load(text)
             final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
