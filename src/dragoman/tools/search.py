@@ -239,8 +239,8 @@ class Fetcher:
     # ---- fetching --------------------------------------------------------------------------
 
     async def fetch(self, url: str, may: Callable[[str], bool], tenant: str = "") -> Fetched:
-        """Fetch a page for a tenant; `may` returns whether a host is allowed. Every address, redirects included,
-        is checked before it is used, and pinned. Raises ToolError."""
+        """Fetch a page for a tenant; `may` returns whether a host is allowed. Every address,
+        redirects included, is checked before it is used, and pinned. Raises ToolError."""
         try:
             async with asyncio.timeout(SECONDS):
                 for _ in range(REDIRECTS + 1):
