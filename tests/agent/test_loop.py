@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.agent import loop as loop_module
 from dragoman.agent.budget import Budget, Meter, Price
 from dragoman.agent.loop import (
     CONTINUE,
@@ -596,3 +597,19 @@ async def test_a_hook_that_is_cancelled_or_stops_ends_the_answer() -> None:
 
     events = await heard(Odd(Model(call("add", a=1)), Runner([PythonTool(add)])), ASKED)
     assert events[-1].fault.code == "internal"
+
+
+def test_thousands_of_calls_with_one_id_are_named_without_trying_all() -> None:
+    class Taken(set[str]):
+        looks = 0
+
+        def __contains__(self, id: object) -> bool:
+            self.looks += 1
+            return super().__contains__(id)
+
+    taken = Taken()
+    for _ in range(1_000):
+        taken.add(loop_module._free("c", taken))
+    assert len(taken) == 1_000
+    assert {"c", "c_1", "c_2"} <= taken
+    assert taken.looks < 15_000

@@ -16,6 +16,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.net import dial
 from dragoman.net.dial import resolve
 from dragoman.net.errors import ConnectError
+from dragoman.net.threads import BusyError, Threads
 from dragoman.net.url import parse_url
 from dragoman.net.webrtc import Peer
 from dragoman.net.websocket import RefusedError, open_websocket
@@ -170,19 +171,44 @@ async def test_names_that_resolve_slowly_hold_up_no_others(monkeypatch) -> None:
         return real(host, *more, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
-    monkeypatch.setattr(dial, "MOST_LOOKUPS", 80)
+    monkeypatch.setattr(dial, "MOST_LOOKUPS", 40)
     slow = [asyncio.ensure_future(resolve(parse_url("http://slow.test/"))) for _ in range(40)]
     await asyncio.sleep(0)
-    with pytest.raises(ConnectError, match="too many names are being looked up"):
+    with pytest.raises(ConnectError, match="too many names"):
         await resolve(parse_url("http://slow.test/"))
-    dial.asking.set("another")
-    async with asyncio.timeout(5):  # another tenant's are looked up
-        assert await resolve(parse_url("http://localhost/"), ("127.0.0.1", "::1"))
     async with asyncio.timeout(5):  # the loop's own threads are free
         assert await asyncio.get_running_loop().getaddrinfo("localhost", 80)
     go.set()
     found = await asyncio.gather(*slow, return_exceptions=True)
     assert {type(each) for each in found} == {ConnectError}
+
+
+async def test_a_tenant_has_half_of_the_look_ups_that_others_leave(monkeypatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: go.wait(10) and [])
+    monkeypatch.setattr(dial, "MOST_LOOKUPS", 8)
+
+    def look_up(tenant: str) -> asyncio.Future[str]:
+        return asyncio.ensure_future(resolve(parse_url("http://slow.test/"), (), tenant))
+
+    several = [look_up("a") for _ in range(5)] + [look_up("b") for _ in range(3)] + [look_up("")]
+    await asyncio.sleep(0)
+    assert [place for place, each in enumerate(several) if each.done()] == [4, 7]
+    go.set()
+    await asyncio.gather(*several, return_exceptions=True)
+
+
+async def test_threads_that_cannot_be_had_are_not_counted(monkeypatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = Threads("x")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        for _ in range(3):
+            with pytest.raises(BusyError):
+                await threads.run(int, 2)
+    assert await threads.run(int, 2) == 0
 
 
 # ---- pages -----------------------------------------------------------------------------------
@@ -222,6 +248,32 @@ async def test_tenants_take_turns_at_the_pages_that_are_read(monkeypatch) -> Non
         await other.shown("open", id=f"{site.base}/b")
         assert order.index("b") <= 3
         await asyncio.gather(*opened)
+
+
+async def test_a_page_whose_client_left_is_waited_for(monkeypatch) -> None:
+    reading = most = 0
+
+    def slowly(body: bytes, kind: str, url: str, **options: bool) -> page.Page:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        time.sleep(0.03)
+        reading -= 1
+        return page.Page("t", ["x"])
+
+    monkeypatch.setattr("dragoman.tools.web.read", slowly)
+    async with Site({"/a": "<p>x"}) as site:
+        tool = web(site)
+        for _ in range(4):
+            model = await Model(tool, caller=Caller("a")).begin()
+            opened = asyncio.ensure_future(model.shown("open", id=f"{site.base}/a"))
+            while not reading:
+                await asyncio.sleep(0.001)
+            opened.cancel()
+            await asyncio.wait([opened])
+        other = await Model(tool, caller=Caller("b")).begin()
+        await other.shown("open", id=f"{site.base}/a")
+    assert most == 1
 
 
 # ---- calls -----------------------------------------------------------------------------------

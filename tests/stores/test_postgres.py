@@ -12,7 +12,7 @@ from dragoman.core.event import Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores.base import LogSegment, Record, StoreError
+from dragoman.stores.base import LogSegment, LongError, Record, StoreError
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.retention import Retention
@@ -173,3 +173,18 @@ async def test_cancelled_read_leaves_nothing_behind(postgres: Postgres) -> None:
     await asyncio.wait((reading,))
     await store.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_slow_statement_opens_no_breaker_where_others_are_answered(
+    postgres: Postgres, tmp_path
+) -> None:
+    store = PostgresStore(postgres.address, schema=tmp_path.name, patience=0.5)
+    await store.ready()
+    slow = asyncio.create_task(store._read("SELECT pg_sleep(2)"))
+    while not slow.done():
+        await store._read("SELECT 1")
+        await asyncio.sleep(0.05)
+    with pytest.raises(LongError):
+        await slow
+    await store._read("SELECT 1")
+    await store.close()

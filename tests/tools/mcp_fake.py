@@ -30,7 +30,7 @@ async def opened(
 ) -> AsyncIterator[Any]:
     hosted = MCP(servers, **settings)
     try:
-        yield await hosted.open(request or asked(), items, Caller())
+        yield await hosted.open(request or asked(), items, Caller("tenant"))
     finally:
         await hosted.close()
 

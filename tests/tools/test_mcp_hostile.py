@@ -255,7 +255,8 @@ async def test_a_name_that_resolves_anew_is_checked_for_each_request(monkeypatch
     checked: list[str] = []
     allowed = ["127.0.0.1"]
 
-    async def resolve(url: Any, allow: Any = ()) -> str:
+    async def resolve(url: Any, allow: Any, tenant: str) -> str:
+        assert tenant == "tenant"  # who has a share of what is looked up at a time
         checked.append(url.host)
         if not allowed:
             raise ConnectError("blocked")

@@ -21,8 +21,9 @@ from dragoman.core.item import (
     Summary,
     Text,
     Thought,
+    Token,
 )
-from dragoman.core.request import Request
+from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire import json as body
@@ -151,6 +152,63 @@ def test_long_texts_are_encoded_in_pieces(text, more, beside, monkeypatch) -> No
     monkeypatch.setattr(pieces, "LONG", 4)
     long = {"a": pieces.long(text), "b": [pieces.Long(text), Raw(b"[1]")], "c": beside}
     assert body.load(body.dump(long, more)) == expected
+
+
+@pytest.mark.parametrize("members", [[], [1], [*range(5)], ["a", "half \ud83d", {"b": ["c"] * 5}]])
+@pytest.mark.parametrize("more", [b"", b'"z":0'])
+def test_long_lists_are_encoded_in_pieces(members, more, monkeypatch) -> None:
+    expected = body.dump({"a": members, "b": "x"}, more)
+    monkeypatch.setattr(pieces, "MANY", 2)
+    assert body.dump({"a": pieces.long(members), "b": "x"}, more) == expected
+    assert body.dump({"a": pieces.Long(members), "b": pieces.Long("x")}, more) == expected
+
+
+@pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)
+def test_log_probabilities_of_an_answer_are_encoded_as_any_other(wire, monkeypatch) -> None:
+    tokens = tuple(Token(str(n), -n, b"x", top=(Token("y", -1.0),)) for n in range(5))
+    parts = Text("01234", tokens=tokens), Refusal("01234", tokens=tokens)
+    message = Message("assistant", parts, id="msg_1", status="completed")
+    about = {"id": "1", "created_at": 1, "model": "m", "status": "completed"}
+    answer = Response(**about, output=(message,), reasons=("stop",))
+    request = Request(model="m", sampling=Sampling(logprobs=True, top_logprobs=1))
+    plain = wire.encode_response(answer, request, STANDARD)
+    monkeypatch.setattr(pieces, "MANY", 2)
+    assert wire.encode_response(answer, request, STANDARD) == plain
+    assert plain.count(b'"logprob":-4') >= 1
+
+
+LARGE = [
+    [],
+    {},
+    "word " * 20,
+    [*range(100)],
+    [{"a": [n] * 3} for n in range(50)],
+    {"a": [["b" * 90, "c"], {"d": [[*range(90)], 1]}], "e": {"f": "g" * 90}, "h": None},
+    [[[[[[[[[["deep" * 30]]]]]]]]]],
+    ["\N{GRINNING FACE}" * 30, -1.5, True, None],
+]
+
+
+@pytest.mark.parametrize("value", LARGE, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("space", [b"", b" \n", b" " * 40])
+def test_large_values_are_loaded_in_parts(value, space, monkeypatch) -> None:
+    monkeypatch.setattr(pieces, "LARGE", 64)
+    monkeypatch.setattr(pieces, "MANY", 3)
+    for data in (body.dump(value), json.dumps(value, indent=1).encode()):
+        assert body.load(space + data + space, pieces.decode_in_pieces) == value
+
+
+def test_large_values_that_are_broken_are_errors(monkeypatch) -> None:
+    monkeypatch.setattr(body, "LARGE", 64)
+    monkeypatch.setattr(pieces, "LARGE", 64)
+    long = b'["%b", ' % (b"x" * 100)
+    assert body.load(long + b'"\\ud83d"]', pieces.decode_in_pieces) == ["x" * 100, "\ufffd"]
+    for end in (b"", b"}", b'"\xff"]', b"01]"):
+        with pytest.raises(ValueError, match="is not valid JSON"):
+            body.load(long + end, pieces.decode_in_pieces)
+    for deep in (300, 100_000):
+        with pytest.raises(ValueError, match="levels deep"):
+            body.load(b"[" * deep + b"]" * deep, pieces.decode_in_pieces)
 
 
 @pytest.mark.parametrize("wire_text", ["a" * 30, "\N{GRINNING FACE}" * 9])

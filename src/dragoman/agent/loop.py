@@ -585,7 +585,7 @@ def _free(id: str, taken: set[str]) -> str:
         return f"call_{new_id()}"
     free, number = id, 0
     while free in taken:
-        number += 1
+        number += 1 if number < 9 else len(taken)  # servers may give thousands one id
         free = f"{id}_{number}"
     return free
 

@@ -13,7 +13,6 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextvars import ContextVar
 from functools import partial
 
 from .connection import Connection, Limits
@@ -176,13 +175,11 @@ MOST_LOOKUPS = 64
 """Names that are looked up at a time: others choose them, and some take half a minute. The loop has
 two threads for names, which are for the servers of the configuration."""
 _lookups = Threads("dragoman-name")
-asking: ContextVar[str] = ContextVar("asking", default="")
-"""The tenant for which names are looked up: it may have half of what the others leave."""
 
 
-async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
+async def resolve(url: Url, allow: Sequence[str] = (), tenant: str = "") -> str:
     """The address to connect to for `url`; `allow` are addresses and networks (`10.1.0.0/16`) that
-    are allowed though they are not public.
+    are allowed though they are not public. A `tenant` who chose it has a share of the look-ups.
 
     This is the one guard against server-side request forgery. It resolves a name itself, checks
     every address, and the client connects to the checked one, so that a second answer of the
@@ -193,7 +190,7 @@ async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
     """
     look_up = partial(socket.getaddrinfo, url.host, url.port, type=socket.SOCK_STREAM)
     try:
-        found = await _lookups.run(look_up, MOST_LOOKUPS, asking.get())
+        found = await _lookups.run(look_up, MOST_LOOKUPS, tenant)
     except BusyError:
         problem = "too many names are being looked up; try again later"
         raise ConnectError(f"{url.host} was not looked up: {problem}") from None

@@ -22,13 +22,13 @@ class Threads:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._working: dict[threading.Thread, str] = {}  # with their tenants
+        self._working: dict[threading.Thread, str] = {}
 
-    async def run(self, function: Callable[[], _T], most: int, tenant: str | None = None) -> _T:
-        """Call a function. Raises BusyError where so many are at work, or hang; a tenant may have
-        half of what the others leave."""
-        own = 0 if tenant is None else list(self._working.values()).count(tenant)
-        if own + len(self._working) >= most:
+    async def run(self, function: Callable[[], _T], most: int, tenant: str = "") -> _T:
+        """Call a function. Raises BusyError where so many are at work, or hang, or where a tenant
+        has half of what others leave."""
+        own = [*self._working.values()].count(tenant) if tenant else 0
+        if len(self._working) + own >= most:
             raise BusyError
         loop, context = asyncio.get_running_loop(), copy_context()
         future: asyncio.Future[_T] = loop.create_future()
@@ -46,11 +46,15 @@ class Threads:
                 error = RuntimeError(f"StopIteration: {stop}")
             except BaseException as raised:
                 error = raised
-            self._working.pop(threading.current_thread(), None)
+            self._working.pop(thread)
             with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(settle, result, error)
 
         thread = threading.Thread(target=work, name=self._name, daemon=True)
-        self._working[thread] = tenant or ""
-        thread.start()
+        self._working[thread] = tenant
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more
+            del self._working[thread]
+            raise BusyError from None
         return await future

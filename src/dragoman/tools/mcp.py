@@ -28,7 +28,6 @@ from dragoman.core.error import Fault, FaultError, bad_request, hint, quoted, un
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Audio, Call, File, Image, Part, Text, Unknown
 from dragoman.core.request import FunctionTool
-from dragoman.net.dial import asking
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.tools.run import (
@@ -329,7 +328,6 @@ class MCP:
                 raise FaultError(bad_request(problem, found[2])) from None
             raise json.invalid(error, "") from None
         server, headers = self._find(wanted)
-        asking.set(caller.tenant)
         key, link = self._acquire(server, headers, caller, wanted.server_url)
         session = _Session(wanted, lambda: self._release(key, link))
         try:
@@ -415,7 +413,8 @@ class MCP:
                 if server.url is None:
                     return program(server.name, server.command, self._environ[server.name])
                 allow = self._allow if guarded else None
-                return over_http(server.name, server.url, sent, allow, server.seconds + GRACE)
+                seconds = server.seconds + GRACE
+                return over_http(server.name, server.url, sent, allow, seconds, caller.tenant)
 
             link = self._links[key] = _Link(server, make)
         self._links.move_to_end(key)

@@ -360,14 +360,19 @@ class _Bounded:
 
 
 def over_http(
-    name: str, url: str, headers: Mapping[str, str], allow: Sequence[str] | None, seconds: float
+    name: str,
+    url: str,
+    headers: Mapping[str, str],
+    allow: Sequence[str] | None,
+    seconds: float,
+    tenant: str,
 ) -> Connection:
-    """A session with a server at an address. Where `allow` is given, the address is not ours: each
-    request goes through the guard of `net`, with these networks allowed beside public ones."""
+    """A session with a server at an address. Where `allow` is given, the address is a tenant's:
+    each request goes through the guard of `net`, with these networks allowed beside public ones."""
 
     @asynccontextmanager
     async def transport(connection: Connection) -> AsyncGenerator[Any]:
-        ours = _Transport(connection, allow, seconds)
+        ours = _Transport(connection, allow, seconds, tenant)
         async with (
             httpx2.AsyncClient(transport=ours, headers=dict(headers), trust_env=False) as client,
             streamable_http_client(
@@ -386,8 +391,10 @@ class _Transport(httpx2.AsyncBaseTransport):
     answer comes an error of the protocol. The SDK follows redirects within one origin only.
     """
 
-    def __init__(self, connection: Connection, allow: Sequence[str] | None, seconds: float) -> None:
-        self._connection, self._allow = connection, allow
+    def __init__(
+        self, connection: Connection, allow: Sequence[str] | None, seconds: float, tenant: str
+    ) -> None:
+        self._connection, self._allow, self._tenant = connection, allow, tenant
         self._client = HTTPClient(
             proxies=Proxies.from_environ(os.environ),
             timeouts=Timeouts(CONNECT, first_byte=seconds, idle=seconds, total=None),
@@ -420,7 +427,9 @@ class _Transport(httpx2.AsyncBaseTransport):
         sent = tuple((k, v) for k, v in request.headers.items() if k.lower() not in _NOT_SENT)
         try:
             url = parse_url(str(request.url))
-            address = None if self._allow is None else await resolve(url, self._allow)
+            address = None
+            if self._allow is not None:
+                address = await resolve(url, self._allow, self._tenant)
             exchange = self._client.stream(request.method, url, sent, data, address=address)
             response = await exchange.__aenter__()
         except (ConnectError, ValueError) as error:

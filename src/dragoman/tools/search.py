@@ -238,13 +238,13 @@ class Fetcher:
 
     # ---- fetching --------------------------------------------------------------------------
 
-    async def fetch(self, url: str, may: Callable[[str], bool]) -> Fetched:
-        """Fetch a page; `may` returns whether a host is allowed. Every address, redirects included,
-        is checked before it is used, and pinned. Raises ToolError."""
+    async def fetch(self, url: str, may: Callable[[str], bool], tenant: str = "") -> Fetched:
+        """Fetch a page for a tenant; `may` returns whether a host is allowed. Every address,
+        redirects included, is checked before it is used, and pinned. Raises ToolError."""
         try:
             async with asyncio.timeout(SECONDS):
                 for _ in range(REDIRECTS + 1):
-                    fetched = await self._get(target(url), may)
+                    fetched = await self._get(target(url), may, tenant)
                     if isinstance(fetched, Fetched):
                         return fetched
                     url = fetched
@@ -254,11 +254,11 @@ class Fetcher:
             raise ToolError(f"The page could not be opened: {error}.") from None
         raise ToolError(f"The page redirects more than {REDIRECTS} times.")
 
-    async def _get(self, url: Url, may: Callable[[str], bool]) -> Fetched | str:
+    async def _get(self, url: Url, may: Callable[[str], bool], tenant: str) -> Fetched | str:
         """A page, or the address that it redirects to."""
         if not may(url.host):
             raise ToolError(f"Pages of {url.host} may not be opened here.")
-        address = await resolve(url, self._allow)
+        address = await resolve(url, self._allow, tenant)
         async with self._client.stream("GET", url, _HEADERS, address=address) as response:
             status, place = response.status, response.header("location")
             if status in (301, 302, 303, 307, 308) and place:

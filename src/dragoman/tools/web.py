@@ -25,7 +25,6 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
-from dragoman.net.dial import asking
 from dragoman.net.url import Proxies
 from dragoman.wire.json import choices, invalid
 
@@ -35,6 +34,7 @@ from .page import (
     LONGER,
     LONGEST_TITLE,
     Link,
+    Page,
     UnreadableError,
     View,
     find_in,
@@ -362,6 +362,16 @@ class Web:
         options."""
         return Browser(self, options_of(asked), items, caller)
 
+    async def in_turn(self, work: Callable[[], Page], tenant: str) -> Page:
+        """Read a page in a thread, in turn; the turn ends with the work, also where the caller was
+        cancelled."""
+        own = self.own.setdefault(tenant, asyncio.Lock())
+        async with own:
+            await self.reading.acquire()
+            working = asyncio.ensure_future(asyncio.to_thread(work))
+            working.add_done_callback(lambda _: self.reading.release())
+            return await asyncio.shield(working)
+
     async def close(self) -> None:
         """Close all connections."""
         await self.fetcher.close()
@@ -495,15 +505,12 @@ class Browser(Session):
     async def _fetched(self, url: str, kind: Literal["page", "source"]) -> View:
         """A page of the web. Raises ToolError."""
         web = self._web
-        asking.set(self._caller.tenant)
-        fetched = await web.fetcher.fetch(url, self._options.may)
+        fetched = await web.fetcher.fetch(url, self._options.may, self._caller.tenant)
         try:
             if self._caller.count is not None:
                 self._caller.count(len(fetched.body))
             reading = partial(read, fetched.body, fetched.kind, fetched.url)
-            own = web.own.setdefault(self._caller.tenant, asyncio.Lock())
-            async with own, web.reading:
-                page = await asyncio.to_thread(reading, source=kind == "source")
+            page = await web.in_turn(partial(reading, source=kind == "source"), self._caller.tenant)
         except (FaultError, UnreadableError) as error:
             raise ToolError(str(error)) from None
         if fetched.cut:

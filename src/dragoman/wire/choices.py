@@ -1,6 +1,4 @@
-"""Decodes and encodes what wires share: request fields, and answers with `choices`, streamed
-and whole.
-"""
+"""Decodes and encodes what wires share: request fields, and answers with `choices`."""
 
 from __future__ import annotations
 
@@ -23,6 +21,7 @@ from dragoman.core.turn import EMPTY, Turn
 from . import error, json, sse
 from .json import ABSENT, BROKEN, Limits, Reader, decode_string, decode_strings, merge, string
 from .losses import Note, listed
+from .pieces import decode_in_pieces
 from .protocol import Dialect, check_stop
 from .usage import decode_usage, encode_usage
 
@@ -506,7 +505,7 @@ class ChoicesDecoder:
 
     def _read_whole(self, data: bytes) -> None:
         try:
-            value = json.load(data)
+            value = json.load(data, decode_in_pieces)
         except ValueError as problem:
             self._turn.fail(error.unreadable(problem))
             return

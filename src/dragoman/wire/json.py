@@ -187,30 +187,30 @@ def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
         within = (within + len(texts) - 1) % 2
 
 
-def load(body: bytes | str) -> JSON:
+def load(body: bytes | str, decode: Callable[[bytes], JSON] = _decode) -> JSON:
     """Decode JSON. Lone surrogates are allowed: the other half may come with the next chunk.
 
     Raises ValueError with a message that has the problem and its place.
     """
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     try:
-        value = _decode(data)
+        value = decode(data)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        value = _load_slowly(data, str(error))
+        value = _load_slowly(data, str(error), decode)
     if len(data) > 2 * MAX_DEPTH:  # a level takes two brackets
         check_depth(value)
     return value
 
 
-def _load_slowly(data: bytes, problem: str) -> JSON:
+def _load_slowly(data: bytes, problem: str, decode: Callable[[bytes], JSON]) -> JSON:
     """Decode with the stdlib decoder, which accepts lone surrogates, as some servers stream. As it
     is slow and blocks, they are replaced in large texts."""
     try:
         if len(data) > LARGE:
             with suppress(*BROKEN):
-                return _decode(_ESCAPE.sub(_mended, data))
+                return decode(_ESCAPE.sub(_mended, data))
             raise ValueError(problem)
         return json.loads(data.decode("utf-8", "strict"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Encodes long texts as JSON in pieces: no other thread runs while one call encodes a text."""
+"""Encodes and decodes large JSON in pieces: no other thread runs during one call."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ from dragoman.core.item import JSON
 
 LONG = 256 * 1024
 """Characters of a text that are encoded in one call."""
+MANY = 1_000
+"""Members of a list, of log-probabilities, that are encoded in one call."""
+
+
+LARGE = 1024 * 1024
+"""Bytes of JSON that are decoded in one call, where they are no text."""
+_decode = msgspec.json.Decoder().decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_members = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Long:
-    """A longer text in a value that is to be encoded."""
+    """A longer text, or list, in a value that is to be encoded."""
 
     __slots__ = ("text",)
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str | list[JSON]) -> None:
         self.text = text
 
 
-def long(text: str) -> JSON:
-    """A text as it is, or `Long`."""
-    return text if len(text) <= LONG else Long(text)
+def long(text: str | list[JSON]) -> JSON:
+    """A text, or list, as it is, or `Long`."""
+    return text if len(text) <= (LONG if isinstance(text, str) else MANY) else Long(text)
 
 
 def marked(value: JSON) -> JSON:
@@ -60,7 +69,7 @@ def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> byte
     >>> in_pieces({"a": Long("b"), "c": 1}, b'"d":[]', lambda raw: None)
     b'{"a":"b","c":1,"d":[]}'
     """
-    texts: list[str] = []
+    texts: list[str | list[JSON]] = []
 
     def apart(value: Long) -> Raw:
         texts.append(value.text)
@@ -73,20 +82,45 @@ def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> byte
         rest = msgspec.json.Encoder(enc_hook=apart).encode(value)
     except UnicodeEncodeError:
         texts.clear()
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)
-        units = text.encode("utf-16-le", "surrogatepass")
+        whole = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)
+        units = whole.encode("utf-16-le", "surrogatepass")
         rest = units.decode("utf-16-le", "replace").encode()
     if more:
         rest = b"%b,%b}" % (rest[:-1], more)
     first, *others = rest.split(b"\0") if texts else [rest]
     found = [first]
     for text, behind in zip(texts, others, strict=True):
-        found.append(b'"')
+        many = isinstance(text, list)
+        opening, between, closing = (b"[", b",", b"]") if many else (b'"', b"", b'"')
         place = 0
-        while piece := text[place : place + LONG]:
-            if "\ud800" <= piece[-1] <= "\udbff" and len(piece) > 1:
+        found.append(opening)
+        while piece := text[place : place + (MANY if many else LONG)]:
+            if isinstance(piece, str) and "\ud800" <= piece[-1] <= "\udbff" and len(piece) > 1:
                 piece = piece[:-1]  # its other half may follow
-            found.append(in_pieces(piece, b"", value_of)[1:-1])
+            found += between if place else b"", in_pieces(piece, b"", value_of)[1:-1]
             place += len(piece)
-        found += b'"', behind
+        found += closing, behind
     return b"".join(found)
+
+
+def decode_in_pieces(data: bytes | Raw, levels: int = 8) -> JSON:
+    """Decode a value: where it is large, its members, a few at a time, in so many levels. In each
+    of them it is gone over once, which takes a tenth of the time.
+
+    >>> decode_in_pieces(b'{"a": [1, "b"]}')
+    {'a': [1, 'b']}
+    """
+    view = memoryview(data)
+    first = bytes(view[:16]).lstrip()[:1] if view.nbytes > LARGE and levels else b""
+    if first == b"{":
+        return {name: decode_in_pieces(each, levels - 1) for name, each in _fields(data).items()}
+    if first != b"[":
+        return _decode(data)
+    found: list[JSON] = []
+    members = _members(data)
+    for at in range(0, len(members), MANY):
+        some = members[at : at + MANY]
+        joined = b"[%b]" % b",".join(some)
+        large = len(joined) > LARGE
+        found += [decode_in_pieces(each, levels - 1) for each in some] if large else _decode(joined)
+    return found

@@ -403,8 +403,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
         if wanted or late or tokens or refusal_tokens:
             weighed = encode_logprobs(tokens) + (late or [])
             choice["logprobs"] = {
-                "content": weighed if weighed or wanted else None,
-                "refusal": encode_logprobs(refusal_tokens) or None,
+                "content": long(weighed) if weighed or wanted else None,
+                "refusal": long(encode_logprobs(refusal_tokens)) or None,
             }
         choices.append(merge(choice, end) if end else choice)
     body: dict[str, JSON] = {

@@ -35,6 +35,7 @@ from dragoman.core.open_item import OpenItem, empty_part, part_kind
 from dragoman.core.turn import EMPTY, NAMELESS, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import dense
+from dragoman.wire.pieces import decode_in_pieces
 
 from .encode import STATES
 from .items import WIRE, decode_annotation, decode_tokens, hosted, lenient_item, lenient_part
@@ -626,7 +627,7 @@ class Decoder:
     def _whole(self, data: bytes) -> None:
         """An answer that is no stream."""
         try:
-            value = json.load(data) if data else {}
+            value = json.load(data, decode_in_pieces) if data else {}
         except ValueError:
             value = data.decode("utf-8", "replace")
         if isinstance(value, dict) and isinstance(value.get("output"), list):

@@ -514,7 +514,7 @@ def encode_part(
             if part.annotations or text == "output_text":
                 encoded["annotations"] = [encode_annotation(note) for note in part.annotations]
             if part.tokens or full:
-                encoded["logprobs"] = encode_tokens(part.tokens) if part.tokens else []
+                encoded["logprobs"] = long(encode_tokens(part.tokens)) if part.tokens else []
         case Refusal():
             encoded = {"type": "refusal", "refusal": long(part.text)}
         case Thought():
