@@ -32,11 +32,13 @@ WORDS = [f"word{number} " for number in range(40)]
 USER = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "json_schema", "name": "s", "schema": {"type": "object"}}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+STORED = ("POST", "/v1/responses", {"input": "Hi"}, 200)
+"""What is gone on from, and read, once it was answered: earlier ones make room for others."""
 KINDS: list[tuple[str, str, Any, int]] = [
+    STORED,
     ("POST", "/v1/chat/completions", {"messages": USER}, 200),
     ("POST", "/v1/chat/completions", {"messages": USER, "stream": True}, 200),
     ("POST", "/v1/chat/completions", {"messages": USER, "stream": True, "store": True}, 200),
-    ("POST", "/v1/responses", {"input": "Hi"}, 200),
     ("POST", "/v1/responses", {"input": "Hi", "stream": True}, 200),
     ("POST", "/v1/responses", {"input": "Hi", "stream": True, "store": False}, 200),
     ("POST", "/v1/responses", {"input": "Hi", "background": True}, 200),
@@ -76,8 +78,7 @@ class Load:
     async def run(self, seconds: float, every: float, look: Callable[[], object]) -> None:
         """Ask for so long, and look every so often."""
         end = time.monotonic() + seconds
-        first = await self._ask("POST", "/v1/responses", {"input": "Hi"}) or b""
-        self._last = json.loads(first.partition(b"\r\n\r\n")[2])["id"]
+        self._keep(await self._ask(*STORED[:3]))
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
                 group.create_task(self._client(end))
@@ -93,6 +94,12 @@ class Load:
             whole = status != 200 or answer is None or answer.endswith((b"}", b"ok", b"0\r\n\r\n"))
             if answer is not None and not (answer.startswith(b"HTTP/1.1 %d " % status) and whole):
                 self.wrong.append(f"{method} {path} {body}: {answer[:300]!r}")
+            elif KINDS[number % len(KINDS)] is STORED:
+                self._keep(answer)
+
+    def _keep(self, answer: bytes | None) -> None:
+        if answer is not None:
+            self._last = json.loads(answer.partition(b"\r\n\r\n")[2])["id"]
 
     async def _ask(
         self, method: str, path: str, body: Any, *, leaving: bool = False

@@ -262,7 +262,8 @@ class Connection(asyncio.Protocol):
         self._answered = True
         size = len(data)
         self._overhead += size
-        before = len(self.parts) if size > _LARGE_READ else -1
+        if size > _LARGE_READ:
+            before = len(self.parts)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -275,7 +276,7 @@ class Connection(asyncio.Protocol):
                 self._allow(min(self._idle, self._total))
         if self.parts or self._state != state:
             self._overhead = 0
-            if before >= 0:
+            if size > _LARGE_READ:
                 self._framing += size - sum(map(len, self.parts[before:]))
                 if self._framing > self._limits.body_bytes:
                     self._fail(self._too_large())

@@ -14,8 +14,6 @@ from .errors import ConnectError, DisconnectedError, InvalidUrlError, RemoteProt
 
 STEP = 2 * 1024
 """Bytes that are parsed before others have their turn: a frame may have two."""
-
-
 LONG = 1024 * 1024
 """Bytes of a text that are sent in one frame, which is copied twice."""
 

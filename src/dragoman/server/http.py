@@ -142,10 +142,10 @@ class HTTPExchange(Exchange):
             return False
         if self._bodiless:
             body = b""
-        large, whole = len(body) > HIGH_WATER_LIMIT and not self.counted, b""
-        if large:
+        large = len(body) > HIGH_WATER_LIMIT
+        if large and not self.counted:
             connection.hold(self.tenant, len(body))
-        if len(body) > LARGE:
+        if large and len(body) > LARGE:
             whole, body = body, b""
             before, after = self._head, b""
             if self._chunked:
@@ -162,7 +162,7 @@ class HTTPExchange(Exchange):
             connection.transport.write(body)
         if not more:
             connection.complete(self)
-        elif large and not connection.flow.write_paused:  # it was read at once
+        elif large and not (self.counted or connection.flow.write_paused):  # it was read at once
             connection._release()
         return connection.flow.write_paused
 
