@@ -1,5 +1,6 @@
 """Requests that make hosted tools, choices and searches of files work more than they say."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Unknown
 from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Namespace, UnknownTool
 from dragoman.core.tools import ToolFilter
+from dragoman.server.state.files import AT_ONCE
 from dragoman.tools import chunks
 from dragoman.tools.mcp import LIST, MOST_KNOWN, _known
 from dragoman.tools.web import KIND, Browser, options_of
@@ -193,6 +195,26 @@ async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch)
             id, query=["word " + " ".join(f"w{n * m}" for n in range(600)) for m in (1, 7, 9, 11)]
         )
         assert taken[2:] == ["_asked", "_ranked"]
+
+
+async def test_few_searches_read_at_a_time(monkeypatch) -> None:
+    async with filing(Embedder("x"), embedding_model="small") as server:
+        id, _ = await library(server.ada, cat=b"a cat")
+        reading = most = 0
+        vectors = server.store.vectors
+
+        async def counted(*given: Any) -> Any:
+            nonlocal reading, most
+            reading += 1
+            most = max(most, reading)
+            await asyncio.sleep(0.005)
+            reading -= 1
+            return await vectors(*given)
+
+        monkeypatch.setattr(server.store, "vectors", counted)
+        search = server.ada.vector_stores.search
+        await asyncio.gather(*[search(id, query="cat") for _ in range(12)])
+        assert most == AT_ONCE // 2  # the share of one key
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (3, 4), (16_385, 16_385)])

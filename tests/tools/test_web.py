@@ -177,12 +177,13 @@ async def test_calls_of_one_round_have_cursors_in_their_order(tool, site) -> Non
     model = await Model(tool).begin()
     real = tool.fetcher.fetch
 
-    async def slow(url, may):
+    async def slow(*asked):
+        url = asked[0]
         if url.endswith("/second"):
             await gate.wait()
         elif url.endswith("/"):
             gate.set()  # the second one is fetched first
-        return await real(url, may)
+        return await real(*asked)
 
     tool.fetcher.fetch = slow
     runner = Runner(model.browser.tools)

@@ -98,7 +98,7 @@ class App:
         searches = [tool for tool in tools if isinstance(tool, FileSearch)]
         library = None
         if searches and memory is not None:
-            library = searches[0].searched = Library(memory.store, engine, settings)
+            library = searches[0].searched = Library(memory.store, engine, settings, share)
         engine = with_middleware(engine, settings, cipher, share, tools)
         self._engine = engine
         self._memory = memory

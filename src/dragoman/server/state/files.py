@@ -20,6 +20,7 @@ from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import JSON
 from dragoman.engines.base import now
 from dragoman.engines.router import embed
+from dragoman.server.limits import Gate
 from dragoman.server.settings import Settings
 from dragoman.stores.base import Chunk, Piece, Room
 from dragoman.stores.sql import Store
@@ -52,6 +53,8 @@ FILES = 100
 """Files that are held against conditions at a time: their attributes may be long."""
 FILE = 4_096
 """What a file weighs that is held against conditions."""
+AT_ONCE = 4
+"""Searches that read at a time: each holds the vectors that it compares."""
 ACTIVE = 60
 """Seconds within which a vector store that is searched again is as active as it was."""
 
@@ -65,8 +68,9 @@ class Library:
     """Files and vector stores in a store, with vectors of an engine where the settings name its
     model. All methods raise FaultError."""
 
-    def __init__(self, store: Store, engine: Engine, settings: Settings) -> None:
+    def __init__(self, store: Store, engine: Engine, settings: Settings, share: float) -> None:
         self.store = store
+        self._searching = Gate(AT_ONCE, settings.queue, settings.queue_time, share)
         self._engine = engine
         self._settings = settings
 
@@ -155,6 +159,19 @@ class Library:
         moment = now()
         old = [store for store in opened if store.active_at < moment - ACTIVE]
         await self.store.touch_vector_stores(old, moment)
+        vectors: list[bytes] = []
+        if self._settings.embedding_model:
+            vectors = await self._embed(list(search.queries), caller)
+        async with self._searching.place(caller.tenant):
+            return await self._search(caller, opened, search, vectors)
+
+    async def _search(
+        self,
+        caller: Caller,
+        opened: Sequence[VectorStore],
+        search: Search,
+        vectors: Sequence[bytes],
+    ) -> list[Found]:
         only: set[int] | None = None
         if (condition := search.condition) is not None:
             only = set()
@@ -169,9 +186,7 @@ class Library:
         questions = await self.store.apart(QUERY * length, _asked, search.queries)
         words = list(dict.fromkeys(chain.from_iterable(questions)))[:MOST_WORDS]
         seqs = dict.fromkeys(await self.store.matching(opened, only, words, CANDIDATES))
-        vectors: list[bytes] = []
-        if self._settings.embedding_model:
-            vectors = await self._embed(list(search.queries), caller)
+        if vectors:
             seqs |= dict.fromkeys(await self._nearest(opened, only, vectors))
         room = Room(count=caller.count)
         try:
