@@ -335,6 +335,15 @@ async def heard_by(server: Mock) -> str:
                 b'data: {"type": "transcript.text.done", "text": "Hi"}\n\ndata: [DONE]\n\n'
             ),
         ),
+        (
+            "text/event-stream",  # of vLLM
+            (
+                b'data: {"object": "transcription.chunk", "choices": [{"delta": {"content": "H"}, '
+                b'"finish_reason": null}]}\n\n'
+                b'data: {"object": "transcription.chunk", "choices": [{"delta": {"content": "i"}, '
+                b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+            ),
+        ),
     ],
 )
 async def test_transcripts_of_another_server_whole_or_streamed(kind, content) -> None:

@@ -79,8 +79,10 @@ def test_a_transcription_request_that_is_sent_is_the_one_that_is_read(more) -> N
         (audio.transcript_delta("Hi"), "", "Hi"),
         (audio.transcript_done("Hi all"), "Hi", " all"),
         (audio.transcript_done("Hi"), "Ho", ""),
-        (b"[DONE]", "Hi", ""),
-        (b'{"type": "session.created"}', "", ""),
+        (b'{"object": "transcription.chunk", "choices": [{"delta": {"content": "!"}}]}', "Hi", "!"),
+        (b'{"object": "transcription.chunk", "choices": []}', "Hi", None),
+        (b"[DONE]", "Hi", None),
+        (b'{"type": "session.created"}', "", None),
     ],
 )
 def test_events_of_a_transcript_add_to_what_is_known(event, known, added) -> None:

@@ -205,8 +205,9 @@ class RemoteTranscriber(_Endpoint):
                     continue
                 for _, event in _events(decoder, data, self.name):
                     self._check_size(len(event), event.count(b","))
-                    heard = heard or b"transcript.text." in event
-                    if piece := wire.read_transcript_event(event, seen):
+                    piece = wire.read_transcript_event(event, seen)
+                    heard = heard or piece is not None
+                    if piece:
                         seen += piece
                         yield self._piece(piece, len(seen))
         if not heard:

@@ -278,9 +278,9 @@ def read_transcript(body: bytes) -> str:
     raise ValueError("has no text")
 
 
-def read_transcript_event(event: bytes, known: str) -> str:
-    """The text that an event adds to a streamed transcript. Raises FaultError for an error
-    event.
+def read_transcript_event(event: bytes, known: str) -> str | None:
+    """The text that an event adds to a streamed transcript; None for an event of another kind.
+    Raises FaultError for an error event.
 
     >>> read_transcript_event(b'{"type": "transcript.text.done", "text": "Hi all."}', "Hi")
     ' all.'
@@ -288,15 +288,17 @@ def read_transcript_event(event: bytes, known: str) -> str:
     try:
         value = json.load(event)
     except ValueError:
-        return ""  # [DONE], sent by some servers
+        return None  # [DONE], sent by some servers
     if (fault := error.describe(value)) is not None:
         raise FaultError(fault)
     match value:
         case {"type": "transcript.text.delta", "delta": str(text)}:
             return text
-        case {"type": "transcript.text.done", "text": str(text)} if text.startswith(known):
-            return text[len(known) :]
-    return ""
+        case {"type": "transcript.text.done", "text": str(text)}:
+            return text[len(known) :] if text.startswith(known) else ""
+        case {"choices": [{"delta": {"content": str(text)}}]}:  # of vLLM
+            return text
+    return None
 
 
 def transcript_delta(text: str) -> bytes:
