@@ -65,6 +65,8 @@ LARGE = 128 * 1024
 """Bytes without an event from which they are decoded in a thread, and their values counted."""
 FRAMING = 300
 """Bytes of an event, about, that are not buffered: its framing, and its ids."""
+LONG = 512 * 1024
+"""Bytes from which an answer counts, whatever it is made of: its end may take long to encode."""
 MAX_VALUES = 3_000_000
 """The most values within one JSON value of an answer."""
 EVENTS = 250
@@ -238,9 +240,10 @@ class UpstreamAnswer(Struct, eq=False):
         events = decoder.feed(data) if data else []
         if (kept := len(data) - FRAMING * len(events)) > 0:  # undecoded bytes in proportion
             self._kept += kept + unseen * kept // len(data)
-            if self._kept > LARGE and self._request.caller.count is not None:
-                self._request.caller.count(self._kept)
-                self._kept = 0
+        enough = LARGE if limit - room.left < LONG else -1
+        if self._kept > enough and self._request.caller.count is not None:
+            self._request.caller.count(self._kept)
+            self._kept = 0
         if events:
             self._silent = 0
         elif not over:

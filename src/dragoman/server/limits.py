@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from dragoman.core.error import Code, Fault, FaultError, quoted
-from dragoman.core.event import Event
+from dragoman.core.event import Delta, Event
 from dragoman.core.item import Item, Token
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
@@ -366,7 +366,10 @@ def tokens_of(events: Sequence[Event | Item], most: int) -> int:
     found, rest = 0, list[object](events)
     while rest and found <= most:
         each = rest.pop()
-        if isinstance(each, str | bytes):
+        if type(each) is Delta and type(each.data) is str:  # nearly all
+            found += len(each.data) // LETTERS
+            rest += each.tokens
+        elif isinstance(each, str | bytes):
             found += len(each) // LETTERS
         elif isinstance(each, Token):  # of which there are many
             found += len(each.top) + len(each.bytes or b"") // LETTERS

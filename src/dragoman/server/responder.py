@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.event import Delta, Event, Failed, Finished, ItemDone, Started
+from dragoman.core.event import Event, Failed, Finished, ItemDone, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
@@ -305,13 +305,8 @@ class Responder(ABC):
         """Whether a batch takes long to encode, by its tokens with log-probabilities, other values
         and text; as does an end in an answer that had so many, or so many events: it repeats them,
         and lets go what waited for it."""
-        self._found += len(events)
-        if self._hold is None:  # deltas are few, and small
-            events = [each for each in events if type(each) is not Delta]
-            if not events:
-                return False
         found = tokens_of(events, MANY_TOKENS)
-        self._found += found
+        self._found += found + len(events)
         ends = any(isinstance(each, ItemDone | Finished) for each in events)
         return (self._found if ends else found) > MANY_TOKENS
 
@@ -364,8 +359,9 @@ class Unary(Responder):
             else:
                 dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
-                    much = tokens_of(response.output, MANY_TOKENS) > MANY_TOKENS
-                    if much or (self._hold and self._hold.size > HEAVY):
+                    if (hold := self._hold) is not None and (
+                        hold.size > HEAVY or tokens_of(response.output, MANY_TOKENS) > MANY_TOKENS
+                    ):
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self.apart(lambda _: make(), events)
                         return
@@ -438,7 +434,7 @@ class Stream(Responder):
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
                 data, self.made = self.made, None
-            elif self.is_much(events):
+            elif self._hold is not None and self.is_much(events):  # else it is short
                 self.apart(self._encoded, events)
                 return  # only large amounts are accounted for
             elif isinstance(last, Finished):
