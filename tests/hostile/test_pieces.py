@@ -22,6 +22,7 @@ from websockets.server import ServerProtocol
 
 from dragoman.core.conversation import with_sounds
 from dragoman.core.event import Delta, Finished, ItemDone, PartDone, Progress
+from dragoman.core.interfaces import Caller
 from dragoman.core.item import (
     Annotation,
     Audio,
@@ -48,7 +49,9 @@ from dragoman.core.session_values import (
     Transcribe,
 )
 from dragoman.core.sound import wav
+from dragoman.engines import remote
 from dragoman.engines import session as sessions
+from dragoman.engines.remote import Remote
 from dragoman.server import frames
 from dragoman.server.app import App
 from dragoman.server.channel import Later
@@ -65,6 +68,8 @@ from dragoman.wire.pieces import LONG
 from dragoman.wire.protocol import STANDARD
 from dragoman.wire.registry import WIRES
 from dragoman.wire.responses.response import decode_items
+from tests.engines.receiving import Receiver
+from tests.mock import chunk, mock, stream
 from tests.server.stubs import Stub, served
 
 MANUAL = SessionConfig(model="m", turn_detection=None)
@@ -396,6 +401,22 @@ def test_a_long_item_for_a_conversation_is_not_encoded_again_in_one_piece(
 
 
 MUCH = "x" * (LETTERS * 1000)
+
+
+@pytest.mark.parametrize(("size", "counted"), [(1, False), (6, True)])
+async def test_a_long_answer_of_small_events_is_counted(size, counted, monkeypatch) -> None:
+    """Its end repeats them all: 45,000 annotations took half a second on the event loop."""
+    monkeypatch.setattr(remote, "LONG", 5 * remote.PIECE)
+    event = json.dumps(chunk({"content": "a"})).encode()
+    events = [event] * (size * remote.PIECE // len(event))
+    held: list[int] = []
+    async with mock(stream(*events, chunk(finish="stop"))) as up:
+        engine, receiver = Remote(up.base_url, wire="chat"), Receiver()
+        receiver.start(engine, Request(model="m", stream=True), Caller(count=held.append))
+        while not receiver.ended:
+            await asyncio.sleep(0.001)
+        await engine.close()
+    assert bool(held) == counted
 
 
 def test_small_events_are_judged_where_an_item_ends() -> None:

@@ -34,18 +34,7 @@ from dragoman.wire.responses.items import decode_tokens
 from tests.cost import is_square
 from tests.engines.receiving import Receiver
 from tests.hostile.stage import gateway, watched
-from tests.mock import (
-    Asked,
-    Reply,
-    chunk,
-    completion,
-    head,
-    message,
-    mock,
-    plain,
-    response,
-    stream,
-)
+from tests.mock import Asked, Reply, chunk, completion, head, message, mock, plain, response
 from tests.mock import said as saying
 from tests.product import configured
 from tests.server.stubs import Call, asking
@@ -309,22 +298,6 @@ def test_u1_what_a_long_answer_without_vectors_says_is_not_looked_for(monkeypatc
         with pytest.raises(FaultError, match="no vectors"):
             embeddings.decode_response(said)
     assert not built
-
-
-@pytest.mark.parametrize(("size", "counted"), [(1, False), (6, True)])
-async def test_a_long_answer_of_small_events_is_counted(size, counted, monkeypatch) -> None:
-    """Its end repeats them all: 45,000 annotations took half a second on the event loop."""
-    monkeypatch.setattr(remote, "LONG", 5 * remote.PIECE)
-    event = json.dumps(chunk({"content": "a"})).encode()
-    events = [event] * (size * remote.PIECE // len(event))
-    held: list[int] = []
-    async with mock(stream(*events, chunk(finish="stop"))) as up:
-        engine, receiver = Remote(up.base_url, wire="chat"), Receiver()
-        receiver.start(engine, Request(model="m", stream=True), Caller(count=held.append))
-        while not receiver.ended:
-            await asyncio.sleep(0.001)
-        await engine.close()
-    assert bool(held) == counted
 
 
 async def test_u1_vectors_are_held_for_the_caller_while_they_come() -> None:
