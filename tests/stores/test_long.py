@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from dragoman.core.fold import unfold
 from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.request import FunctionTool, Request
+from dragoman.net.threads import TenantLock
 from dragoman.stores import serialize, sql
 from dragoman.stores.base import (
     LogSegment,
     Room,
     StoredAnswer,
     StoreError,
-    TenantLock,
     TooMuchError,
     Turns,
     call_digest,
@@ -210,10 +210,10 @@ async def test_a_turn_that_came_to_a_cancelled_task_goes_to_the_next() -> None:
     lock = TenantLock()
 
     async def hold() -> None:
-        async with lock:
+        async with lock.turn("a"):
             await asyncio.sleep(0)
 
-    await lock.__aenter__()
+    await lock.acquire("a")
     tasks = [asyncio.create_task(hold()) for _ in range(2)]
     await asyncio.sleep(0)
     lock.release()

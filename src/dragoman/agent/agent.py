@@ -225,8 +225,8 @@ class Agent:
         return msgspec.json.encode(saved)
 
     def load(self, data: bytes | str | Path) -> None:
-        """Restore a conversation that `dump` gave, or that `save` wrote to a file. The meter, which
-        others may share, is set to what was spent then. Raises ValueError for anything else."""
+        """Restore what `dump` gave, or `save` wrote to a file. The meter, which others may share,
+        is set to what was spent then. Raises ValueError for anything else, OSError for no file."""
         if not isinstance(data, bytes):
             data = Path(data).read_bytes()
         saved = msgspec.json.decode(data, type=Saved)

@@ -13,8 +13,8 @@ from .error import TOO_MANY, FaultError
 from .item import Extra
 
 LONGEST = 128 * 1024
-"""Characters of arguments, of all calls of an answer, of which it is found out whether they are
-complete: they are read for that at once."""
+"""Characters that are scanned for the end of arguments, of all calls of an answer together: that
+is done in one piece, and what is longer counts as incomplete."""
 _STRUCTURE = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
 
 
@@ -38,7 +38,7 @@ class CallFragment(Struct, frozen=True, omit_defaults=True):
 
 
 class Unread:
-    """How many of these characters may still be read."""
+    """How many more characters of arguments are scanned for their end, in one answer."""
 
     left = LONGEST
 

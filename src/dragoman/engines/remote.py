@@ -240,8 +240,8 @@ class UpstreamAnswer(Struct, eq=False):
         events = decoder.feed(data) if data else []
         if (kept := len(data) - FRAMING * len(events)) > 0:  # undecoded bytes in proportion
             self._kept += kept + unseen * kept // len(data)
-        enough = LARGE if limit - room.left < LONG else -1
-        if self._kept > enough and self._request.caller.count is not None:
+        much = self._kept > LARGE or limit - room.left >= LONG
+        if much and self._request.caller.count is not None:
             self._request.caller.count(self._kept)
             self._kept = 0
         if events:

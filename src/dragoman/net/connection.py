@@ -262,8 +262,7 @@ class Connection(asyncio.Protocol):
         self._answered = True
         size = len(data)
         self._overhead += size
-        if size > _LARGE_READ:
-            before = len(self.parts)
+        before = len(self.parts) if size > _LARGE_READ else 0
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

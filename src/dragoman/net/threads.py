@@ -1,11 +1,12 @@
-"""Calls functions in threads of their own, where those of the event loop would be used up."""
+"""Threads of their own for calls that may hang, and a lock for which tenants take turns."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -58,3 +59,47 @@ class Threads:
             del self._working[thread]
             raise BusyError from None
         return await future
+
+
+class TenantLock:
+    """A lock for which the tenants that wait take turns."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # the next one first
+
+    async def acquire(self, tenant: str) -> None:
+        """Wait for a turn."""
+        if not self._taken:
+            self._taken = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had its turn already
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Let the next one in."""
+        while self._lines:
+            tenant, line = next(iter(self._lines.items()))
+            del self._lines[tenant]
+            turn = line.popleft()
+            if line:
+                self._lines[tenant] = line  # behind the others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken = False
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """One turn."""
+        await self.acquire(tenant)
+        try:
+            yield
+        finally:
+            self.release()

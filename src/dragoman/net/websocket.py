@@ -44,7 +44,7 @@ class WebSocket(Protocol):
 
 
 CLOSED = ConnectionClosed
-"""What `send_text` and `receive` raise once the connection is closed, by whomever."""
+"""What `send_text` and `receive` raise once either side has closed the connection."""
 
 
 class _Connection(ClientConnection):

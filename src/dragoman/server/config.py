@@ -270,9 +270,8 @@ def read(text: str, name: str = FILE) -> Configuration:
 
 def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """The settings with the keys that the named variables hold. Raises ConfigurationError."""
-    keys = [
-        read_key(environ, name, "a key for clients (api_key_env)") for name in settings.api_key_env
-    ]
+    what = "a key for clients (api_key_env)"
+    keys = [read_key(environ, name, what) for name in settings.api_key_env]
     return msgspec.structs.replace(settings, keys=(*settings.keys, *keys))
 
 

@@ -188,9 +188,9 @@ class FileHandlers:
         after = query.after and query.after.removeprefix(STORE_PREFIX)
         paging = replace(query.paging(), after=after, limit=min(query.limit, LISTED))
         page = await self._store.list_vector_stores(caller.tenant, paging)
-        known = page.items or await self._store.get_vector_stores(caller.tenant, (after or "",))
-        if after and not known:
-            raise FaultError(nowhere(after))
+        missing = after if not page.items else None
+        if missing and not await self._store.get_vector_stores(caller.tenant, (missing,)):
+            raise FaultError(nowhere(missing))
         exchange.reply(200, wire.encode_listing([*map(wire.store_object, page.items)], page.more))
 
     async def get_store(self, exchange: Exchange, caller: Caller) -> None:

@@ -10,7 +10,6 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -36,6 +35,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
+from dragoman.net.threads import TenantLock
 
 T = TypeVar("T")
 
@@ -150,43 +150,6 @@ class Breaker:
         _log.warning("The %s store answers again.", self._kind)
 
 
-class TenantLock:
-    """A lock for which the tenants (`reading`) that wait take turns."""
-
-    def __init__(self) -> None:
-        self._taken = False
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # the next one first
-
-    async def __aenter__(self) -> None:
-        if not self._taken:
-            self._taken = True
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(reading.get(), deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it had its turn already
-                self.release()
-            raise
-
-    async def __aexit__(self, *problem: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Let the next one in."""
-        while self._lines:
-            tenant, line = next(iter(self._lines.items()))
-            del self._lines[tenant]
-            turn = line.popleft()
-            if line:
-                self._lines[tenant] = line  # behind the others
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._taken = False
-
-
 class Turns:
     """Serialises work on large values in threads: one at a time, with pauses as long as it
     took. In parallel they would only contend for the GIL, with the loop, too."""
@@ -198,7 +161,7 @@ class Turns:
     async def take(self, work: Callable[..., T], *given: object) -> T:
         """Run work in a thread, in turn; the turn ends with the work, also where the caller was
         cancelled."""
-        await self._turn.__aenter__()
+        await self._turn.acquire(reading.get())
         try:
             await asyncio.sleep(self._next - time.monotonic())
             begun = time.monotonic()

@@ -302,9 +302,8 @@ class Files(ABC):
         where, values = f"store IN ({_OURS}) AND {_THERE}", [tenant, int(self.now()), store]
         only = {"batch": batch, "status": status}
         rows = await self._page(_INDEXED, "indexed_files", where, values, only, paging, id="file")
-        return Page(
-            await self._indexed(rows[: paging.limit], room or Room()), len(rows) > paging.limit
-        )
+        found = await self._indexed(rows[: paging.limit], room or Room())
+        return Page(found, len(rows) > paging.limit)
 
     async def _indexed(self, rows: Sequence[Row], room: Room) -> tuple[IndexedFile, ...]:
         """Files in vector stores, which may have long attributes. Raises what `room` raises."""

@@ -89,7 +89,7 @@ class RedisPubSub(PubSub):
         found: Any = await self._redis.xread({STREAM: last}, block=int(BLOCK * 1_000))
         for entries in _entries(found):
             for id, fields in entries:
-                self.notify(fields.get(b"name", b"").decode(errors="replace"))  # of anybody
+                self.notify(fields.get(b"name", b"").decode(errors="replace"))  # maybe another's
                 last = id
         return last
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from dragoman.core.fold import unfold
 from dragoman.core.item import JSON, Item, ItemReference
 from dragoman.core.response import Response
+from dragoman.net.threads import TenantLock
 
 from . import retention
 from .base import (
@@ -40,7 +41,6 @@ from .base import (
     StoredAnswer,
     StoreError,
     Subscribers,
-    TenantLock,
     Together,
     TooMuchError,
     Turns,
@@ -173,7 +173,7 @@ class Store(Files):
     ) -> None:
         """Insert a record that is packed in a thread, and written before the next one is."""
         reading.set(tenant)
-        async with self._packing:
+        async with self._packing.turn(tenant):
             await self._transact(await self.turns.take(make), steps)
 
     def put(
@@ -256,7 +256,7 @@ class Store(Files):
 
         async def apart() -> bool:
             reading.set(tenant)
-            async with self._packing:
+            async with self._packing.turn(tenant):
                 return await self._transact((), await self.turns.take(made))
 
         ending = asyncio.ensure_future(apart() if size > APART else self._transact((), made()))

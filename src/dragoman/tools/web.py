@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
-from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,6 +24,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
+from dragoman.net.threads import TenantLock
 from dragoman.net.url import Proxies
 from dragoman.wire.json import choices, invalid
 
@@ -347,7 +347,7 @@ class Web:
         self.service = service
         self.fetcher = Fetcher(allow, proxies)
         # Pages are parsed one at a time, in a thread, and tenants take turns.
-        self.reading, self.own = asyncio.Lock(), WeakValueDictionary[str, asyncio.Lock]()
+        self.reading = TenantLock()
 
     @classmethod
     def configured(cls, text: str, environ: Mapping[str, str], *, allow: Sequence[str] = ()) -> Web:
@@ -365,12 +365,10 @@ class Web:
     async def in_turn(self, work: Callable[[], Page], tenant: str) -> Page:
         """Read a page in a thread, in turn; the turn ends with the work, also where the caller was
         cancelled."""
-        own = self.own.setdefault(tenant, asyncio.Lock())
-        async with own:
-            await self.reading.acquire()
-            working = asyncio.ensure_future(asyncio.to_thread(work))
-            working.add_done_callback(lambda _: self.reading.release())
-            return await asyncio.shield(working)
+        await self.reading.acquire(tenant)
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        working.add_done_callback(lambda _: self.reading.release())
+        return await asyncio.shield(working)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -72,8 +72,7 @@ class _Endpoint:
         try:
             async with self._client.stream("POST", self._url, headers, body) as reply:
                 if reply.status in _REFUSED:
-                    fault = key_refused(self.name, reply.status, self._key, _KEY_AT)
-                    raise FaultError(fault)
+                    raise FaultError(key_refused(self.name, reply.status, self._key, _KEY_AT))
                 if reply.status != 200:
                     answer = await reply.read(_LONGEST_ERROR)
                     fault = error.decode(reply.status, answer, reply.header("retry-after"))

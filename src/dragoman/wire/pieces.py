@@ -14,8 +14,6 @@ LONG = 256 * 1024
 """Characters of a text that are encoded in one call."""
 MANY = 1_000
 """Members of a list, of log-probabilities, that are encoded in one call."""
-
-
 LARGE = 1024 * 1024
 """Bytes of JSON that are decoded in one call, where they are no text."""
 _decode = msgspec.json.Decoder().decode
