@@ -593,7 +593,7 @@ def test_the_attempts_would_be_noticed(secret, tmp_path) -> None:
         if name not in PRIVILEGED
     )
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-u", "-c", textwrap.dedent(program)],  # in order with what it starts
         capture_output=True,
         text=True,
         check=True,

@@ -87,9 +87,9 @@ async def test_errors_and_panics_reach_the_one_who_waits() -> None:
 
 
 async def test_closing_cancels_what_waits() -> None:
-    turns, gate = Turns(1), threading.Event()
-    held = asyncio.ensure_future(turns.run("a", gate.wait))
-    await asyncio.sleep(0.01)
+    turns, begun, gate = Turns(1), threading.Event(), threading.Event()
+    held = asyncio.ensure_future(turns.run("a", lambda: begun.set() or gate.wait()))
+    assert await asyncio.to_thread(begun.wait, 60)
     waiting = asyncio.ensure_future(turns.run("a", gate.wait))
     await asyncio.sleep(0)
     turns.close()
