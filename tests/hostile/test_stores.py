@@ -6,10 +6,17 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +28,16 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.server.state import run
 from dragoman.server.state.run import Run
+from dragoman.server.state.service import Memory
+from dragoman.server.state.webhooks import Receiver, Webhooks
+from dragoman.stores import retention
 from dragoman.stores.base import Breaker, Paging, Record, StoreError
 from dragoman.stores.postgres import PostgresStore
-from dragoman.stores.retention import Retention
+from dragoman.stores.retention import QUICK, Retention, delete_quickly
+from dragoman.stores.serialize import pack_items
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore, migrate
+from dragoman.stores.statements import extend
 from tests.postgres import Postgres
 from tests.server.state.storing import Server, frames, identity, storing
 from tests.server.stubs import OPENING, Call, Stub, word
@@ -529,3 +541,56 @@ async def test_room_goes_back_to_the_disk(earlier, tmp_path) -> None:
 
 def used(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
+
+
+# ---- large deletions and many items --------------------------------------------------------
+
+
+def test_many_items_are_added_by_few_statements() -> None:
+    """PostgreSQL answers each: one for each item kept its connections for seconds."""
+    items = pack_items([Message("user", "Hi", id=f"a{n}") for n in range(1_000)])
+    steps = extend("c", items)
+    next(steps)
+    count, (_, values) = 1, steps.send([(-1,)])
+    with suppress(StopIteration):
+        while True:
+            _, values = steps.send([(place,) for place in values[1::3]])
+            count += 1
+    assert count == 4
+
+
+def test_a_sweep_deletes_in_short_transactions(monkeypatch) -> None:
+    now, sizes = 0.0, list[int]()
+    monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def delete(rows):
+        nonlocal now
+        now += len(rows) * QUICK / 2
+        sizes.append(len(rows))
+        yield "", ()
+
+    steps = delete_quickly([(n,) for n in range(100)], delete)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            steps.send(())
+    assert (end.value.value, sizes) == (3, [1, 2])
+
+
+async def test_webhooks_and_sweeps_go_by_the_clock_of_the_store(tmp_path, monkeypatch) -> None:
+    store, swept = SqliteStore(tmp_path / "store.db"), asyncio.Event()
+    webhooks = Webhooks([Receiver(url="http://127.0.0.1:9/", key=b"k", events=())])
+
+    async def sweep(now: float) -> int:
+        assert now == 5.0
+        swept.set()
+        return 0
+
+    monkeypatch.setattr(store, "sweep", sweep)
+    memory = Memory(store, webhooks=webhooks)
+    store.now = lambda: 5.0
+    memory.begin()
+    async with asyncio.timeout(10):
+        await swept.wait()
+    assert webhooks.clock() == 5.0
+    await memory.close()

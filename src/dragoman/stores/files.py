@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import ClassVar, Literal, TypeVar
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
 
 from .base import Chunk, Page, Paging, Piece, Room, reading
+from .retention import SWEPT, delete_quickly
 from .serialize import pack, unpack
 from .statements import LISTED, Insert, Row, Steps, Values, chunks, direction, places
 
@@ -241,7 +243,7 @@ class Files(ABC):
 
         def steps() -> Steps[bool]:
             statement = "SELECT store FROM indexed_files WHERE seq = $1 AND status = 'in_progress'"
-            found = yield statement, (seq,)
+            found = yield f"{statement} FOR UPDATE", (seq,)  # who deletes it waits for its chunks
             if not found:
                 return False
             ((store,),) = found
@@ -477,18 +479,25 @@ class Files(ABC):
         """Delete expired files and vector stores, and fail indexing that has timed
         out."""
 
-        def steps() -> Steps[None]:
-            for table, key, column in (("files", "id", "file"), ("vector_stores", "seq", "store")):
-                old = "expires_at <= CAST($1 AS BIGINT)"
-                gone = yield f"DELETE FROM {table} WHERE {old} RETURNING {key}", (int(now),)
-                for row in gone:
-                    yield from _unindex(f"{column} = $1", row)
-
-        await self._transact((), steps)
+        for table, key, column in (("files", "id", "file"), ("vector_stores", "seq", "store")):
+            steps = partial(self._expire, table, key, column, int(now))
+            while await self._transact((), steps):
+                pass
         where = "WHERE status = 'in_progress' AND begun <= CAST($1 AS BIGINT)"
         for row in await self._read(f"{_INDEXED} {where}", int(now) - UNFINISHED):
             await self.end_indexing(replace(_indexed(row), status="failed", error=LOST))
         await self._purged(None)
+
+    def _expire(self, table: str, key: str, column: str, now: int) -> Steps[int]:
+        """Delete some of the expired files, or vector stores; returns how many."""
+
+        def delete(rows: list[Row]) -> Steps[None]:
+            some = [key for (key,) in rows]
+            yield f"DELETE FROM {table} WHERE {key} IN ({places(len(some))})", some
+            yield from _unindex(f"{column} IN ({places(len(some))})", some)
+
+        find = f"SELECT {key} FROM {table} WHERE expires_at <= CAST($1 AS BIGINT) LIMIT $2"
+        return (yield from delete_quickly((yield find, (now, SWEPT)), delete))
 
 
 def _unindex(where: str, values: Values) -> Steps[int]:

@@ -227,7 +227,11 @@ class PostgresStore(Store):
         self._options: dict[str, Any] = {
             "timeout": patience,
             "command_timeout": COMMAND,
-            "server_settings": {"search_path": schema, "application_name": "dragoman"},
+            "server_settings": {
+                "search_path": schema,
+                "application_name": "dragoman",
+                "default_transaction_isolation": "read committed",  # whatever a database's is
+            },
         }
         self._patience = patience
         self._breaker = Breaker("PostgreSQL", patience)

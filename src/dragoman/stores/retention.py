@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -65,7 +66,9 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 SWEPT = 250
-"""Responses that one transaction deletes, so that writers do not wait for a whole sweep."""
+"""Responses, conversations and files that one transaction of a sweep deletes, at the most."""
+QUICK = 0.05
+"""Seconds after which it deletes no more, so that writers do not wait for what is large."""
 
 OLD = """SELECT seq, parts FROM (
         SELECT seq, parts, created_at FROM responses WHERE seq NOT IN (SELECT seq FROM runs)
@@ -74,35 +77,49 @@ OLD = """SELECT seq, parts FROM (
 COUNTS = "SELECT tenant, count(*) FROM responses GROUP BY tenant"
 FIRST = """SELECT seq, parts FROM responses WHERE tenant = $1 AND seq NOT IN (SELECT seq FROM runs)
     ORDER BY seq LIMIT $2"""
-LOGS = """DELETE FROM segments WHERE seq IN (
-        SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq IN (
-            SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
-            ORDER BY seq LIMIT $2))
-    RETURNING seq"""
+LOGS = """SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq IN (
+        SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
+        ORDER BY seq LIMIT $2)"""
 TALKS = "SELECT tenant, count(*) FROM conversations GROUP BY tenant"
 FIRST_TALKS = "SELECT id FROM conversations WHERE tenant = $1 ORDER BY created_at, id LIMIT $2"
-OLD_TALKS = "SELECT id FROM conversations WHERE created_at < CAST($1 AS FLOAT)"
+OLD_TALKS = "SELECT id FROM conversations WHERE created_at < CAST($1 AS FLOAT) LIMIT $2"
 _LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
 """The first statement of a deletion: a lock, so that no other server stores or deletes uses
 of parts meanwhile. If it were taken later, two deletions would deadlock."""
 
 
+def delete_quickly(rows: Sequence[Row], delete: Callable[[list[Row]], Steps[None]]) -> Steps[int]:
+    """Delete one row, then two together, then four, until that has taken long enough for one
+    transaction; returns how many were deleted."""
+    began, done, size = time.monotonic(), 0, 1
+    while done < len(rows) and time.monotonic() - began < QUICK:
+        some = list(rows[done : done + size])
+        yield from delete(some)
+        done, size = done + len(some), 2 * size
+    return done
+
+
 def forget(find: str, values: Values, cascades: bool) -> Steps[int]:
-    """Delete the responses of a query for `seq` and `parts`, with everything that only they use;
+    """Delete responses of a query for `seq` and `parts`, with everything that only they use;
     returns how many. `cascades`: the database deletes the rows of a response by itself."""
     yield _LOCK_USES, ()
-    gone = yield find, values
-    for some in chunks([seq for seq, _ in gone]):
+
+    def delete(rows: list[Row]) -> Steps[None]:
+        some = [seq for seq, _ in rows]
         tables = ("responses", "runs", "segments", "ends", "item_index", "calls")
         for table in tables[:1] if cascades else tables:
             yield f"DELETE FROM {table} WHERE seq IN ({places(len(some))})", some
-    uses = [(digest, seq) for seq, parts in gone for digest in digests(parts)]
-    for use in () if cascades else uses:
-        yield "DELETE FROM part_uses WHERE digest = $1 AND seq = $2", use
-    for some in chunks(sorted({digest for digest, _ in uses})):
-        unused = "NOT EXISTS (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest)"
-        yield f"DELETE FROM parts WHERE digest IN ({places(len(some))}) AND {unused}", some
-    return len(gone)
+        uses = [(digest, seq) for seq, parts in rows for digest in digests(parts)]
+        for use in () if cascades else uses:
+            yield "DELETE FROM part_uses WHERE digest = $1 AND seq = $2", use
+        for several in chunks(sorted({digest for digest, _ in uses})):
+            unused = "NOT EXISTS (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest)"
+            yield (
+                f"DELETE FROM parts WHERE digest IN ({places(len(several))}) AND {unused}",
+                several,
+            )
+
+    return (yield from delete_quickly((yield find, values), delete))
 
 
 def forget_surplus(kept: Retention, cascades: bool) -> Steps[int]:
@@ -116,16 +133,32 @@ def forget_surplus(kept: Retention, cascades: bool) -> Steps[int]:
     return 0
 
 
-def forget_surplus_talks(kept: Retention) -> Steps[None]:
-    """Delete the excess conversations, like responses."""
+def forget_logs(before: float) -> Steps[int]:
+    """Delete some of the logs of earlier responses; returns of how many."""
+
+    def delete(rows: list[Row]) -> Steps[None]:
+        some = [seq for (seq,) in rows]
+        yield f"DELETE FROM segments WHERE seq IN ({places(len(some))})", some
+
+    return (yield from delete_quickly((yield LOGS, (before, SWEPT)), delete))
+
+
+def forget_surplus_talks(kept: Retention) -> Steps[int]:
+    """Delete some of the excess conversations, like responses."""
     yield _LOCK_USES, ()
     surplus = kept.excess((yield TALKS, ()), kept.max_conversations, kept.max_conversations)
-    for talks in surplus.items():
-        yield from forget_talks(FIRST_TALKS, talks)
+    for tenant, count in surplus.items():
+        if some := (yield from forget_talks(FIRST_TALKS, (tenant, min(SWEPT, count)))):
+            return some
+    return 0
 
 
-def forget_talks(find: str, values: Values) -> Steps[None]:
-    """Delete the conversations of a query for ids, with their items."""
-    for some in chunks([id for (id,) in (yield find, values)]):
+def forget_talks(find: str, values: Values) -> Steps[int]:
+    """Delete conversations of a query for ids, with their items; returns how many."""
+
+    def delete(rows: list[Row]) -> Steps[None]:
+        some = [id for (id,) in rows]
         yield f"DELETE FROM items WHERE conversation IN ({places(len(some))})", some
         yield f"DELETE FROM conversations WHERE id IN ({places(len(some))})", some
+
+    return (yield from delete_quickly((yield find, values), delete))

@@ -678,16 +678,15 @@ class Store(Files):
     async def _swept(self, now: float) -> int:
         kept, gone, self._added = self._retention, 0, 0
         old = now - kept.max_age
-        while some := await self._forget(retention.OLD, (SWEPT, old)):
-            gone += some
-        surplus = partial(retention.forget_surplus, kept, self.CASCADES)
-        while some := await self._transact((), surplus):
-            gone += some
-        logs = retention.LOGS, now - kept.max_log_age, SWEPT
-        while await self._write(*logs):
-            pass
-        await self._transact((), partial(retention.forget_surplus_talks, kept))
-        await self._transact((), partial(retention.forget_talks, retention.OLD_TALKS, (old,)))
+        for counted, steps in (
+            (1, partial(retention.forget, retention.OLD, (SWEPT, old), self.CASCADES)),
+            (1, partial(retention.forget_surplus, kept, self.CASCADES)),
+            (0, partial(retention.forget_logs, now - kept.max_log_age)),
+            (0, partial(retention.forget_surplus_talks, kept)),
+            (0, partial(retention.forget_talks, retention.OLD_TALKS, (old, SWEPT))),
+        ):
+            while some := await self._transact((), steps):
+                gone += counted * some
         await self._write("DELETE FROM outbox WHERE due < $1", old)
         await self._forget_files(now)
         await self._compact()

@@ -153,7 +153,7 @@ LIVE = "FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"
 _APPEND = f"""INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
     {LIVE} AND $2 = {LENGTH} FOR UPDATE OF u RETURNING first"""
 """Adds nothing where the run has ended, and where the segment does not follow the log's end."""
-_EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES ($1, $2, $3, $4)
+_EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES {}
     ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
 HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
 """Locks the conversation, so that two servers do not give items the same place."""
@@ -203,15 +203,45 @@ def add_to(
 
 def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False) -> Steps[None]:
     """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
+    if nameless := [item for item, _ in items if not item.id]:
+        raise ConflictError(
+            f"An item of a conversation needs an id of its own: {nameless[0].id!r}."
+        )
     statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
     ((last,),) = yield statement, (id,)
-    for place, (item, data) in enumerate(items, last + 1):
-        if item.id and (yield _EXTEND, (id, place, item.id, data)):
-            continue
-        if not (item.id and rename):
-            raise ConflictError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        ((own, data),) = pack_items([replace(item, id=f"{item.id}_{place}")])
-        yield _EXTEND, (id, place, own.id, data)
+    for some in _rows(items, last + 1):
+        added = {place for (place,) in (yield _added(id, some))}
+        for place, item, _ in some:
+            if place in added:
+                continue
+            if not rename:
+                raise ConflictError(
+                    f"An item of a conversation needs an id of its own: {item.id!r}."
+                )
+            ((own, data),) = pack_items([replace(item, id=f"{item.id}_{place}")])
+            yield _added(id, [(place, own, data)])
+
+
+def _rows(
+    items: Sequence[tuple[Item, bytes]], first: int
+) -> Iterator[list[tuple[int, Item, bytes]]]:
+    """Items with their places, as many together as one statement stores."""
+    some, size = list[tuple[int, Item, bytes]](), 0
+    for place, (item, data) in enumerate(items, first):
+        if some and (len(some) == LISTED or size + len(data) > AT_ONCE):
+            yield some
+            some, size = [], 0
+        some.append((place, item, data))
+        size += len(data)
+    if some:
+        yield some
+
+
+def _added(id: str, rows: Sequence[tuple[int, Item, bytes]]) -> tuple[str, Values]:
+    """The statement that adds items which have these places; gives the places of those added."""
+    values = [value for place, item, data in rows for value in (place, item.id, data)]
+    listed = [f"($1, {places(3, first)})" for first in range(2, len(values) + 2, 3)]
+    return _EXTEND.format(", ".join(listed)), (id, *values)
 
 
 _TENANTS = "SELECT tenant FROM responses UNION SELECT tenant FROM conversations"

@@ -237,9 +237,9 @@ class Handlers:
             room.hold(size)
             fold, place = Fold(), 0
             while log := await self._store.log(record.id, place, SEGMENTS):
-                for segment in log:
-                    fold.feed_all(segment.events)
-                    place += len(segment.events)
+                events = [event for segment in log for event in segment.events]
+                await self._store.apart(room.held, fold.feed_all, iter(events))
+                place += len(events)
             response = fold.response if place else unstarted(record)
         dialect = DIALECTS[record.dialect]
 

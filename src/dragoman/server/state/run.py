@@ -337,7 +337,8 @@ class Run:
             ending = self._put(whole, turn, messages)
         else:
             rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
-            given = record.id, response, rest, turn, messages, self._size, record.tenant
+            size = self._size + (record.size if turn else 0)
+            given = record.id, response, rest, turn, messages, size, record.tenant
             finish = partial(self._runs.store.finish, *given)
             ending = self._runs.held(finish, HELD) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
@@ -649,7 +650,7 @@ class Runs:
                 if sweeping is None or sweeping.done():  # leases do not wait for it
                     now = time.monotonic()
                     if self.store.is_crowded(now - swept):
-                        swept, sweep = now, self._tended(self.store.sweep(time.time()))
+                        swept, sweep = now, self._tended(self.store.sweep(self.store.now()))
                         sweeping = asyncio.get_running_loop().create_task(sweep)
                 await asyncio.sleep(min(1.0, self.lease / 4))
         finally:
@@ -682,8 +683,8 @@ class Runs:
                 continue
             log = await self.store.log(record.id)
             events = [event for segment in log for event in segment.events]
-            stored = len(events)
-            if not events and record.background and self._requeue and self.launch is not None:
+            stored, again = len(events), self._requeue and not record.cancelling
+            if again and not events and record.background and self.launch is not None:
                 items = record.request.items if record.conversation is not None else ()
                 run = Run(record, self, named(items, record.id))
                 with suppress(FaultError):  # too many wait: its lease expires, then it is retried
@@ -692,8 +693,8 @@ class Runs:
                 continue
             if not events:
                 events.append(Started(record.id, record.created_at, record.request.model))
-            events.append(Failed(DIED))
-            response, rest = fold(events), LogSegment(stored, tuple(events[stored:]))
-            messages = self.announce(record, response) if record.background else ()
-            given = record.id, response, rest, (), messages, size_of(response), record.tenant
-            await self.store.finish(*given)
+            events.append(end_for(CANCELLED if record.cancelling else DIED))
+            response = await self.store.apart(8 * len(events), fold, events)  # many take long
+            rest, size = LogSegment(stored, tuple(events[stored:])), size_of(response)
+            end = self.announce(record, response) if record.background else ()
+            await self.store.finish(record.id, response, rest, (), end, size, record.tenant)
