@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from dragoman.core.event import Delta, DeltaKind, Event
 from dragoman.core.files import IndexedFile, VectorStore
@@ -166,6 +166,22 @@ def long_size(value: object) -> int:
     return sum(map(len, texts))
 
 
+def is_long(values: Iterable[object]) -> bool:
+    """Whether any text in values is long: few are, and only those are looked at one by one."""
+    rest = [*values]
+    for each in rest:  # it grows in the loop
+        if type(each) is str:
+            if len(each) > LONG:
+                return True
+        elif isinstance(each, Struct):
+            rest += filter(None, astuple(each))
+        elif isinstance(each, dict):
+            rest += each.values()
+        elif isinstance(each, list | tuple) and len(each) <= MANY:
+            rest += each
+    return False
+
+
 def pack_apart(value: object, tenant: str, parts: dict[bytes, bytes]) -> bytes:
     """A value as bytes, the pieces of its long texts added to the parts.
 
@@ -308,7 +324,9 @@ def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]
     refer to, by their digests."""
     request, parts = record.request, dict[bytes, bytes]()
     large = record.size > APART
-    packed = partial(pack_apart, tenant=record.tenant, parts=parts) if large else pack
+    packed = pack
+    if large and is_long((replace(request, items=()), record.response, *request.items)):
+        packed = partial(pack_apart, tenant=record.tenant, parts=parts)
     body = _Body(
         request,
         record.status if record.response is None else "in_progress",

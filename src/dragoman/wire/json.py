@@ -146,7 +146,8 @@ def check_size(data: bytes, limits: Limits) -> int:
     """
     most = limits.max_json_values
     starts = range(0, len(data), LARGE)
-    if sum([data.count(b"\\", at, at + LARGE) for at in starts]) > MAX_ESCAPES:
+    escapes = (data.count(b"\\", at, at + LARGE) for at in starts if len(data) > MAX_ESCAPES)
+    if sum(escapes) > MAX_ESCAPES:
         raise FaultError(bad_request(f"The body has more than {MAX_ESCAPES} backslashes."))
     found = sum([marks(data[at : at + LARGE]) for at in starts])
     if found > most or found * VALUE > len(data):
@@ -182,7 +183,9 @@ def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
         piece = rest + data[start : start + _SLICE]
         half = len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2  # of an escape, at its end
         piece, rest = piece[:half], piece[half:]
-        texts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        texts = piece.split(b'"')
         yield within, texts
         within = (within + len(texts) - 1) % 2
 
