@@ -256,10 +256,10 @@ def _extent(text: bytes) -> tuple[int, int]:
     return characters, WIDEST if wide else 2
 
 
-def measured(body: bytes, limits: Limits) -> int:
+def measured(body: bytes, limits: Limits, found: int | None = None) -> int:
     """The memory of a large decoded body beside its bytes: some for each of its values, and what
     each of its texts is widened by. Raises FaultError as `check_size` does."""
-    found, characters, width = VALUE * check_size(body, limits), 0, 1
+    found, characters, width = VALUE * check_size(body, limits, found), 0, 1
     if not any(widened(body[at : at + LARGE + 1]) for at in range(0, len(body), LARGE)):
         return found
     for within, texts in split_at_quotes(body):

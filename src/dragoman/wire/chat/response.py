@@ -343,9 +343,10 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                     for part in item.parts if isinstance(item.content, str) else item.content:
                         match part:
                             case Text():
-                                offset = sum(map(len, content)) if part.annotations else 0
-                                encoded = [encode_annotation(n, offset) for n in part.annotations]
-                                annotations += [note for note in encoded if note is not None]
+                                if part.annotations:
+                                    at = sum(map(len, content))
+                                    notes = [encode_annotation(n, at) for n in part.annotations]
+                                    annotations += [note for note in notes if note is not None]
                                 content.append(part.text)
                                 tokens += part.tokens
                             case Refusal():
