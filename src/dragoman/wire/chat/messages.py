@@ -520,10 +520,9 @@ def _assistant_message(
 ) -> dict[str, JSON]:
     """Collects the assistant's items between two other messages into one message, without absent
     fields."""
-    item = turn[0][1]
-    if len(turn) == 1 and type(item) is Message and type(item.content) is str:
-        if not (item.name or item.extra):  # as nearly all in a history
-            return {"role": "assistant", "content": long(item.content)}
+    match turn:
+        case [(_, Message(content=str(text), name=None, extra=None))]:  # as most of a history
+            return {"role": "assistant", "content": long(text)}
     contents: list[Content] = []
     reasoning: list[str] = []
     inline = ""  # reasoning in think tags runs into the text it belongs to with nothing between

@@ -346,7 +346,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                                 if part.annotations:
                                     at = sum(map(len, content))
                                     notes = [encode_annotation(n, at) for n in part.annotations]
-                                    annotations += [note for note in notes if note is not None]
+                                    annotations += filter(None, notes)
                                 content.append(part.text)
                                 tokens += part.tokens
                             case Refusal():
@@ -378,11 +378,10 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                     continue
             if item.extra:
                 merge(more, from_extra(item.extra))
-        text, refused = "".join(content), "".join(refusal)
         message: dict[str, JSON] = {
             "role": "assistant",
-            "content": (text if len(text) <= LONG else Long(text)) if content else None,
-            "refusal": long(refused) if refused else None,
+            "content": (t if len(t := "".join(content)) <= LONG else Long(t)) if content else None,
+            "refusal": long("".join(refusal)) if any(refusal) else None,
             "annotations": annotations,
         }
         if any(reasoning):
