@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.fold import unfold
-from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Item, Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
@@ -31,7 +30,6 @@ from dragoman.stores.base import Conversation, LogSegment, Record, Subscribers
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
-from tests.hostile.test_bodies import service
 from tests.mock import Reply, chunk, completion, mock, plain, stream
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, word
 from tests.server.talk import request as asked_for
