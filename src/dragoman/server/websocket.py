@@ -442,9 +442,9 @@ class Connection(Channel):
     def _remember(
         self, record: Record, items: Sequence[Item], messages: Sequence[OutboxMessage]
     ) -> Awaitable[None]:
-        """Cache a finished answer, before its last frame is sent."""
-        self._recent[record.id], self._sizes[record.id] = record, 0
-        self.grow(record.id, record.size)
+        """Cache a finished answer. Its last frame follows, which counts it."""
+        self._recent[record.id], self._sizes[record.id] = record, record.size
+        self._remembered += record.size
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
