@@ -39,8 +39,6 @@ from dragoman.server.settings import Settings
 studio_of(Settings(), {})
 print(*sys.modules)
 """
-    probe = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    probe = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     needed = {"aiortc", "miniaudio", "numpy", "pocketsphinx", "soxr", "webrtcvad"}
     assert not needed & set(probe.stdout.split())
