@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from dragoman.engines.child import here
-from dragoman.engines.token.turns import Turns
+from dragoman.engines.turns import Turns
 
 
 async def test_tenants_go_round() -> None:
