@@ -392,13 +392,12 @@ def test_client_whose_loop_was_closed_connects_again() -> None:
     def reply(asked: Asked) -> Reply:
         return plain(200, completion({"content": "Hello"}))
 
+    async def ask(client: Client) -> str:
+        return (await asyncio.wait_for(client.respond("Hi"), 10)).text
+
     with upstream(reply) as model:
         client = connect(model.base_url, wire="chat", profile="generic", model="m")
-
-        async def ask() -> str:
-            return (await asyncio.wait_for(client.respond("Hi"), 10)).text
-
-        assert [asyncio.run(ask()) for _ in range(2)] == ["Hello", "Hello"]
+        assert [asyncio.run(ask(client)) for _ in range(2)] == ["Hello", "Hello"]
         assert [asked.connection for asked in model.asked] == [1, 2]
         del client
         gc.collect()  # of the connections that closed loops left, with warnings
