@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError
 from dragoman.core.interfaces import ANYONE, Caller, Secret
-from dragoman.core.request import Request
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.cancellation import InFlight
@@ -532,37 +531,6 @@ async def test_2f_04_a_large_request_is_encoded_and_packed_in_threads(
             pass
     await remote.close()
     assert encoded == [False, True]
-
-
-async def test_2f_04_large_requests_are_prepared_one_at_a_time_the_tenants_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    remote = Remote("http://127.0.0.1:9/v1", wire="chat", profile="generic")
-    gate, prepared = threading.Event(), list[str]()
-    one = threading.Lock()
-
-    def prepare(request: Request, caller: Caller) -> None:
-        assert one.acquire(blocking=False)
-        gate.wait(10)
-        prepared.append(caller.tenant)
-        one.release()
-        raise FaultError(bad_request("is enough"))
-
-    async def ask(tenant: str) -> None:
-        async for _ in remote.stream(Request(model="m"), Caller(tenant=tenant, size=1_100_000)):
-            pass
-
-    monkeypatch.setattr(remote, "_prepare", prepare)
-    asking = [asyncio.ensure_future(ask(tenant)) for tenant in "aaaacb"]
-    await asyncio.sleep(0.01)
-    left = asking.pop(1)
-    left.cancel()
-    await asyncio.wait((left,))
-    gate.set()
-    await asyncio.gather(*asking)
-    await remote.close()
-    assert {*prepared[:4]} == {*"abc"}
-    assert len(prepared) == 5
 
 
 # ---- memory ----------------------------------------------------------------------------------
