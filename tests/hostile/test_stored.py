@@ -14,26 +14,22 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.fold import unfold
-from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Item, Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
-from dragoman.server.channel import Handshake
 from dragoman.server.limits import Budget
 from dragoman.server.responder import Responder, Unary
 from dragoman.server.settings import Settings
 from dragoman.server.state import handlers, resolve
 from dragoman.server.state.run import Run, Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
-from dragoman.server.websocket import Connection
 from dragoman.stores import serialize, sql
 from dragoman.stores.base import Conversation, LogSegment, Record, Subscribers
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
-from tests.hostile.test_bodies import service
 from tests.mock import Reply, chunk, completion, mock, plain, stream
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, word
 from tests.server.talk import request as asked_for
@@ -264,18 +260,6 @@ async def test_readers_of_one_run_take_turns() -> None:
     assert max(received.values()) == 1
     for reader in readers:
         reader.cancel()
-
-
-async def test_2e_03_what_a_connection_remembers_counts_with_its_answers() -> None:
-    made, runs = service(), Runs(MemoryStore(), upkeep=False)
-    nothing: Any = None
-    connection = Connection(made, runs, Handshake(nothing, ANYONE, nothing, nothing, nothing))
-    for n in range(3):
-        await connection._remember(record(f"r{n}"), (), ())
-    assert 3 * SIZE < made.budget.held < 3.1 * SIZE
-    connection._forget("r1")
-    await connection._remember(record("r3", said="ok"), (), ())
-    assert 2 * SIZE < made.budget.held < 2.1 * SIZE
 
 
 @pytest.mark.parametrize("name", ["15", "16", "23"])
