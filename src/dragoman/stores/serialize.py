@@ -144,26 +144,13 @@ def pack_items(items: Sequence[Item]) -> list[tuple[Item, bytes]]:
     """Items, each with its bytes; long texts are packed in pieces."""
 
     def packed(item: Item) -> bytes:
-        marked = changed(item, lambda text: text if len(text) <= LONG else _Long(text))
-        if marked is not item:
+        if is_long((item,)):
+            marked = changed(item, lambda text: text if len(text) <= LONG else _Long(text))
             with suppress(UnicodeEncodeError, OverflowError):
                 return _MSGPACK + _encode_in_pieces(marked)
         return pack(item)
 
     return [(item, packed(item)) for item in items]
-
-
-def long_size(value: object) -> int:
-    """Characters of the long texts in a value."""
-    texts: list[str] = []
-
-    def noted(text: str) -> str:
-        if len(text) > LONG:
-            texts.append(text)
-        return text
-
-    changed(value, noted)
-    return sum(map(len, texts))
 
 
 def is_long(values: Iterable[object]) -> bool:
@@ -276,7 +263,7 @@ def size_of(value: object) -> int:
             return ""
         return text
 
-    size = len(pack(changed(value, counted)))
+    size = len(pack(changed(value, counted) if is_long((value,)) else value))
     for text in texts:
         for start in range(0, 0 if text.isascii() else len(text), LONG):
             size += len(text[start : start + LONG].encode("utf-8", "surrogatepass"))
