@@ -192,10 +192,10 @@ class UpstreamAnswer(Struct, eq=False):
             if over:
                 self._end(events, connection.error)
                 return
-            if self._state == State.TAIL:
+            if (ended := request.decoder.ended) and self._state == State.TAIL:
                 self._late += events
                 return
-            if request.decoder.ended and self._ready is None:
+            if ended and self._ready is None:
                 self._state = State.TAIL
                 self._wait_for_late_usage()
             elif events and self._timer is not None:
