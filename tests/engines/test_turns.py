@@ -103,6 +103,29 @@ async def test_closing_cancels_what_waits() -> None:
     assert await held
 
 
+def no_thread() -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_threads_that_cannot_be_had_are_not_waited_for(monkeypatch) -> None:
+    turns = Turns(2)
+    with monkeypatch.context() as system:
+        system.setattr(turns, "_start", no_thread)
+        with pytest.raises(FaultError) as raised:
+            await turns.run("a", lambda: 1)
+    assert raised.value.fault.code == "overloaded"
+    assert await turns.run("a", lambda: 2) == 2
+    monkeypatch.setattr(turns, "_start", no_thread)
+    gate = threading.Event()
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0.01)
+    waiting = asyncio.ensure_future(turns.run("b", lambda: 3))
+    await asyncio.sleep(0.01)
+    gate.set()
+    assert await asyncio.wait_for(asyncio.gather(held, waiting), 10) == [True, 3]
+    turns.close()
+
+
 async def test_large_requests_are_prepared_one_at_a_time_the_tenants_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -635,7 +635,7 @@ class Remote:
         # Most requests have the same headers, and most servers the same limits for every model.
         headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
         limits = upstream.limits(request.model) if upstream.senses else profile.limits
-        names: Sequence[str] = upstream.wires
+        names: Sequence[str] = upstream.wires or ("chat",)  # while they are looked for again
         if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
             names = sorted(names, key=lambda name: name != caller.wire)
         raw = isinstance(request, Completion)  # its text must be unparsed, with its markup
