@@ -137,20 +137,22 @@ object with one field 208 for its three marks."""
 
 def check_size(data: bytes, limits: Limits, found: int | None = None) -> int:
     """Count the values and names, which `marks` has `found` so many of. Raises FaultError, which
-    names the field, where there are too many.
-
-    No values are created. It counts exactly only where `marks` may be too high, and in
-    slices, so that other threads can run.
+    names the field, where there are too many. It counts exactly only where that may be too high,
+    and in slices, so that other threads can run.
     """
     most = limits.max_json_values
     starts = range(0, len(data), LARGE)
     escapes = [data.count(b"\\", at, at + LARGE) for at in starts if len(data) > MAX_ESCAPES]
     if sum(escapes) > MAX_ESCAPES:
         raise FaultError(bad_request(f"The body has more than {MAX_ESCAPES} backslashes."))
-    if found is None:
-        found = sum([marks(data[at : at + LARGE]) for at in starts])
+    found = found or sum([marks(data[at : at + LARGE]) for at in starts])
     if found > most or found * VALUE > len(data):
-        found = sum([marks(b"".join(texts[within::2])) for within, texts in split_at_quotes(data)])
+        exact = 0
+        for number, (within, texts) in enumerate(split_at_quotes(data), 1):
+            exact += marks(b"".join(texts[within::2]))
+            if found <= most and 2 * exact * len(data) > found * number * _SLICE:
+                return found  # few of its marks are in texts
+        found = exact
     if found <= most:
         return found
     found = depth = 0
@@ -190,9 +192,7 @@ def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 def load(body: bytes | str, decode: Callable[[bytes], JSON] = _decode) -> JSON:
     """Decode JSON. Lone surrogates are allowed: the other half may come with the next chunk.
-
-    Raises ValueError with a message that has the problem and its place.
-    """
+    Raises ValueError with a message that has the problem and its place."""
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     try:
         value = decode(data)
