@@ -339,6 +339,7 @@ def test_r1_5_an_answer_is_text_calls_reasoning_refusal_and_usage() -> None:
         (answer(reasons=("a word nobody knows",)), "stop"),
         (answer("incomplete", reasons=("length",)), "length"),
         (answer("incomplete", reasons=("content_filter",)), "content_filter"),
+        (answer("incomplete", reasons=("budget",)), "budget"),
         (answer("completed", CALL, reasons=("tool_calls",)), "tool_calls"),
         (answer("completed", Message("assistant", (Refusal("no"),)), reasons=("stop",)), "refused"),
         (answer("failed", error=Fault("upstream_cut", "x")), "truncated"),
