@@ -403,6 +403,8 @@ class Connection(Channel):
                 plan = self._whole(request, asked.size, count)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once(caller.tenant):
                 plan = await service.admit(plan, caller)
+            if plan.size > SMALL:
+                caller = replace(caller, size=caller.size + plan.size)
             turn = Turn(self, asked, plan, caller)
             turn.start(Warmup(service.engine) if asked.frame.generate is False else None)
         except Exception as error:
@@ -437,7 +439,7 @@ class Connection(Channel):
         losses = (NOT_STORED,) if request.store else ()
         run = self._runs.open(record, (), self._remember)
         run.losses = losses
-        return Plan(asked.whole, replace(request, store=False), losses, run)
+        return Plan(asked.whole, replace(request, store=False), losses, run, size=asked.size)
 
     def _remember(
         self, record: Record, items: Sequence[Item], messages: Sequence[OutboxMessage]
