@@ -130,13 +130,17 @@ async def test_silence_for_a_second_means_chat(client: Client, monkeypatch, sile
     await up.probes[-1].gone  # the question was not left hanging
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 502, 503])
+UNSURE = [plain(status, b"{}") for status in (401, 403, 429, 500, 502, 503)]
+
+
+@pytest.mark.parametrize("answer", [*UNSURE, Reply([], hang=True)])
 async def test_a_server_that_was_busy_or_refused_our_key_is_probed_again(
-    client: Client, monkeypatch, status
+    client: Client, monkeypatch, answer
 ) -> None:
-    monkeypatch.setattr(upstream_module, "AGAIN", 0.01)
-    answers = [plain(status, b"{}"), plain(400, b"{}")]
-    async with mock(plain(status, b"{}"), lambda asked: answers[0]) as up:
+    monkeypatch.setattr(upstream_module, "AGAIN", 0.05)
+    monkeypatch.setattr(question, "__defaults__", (None, 0.1))
+    answers = [answer, plain(400, b"{}")]
+    async with mock(plain(500, b""), lambda asked: answers[0]) as up:
         address = upstream(client, up.base_url)
         await address.find_out(ANYONE)
         assert address.wires == CHAT

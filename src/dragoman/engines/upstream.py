@@ -60,8 +60,8 @@ _ABSENT = (404, 405)
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 BUSY = (429, 503, 529)
 """The statuses of a refusal that may be tried again later."""
-UNSURE = frozenset((401, 403, *BUSY, 500, 502, 504))
-"""The statuses of an answer that says nothing about the wires of a server."""
+UNSURE = frozenset((0, 401, 403, *BUSY, 500, 502, 504))
+"""The statuses of an answer that says nothing about the wires of a server; 0 is of none."""
 AGAIN = 30.0
 """Seconds after which the wires of a server that gave such an answer are looked for again."""
 SHORTEST_SECRET = 8
