@@ -250,6 +250,7 @@ async def test_a_budget_ends_a_run_and_says_so() -> None:
     agent = Agent(Model(call("add", a=1)), tools=[add], budget=Budget(rounds=1))
     run = await agent.run("Go.")
     assert run.stopped == "The budget is used up: calls of the model, 1 of 1."
+    assert run.end == "budget"
     assert (run.status, run.pending) == ("incomplete", ())
     assert (await agent.run("More!")).stopped
 

@@ -500,7 +500,7 @@ async def test_a_call_in_a_namespace_or_of_a_hosted_tool_is_the_clients() -> Non
     response = await answer(loop(Model([call("search"), call("add", "c2", a=1)])), hosted)
     assert (response.reasons, outputs(response)) == (("tool_calls",), ["2"])
     response = await answer(loop(Model(spaced, "Done.")))
-    assert outputs(response) == ["There is no tool 'add'. The tools are: add."]
+    assert outputs(response) == ["There is no tool 'crm.add'. The tools are: add."]
 
 
 class Stop(BaseException):

@@ -28,3 +28,17 @@ def test_the_import_is_cheap() -> None:
     cpu, modules = json.loads(probe.stdout)
     assert cpu < CPU_SECONDS
     assert not NOT_FOR_A_LIBRARY & set(modules)
+
+
+def test_a_server_loads_what_sound_needs_with_its_first_session() -> None:
+    code = """
+import sys
+from dragoman.cli import serve
+from dragoman.server.build import studio_of
+from dragoman.server.settings import Settings
+studio_of(Settings(), {})
+print(*sys.modules)
+"""
+    probe = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    needed = {"aiortc", "miniaudio", "numpy", "pocketsphinx", "soxr", "webrtcvad"}
+    assert not needed & set(probe.stdout.split())

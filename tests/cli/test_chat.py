@@ -528,6 +528,13 @@ def test_tools_of_the_server_run_here_and_their_calls_are_shown(
     assert "It is The user did not allow this call." in shown
 
 
+def test_a_file_without_a_tool_is_refused(capsys, tmp_path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text("def pay(amount: int) -> str: ...\n")
+    assert main(["chat", "--at", "script", "--tool", str(file)]) == 1
+    assert capsys.readouterr().err == f"dragoman: {file} has no tool (a function with `@tool`).\n"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

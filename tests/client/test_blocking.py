@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from dragoman.client import Client, Stream, SyncClient, SyncStream, connect_sync
-from dragoman.client.client import LoopThread
+from dragoman.client.client import LOOP, LoopThread
 from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.engines.script import Script
 
@@ -139,3 +141,17 @@ def test_sync_client_has_the_attributes_of_the_client(face, behind) -> None:
         assert isinstance(said, property) == isinstance(meant, property), name
         if not isinstance(said, property):
             assert asked(said) == asked(meant), name
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_child_of_a_fork_has_a_loop_of_its_own() -> None:
+    assert LOOP.run(double, 3) == 6
+    if (child := os.fork()) == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)
+            os._exit(LOOP.run(double, 4))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8

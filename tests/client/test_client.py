@@ -1,5 +1,7 @@
 """Settings become a request, engines become a client, and answers are read or raised."""
 
+import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -34,7 +36,8 @@ from dragoman.core.response import Status, Usage
 from dragoman.engines.remote import Remote
 from dragoman.engines.script import Script
 from tests.engines.stage import answered
-from tests.mock import chunk, completion, mock, plain, stream
+from tests.hostile.stage import upstream
+from tests.mock import Asked, Reply, chunk, completion, mock, plain, stream
 
 TOOL = FunctionTool("f")
 
@@ -336,6 +339,7 @@ def test_r1_5_an_answer_is_text_calls_reasoning_refusal_and_usage() -> None:
         (answer(reasons=("a word nobody knows",)), "stop"),
         (answer("incomplete", reasons=("length",)), "length"),
         (answer("incomplete", reasons=("content_filter",)), "content_filter"),
+        (answer("incomplete", reasons=("budget",)), "budget"),
         (answer("completed", CALL, reasons=("tool_calls",)), "tool_calls"),
         (answer("completed", Message("assistant", (Refusal("no"),)), reasons=("stop",)), "refused"),
         (answer("failed", error=Fault("upstream_cut", "x")), "truncated"),
@@ -382,3 +386,19 @@ def test_p30_unreported_usage_is_none_and_zero_is_zero() -> None:
     assert (total.input_tokens, total.output_tokens, total.total_tokens) == (0, 2, None)
     assert (total.round_trips, total.time_to_first_token, total.latency) == (1, 0.1, 0.5)
     assert total.extra == {"chat": {"x": 1}}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_client_whose_loop_was_closed_connects_again() -> None:
+    def reply(asked: Asked) -> Reply:
+        return plain(200, completion({"content": "Hello"}))
+
+    async def ask(client: Client) -> str:
+        return (await asyncio.wait_for(client.respond("Hi"), 10)).text
+
+    with upstream(reply) as model:
+        client = connect(model.base_url, wire="chat", profile="generic", model="m")
+        assert [asyncio.run(ask(client)) for _ in range(2)] == ["Hello", "Hello"]
+        assert [asked.connection for asked in model.asked] == [1, 2]
+        del client
+        gc.collect()  # of the connections that closed loops left, with warnings

@@ -6,6 +6,7 @@ The file must be there, and so must the heading. Links to the network are not fo
 import re
 from pathlib import Path
 
+from dragoman.core.turn import Turn
 from tests.architecture.tree import ROOT
 
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
@@ -49,3 +50,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
             targets = (target.partition("#")[0] for target in LINK.findall(prose(page)))
             waiting += [(page.parent / target).resolve() for target in targets]
     assert not set((ROOT / "docs").rglob("*.md")) - reached
+
+
+def test_what_the_guide_names_of_a_turn_is_there() -> None:
+    guide = (ROOT / "docs/guide/writing-an-engine.md").read_text()
+    (about,) = re.findall(r"The `Turn` has a method.*?\n\n", guide, re.S)
+    names = re.findall(r"`(\w+)(?:\([^`]*\))?`|`turn\.(\w+)", about)
+    assert len(names) > 10
+    assert not {a or b for a, b in names} - {"Turn"} - set(dir(Turn(id="", created_at=0, model="")))

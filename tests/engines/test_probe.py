@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.interfaces import ANYONE
+from dragoman.core.interfaces import ANYONE, Caller, Secret
+from dragoman.engines import upstream as upstream_module
 from dragoman.engines.upstream import PROBE_TIMEOUT, Answer, Upstream, entries, question
 from dragoman.net.client import Client
-from tests.mock import Mock, Reply, mock, plain
+from tests.mock import Asked, Mock, Reply, mock, plain
 
 LISTING = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "me"}]}
 
@@ -31,9 +33,16 @@ def server(listed: Reply, posted: Reply) -> Any:
     return lambda asked: listed if asked.method == "GET" else posted
 
 
-def upstream(client: Client, base_url: str, key: str | None = None) -> Upstream:
+def upstream(
+    client: Client, base_url: str, key: str | None = None, *, pass_client_key: bool = False
+) -> Upstream:
     return Upstream(
-        base_url, key=key, pass_client_key=False, wire="auto", profile=None, client=client
+        base_url,
+        key=key,
+        pass_client_key=pass_client_key,
+        wire="auto",
+        profile=None,
+        client=client,
     )
 
 
@@ -119,6 +128,44 @@ async def test_silence_for_a_second_means_chat(client: Client, monkeypatch, sile
     answer, up = await found(client, plain(200, listing()), silence)
     assert answer.wires == ("chat",)
     await up.probes[-1].gone  # the question was not left hanging
+
+
+UNSURE = [plain(status, b"{}") for status in (401, 403, 429, 500, 502, 503)]
+
+
+@pytest.mark.parametrize("answer", [*UNSURE, Reply([], hang=True)])
+async def test_a_server_that_was_busy_or_refused_our_key_is_probed_again(
+    client: Client, monkeypatch, answer
+) -> None:
+    monkeypatch.setattr(upstream_module, "AGAIN", 0.05)
+    monkeypatch.setattr(question, "__defaults__", (None, 0.1))
+    answers = [answer, plain(400, b"{}")]
+    async with mock(plain(500, b""), lambda asked: answers[0]) as up:
+        address = upstream(client, up.base_url)
+        await address.find_out(ANYONE)
+        assert address.wires == CHAT
+        del answers[0]
+        while address.wires:
+            await asyncio.sleep(0.01)
+        await address.find_out(ANYONE)
+        assert address.wires == BOTH
+
+
+async def test_the_wrong_key_of_a_caller_says_nothing_about_the_wires(client: Client) -> None:
+    def probed(asked: Asked) -> Reply:
+        good = asked.headers.get("authorization") == "Bearer good-key"
+        return plain(400 if good else 401, b"{}")
+
+    async with mock(plain(500, b""), probed) as up:
+        address = upstream(client, up.base_url, pass_client_key=True)
+        wrong, good = (Caller(key=Secret(f"{name}-key")) for name in ("wrong", "good"))
+        results = await asyncio.gather(
+            *map(address.find_out, (wrong, good)), return_exceptions=True
+        )
+        assert isinstance(results[0], FaultError)
+        assert results[0].fault.code == "authentication"
+        assert results[1] is None
+        assert address.wires == BOTH
 
 
 async def test_unreachable_server_has_no_wires(client: Client) -> None:

@@ -93,6 +93,19 @@ async def test_a_new_model_is_found_after_a_while(monkeypatch) -> None:
     assert await told(routed, "new") == "second:new"
 
 
+async def test_a_model_that_has_moved_is_found_after_a_while(monkeypatch) -> None:
+    first, second = Server("first", "x"), Server("second")
+    routed = Router([Route(first), Route(second)])
+    assert await told(routed, "x") == "first:x"
+    first._listed, second._listed = (), ("x",)
+    assert await told(routed, "x") == "first:x"
+    monkeypatch.setattr(router, "MEMORY", 0.0)
+    assert await told(routed, "x") == "first:x"  # which does not wait for the listing
+    await asyncio.sleep(0.01)
+    assert await told(routed, "x") == "second:x"
+    await routed.close()
+
+
 async def test_names_that_are_listed_no_more_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(router, "MEMORY", 0.0)
     ever, silent = Server("ever"), Server("silent", "b")

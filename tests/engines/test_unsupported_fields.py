@@ -55,8 +55,12 @@ async def test_unenforced_fields_of_a_token_model_are_reported(fields, told) -> 
     await engine.close()
 
 
-async def test_a_stored_prompt_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prompt", {"id": "pmpt_1"}), ("previous_response_id", "resp_1"), ("conversation", "conv_1")],
+)
+async def test_what_is_stored_elsewhere_is_refused(name, value) -> None:
     engine = pocket()
-    (failed,) = [event async for event in engine.stream(asked(prompt={"id": "pmpt_1"}))]
-    assert (failed.fault.code, failed.fault.param) == ("unsupported", "prompt")
+    (failed,) = [event async for event in engine.stream(asked(**{name: value}))]
+    assert (failed.fault.code, failed.fault.param) == ("unsupported", name)
     await engine.close()

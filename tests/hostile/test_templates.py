@@ -20,6 +20,8 @@ from dragoman.engines import find_format
 from dragoman.engines.child import Limits
 from dragoman.engines.pocket import FOLDER
 from dragoman.engines.token.vocabulary import from_folder
+from dragoman.formats import prompt, template
+from dragoman.formats.prompt import Control, Marks
 from tests.hostile.stage import memory, upstream, watched
 from tests.mock import plain
 from tests.product import dragoman
@@ -212,3 +214,20 @@ def test_ends_that_are_no_ids_are_left_out(tmp_path) -> None:
     shutil.copy(FOLDER / "tokenizer.json", tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [[1], "2", 3]}')
     assert from_folder(tmp_path).ends == {3}
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+def test_marks_are_found_across_the_steps_of_a_long_text(monkeypatch, step) -> None:
+    monkeypatch.setattr(prompt, "STEP", step)
+    marks = Marks(["<s>", "<s>x", "<|end|>"])
+    found = [*marks.split("a<s>xb<|end|><|en<s><|end|>" + "x" * 20 + "<s><|en")]
+    end, start = Control("<|end|>"), Control("<s>")
+    opened = ["a", Control("<s>x"), "b", end, "<|en", start]
+    assert found == [*opened, end, "x" * 20, start, "<|en"]
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_a_character_that_no_text_has_is_looked_for_in_steps(monkeypatch, step) -> None:
+    monkeypatch.setattr(template, "STEP", step)
+    for text, unused in {"plain": "\ue000", "\ue000a\ue001": "\ue002"}.items():
+        assert template._unused_character([text]) == unused

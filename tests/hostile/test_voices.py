@@ -9,11 +9,13 @@ import threading
 import time
 
 import pytest
+from aioice.stun import Class, Message, Method
+from aiortc.rtp import RtcpRtpfbPacket, RtpPacket
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller
-from dragoman.net import dial
+from dragoman.net import dial, webrtc
 from dragoman.net.dial import resolve
 from dragoman.net.errors import ConnectError
 from dragoman.net.threads import BusyError, Threads
@@ -293,6 +295,92 @@ async def test_datagrams_of_anyone_end_no_call(monkeypatch) -> None:
         await asyncio.sleep(0.05)
         await phone.say(USER, RESPOND)
         assert (await phone.until("response.done"))["response"]["status"] == "completed"
+
+
+def chunk(kind: int, body: bytes, flags: int = 0) -> bytes:
+    """One of SCTP (RFC 9260, 3.2)."""
+    return bytes([kind, flags]) + (4 + len(body)).to_bytes(2, "big") + body
+
+
+MANY = [
+    b"".join(number.to_bytes(2, "big") * 2 for number in range(at, at + 250))
+    for at in range(0, 1_250, 250)
+]
+"""Streams, as a peer names those of which it has given up messages (RFC 3758)."""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [chunk(4, b"\0\1\0\0")],  # a parameter without a length: an endless loop
+        [chunk(3, bytes(8) + b"\0\x40\0\0" + b"\0\1\xff\xff" * 64)],  # 4 million numbers
+        [chunk(4, b"\0\1\0\4") * 65],
+        [chunk(130, b"\0\x0d\0\x11" + bytes(13))],  # half of a number
+        [chunk(0, b"TSN." + b"\0\1\0\0\0\0\0\x33" + b"\xff", 7)],  # text that is no UTF-8
+        [chunk(0, b"TSN." + b"\3\x09\0\0\0\0\0\x32" + b"\2", 7)],  # of no channel
+        [chunk(192, b"TSN." + streams) for streams in (*MANY, b"")],
+    ],
+)
+async def test_a_peer_that_breaks_a_protocol_ends_its_call(sent, monkeypatch, caplog) -> None:
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        association = phone.peer.sctp
+        for number, data in enumerate(sent):
+            tsn = (association._local_tsn + number) % 2**32
+            await association._send_chunk(data.replace(b"TSN.", tsn.to_bytes(4, "big")))
+        async with asyncio.timeout(5):
+            while app._realtime.calls:
+                await asyncio.sleep(0.005)
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_message_without_end_ends_a_call(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        association = phone.peer.sctp
+        for number in range(0, 1_100, 50):
+            chunks = b""
+            for tsn in range(association._local_tsn + number, association._local_tsn + number + 50):
+                body = (tsn % 2**32).to_bytes(4, "big") + b"\0\1\0\0\0\0\0\x33x"
+                chunks += chunk(0, body, 4) + bytes(3)
+            await association._send_chunk(chunks)
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            while app._realtime.calls:
+                await asyncio.sleep(0.005)
+
+
+async def test_sound_is_not_sent_again_and_a_client_is_at_few_addresses(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling() as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        connection = call.line.peer._connection
+        (transport,) = {each.receiver.transport.transport for each in connection.getTransceivers()}
+        ice, sent = transport._connection, list[bytes]()
+        message = Message(Method.BINDING, Class.REQUEST, attributes={"PRIORITY": 1})
+        for port in range(20_000, 20_200):
+            ice.check_incoming(message, ("127.0.0.1", port), ice._protocols[0])
+        assert len(ice._remote_candidates) <= webrtc.MAX_PLACES + 1  # one is our placeholder
+        (sender,) = connection.getSenders()
+        sender._RTCRtpSender__rtp_history[7] = RtpPacket(96, sequence_number=7)
+
+        async def send(data: bytes) -> None:
+            sent.append(data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sender.transport, "_send_rtp", send)
+            await sender._handle_rtcp_packet(RtcpRtpfbPacket(1, 0, 0, [7] * 5_000))
+        assert sent == []
+        # Datagrams that come faster than they are taken are dropped, like those of a full socket.
+        for _ in range(1_000):
+            ice.data_received(b"\0", 1)
+        assert ice._queue.qsize() <= webrtc.MAX_UNHANDLED
 
 
 async def test_calls_are_made_one_at_a_time(monkeypatch) -> None:

@@ -14,9 +14,9 @@ from dragoman.core.interfaces import ANYONE
 from dragoman.server.app import App
 from dragoman.server.limits import Budget, measured, weigh, widened
 from dragoman.server.settings import Settings
-from dragoman.wire.json import LIMITS, load
+from dragoman.wire.json import LIMITS, check_size, load, marks
 from dragoman.wire.json import encode as json_encode
-from tests.hostile.test_bodies import no_count, service, thread_of
+from tests.hostile.test_bodies import counted, no_count, service, thread_of
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, post, served
 
 CLOSING = ("content-type: application/json", "connection: close")
@@ -70,6 +70,14 @@ def test_texts_take_no_more_than_they_weigh(text: str, escaped: bool, heavy: boo
     assert took < 1.2 * weight
     if heavy:  # of which each text counts by itself, and no more than it may take
         assert weight < 1.2 * (len(data) + 4 * len(text))
+
+
+def test_values_are_counted_to_their_end_only_where_texts_have_most_marks() -> None:
+    small = [{"type": "text", "text": "a, b", "n": 1}] * 20_000  # in several slices
+    data = json.dumps(small).encode()
+    assert counted(small) < check_size(data, LIMITS) == marks(data) < 2 * counted(small)
+    texts = [{"type": "text", "text": "a, b: c," * 9, "n": 1}] * 4_000
+    assert check_size(json.dumps(texts).encode(), LIMITS) == counted(texts)
 
 
 @pytest.mark.parametrize("sign", ["\N{GRINNING FACE}", "\\ud83d\\ude00"])

@@ -244,7 +244,7 @@ async def _agent(options: Namespace) -> tuple[Agent, str]:
     """An agent with the named tools, and its description in a line."""
     client = await _client(options)
     tools = [each for each in options.tools if each.endswith(".py")]
-    mine = [tool for each in tools for tool in _in_file(Path(each), PythonTool)]
+    mine = [tool for each in tools for tool in tools_in(Path(each))]
     servers = [HostedTool(use=each) for each in options.tools if not each.endswith(".py")]
     engine: Engine = client
     settings: dict[str, Any] = {"reasoning": options.effort} if options.effort else {}
@@ -302,6 +302,13 @@ def _loaded(path: Path) -> Agent:
         problem = f"makes {len(found)} agents, and must make one, or name one of them `agent`"
         raise ConfigurationError(f"{path} {problem}.")
     return found[0]
+
+
+def tools_in(path: Path) -> list[PythonTool]:
+    """The tools of a file, at least one. Raises ConfigurationError."""
+    if not (found := _in_file(path, PythonTool)):
+        raise ConfigurationError(f"{path} has no tool (a function with `@tool`).")
+    return found
 
 
 def _in_file(path: Path, kind: type[T]) -> list[T]:

@@ -17,12 +17,11 @@ from dragoman.engines.local import POCKET
 from dragoman.server.build import studio_of
 from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import Settings
-from dragoman.tools.function import PythonTool
 from dragoman.voice.speech import NO_SYNTHESIZER, NO_TRANSCRIBER
 from dragoman.voice.studio import Studio
 from dragoman.voice.talk import Talk
 
-from .chat import Renderer, _client, _in_file
+from .chat import Renderer, _client, tools_in
 
 ECHO = "Speak; Ctrl-C ends. Without headphones the answers may interrupt themselves."
 
@@ -45,7 +44,7 @@ async def _talk(options: Namespace) -> int:
     recording = _read(options.input) if options.input else None
     if options.output:
         _probe(options.output)
-    tools = [each for path in options.tools for each in _in_file(Path(path), PythonTool)]
+    tools = [each for path in options.tools for each in tools_in(Path(path))]
     client = await _client(options)
     studio = Studio(None, None)
     try:

@@ -24,6 +24,7 @@ End = Literal[
     "length",  # the limit of tokens was reached
     "tool_calls",  # tools are to be called
     "content_filter",  # a filter cut it off
+    "budget",  # an agent's budget was used up before the answer
     "refused",  # the model refused
     "truncated",  # the connection broke: the answer is incomplete
     "cancelled",
@@ -89,7 +90,7 @@ class AnswerError(FaultError):
         self.answer = answer
 
 
-_REASONS = frozenset(("length", "tool_calls", "content_filter"))
+_REASONS = frozenset(("length", "tool_calls", "content_filter", "budget"))
 """Finish reasons of the core that have the same name as ends."""
 
 

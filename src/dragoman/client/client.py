@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import os
 import threading
 from collections.abc import (
     AsyncGenerator,
@@ -49,6 +50,10 @@ class LoopThread:
     """An event loop in a daemon thread, started when first needed, stopped at exit."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -89,6 +94,8 @@ class LoopThread:
 
 LOOP = LoopThread()
 """The event loop behind the synchronous API."""
+if hasattr(os, "register_at_fork"):  # a child has no threads of its parent
+    os.register_at_fork(after_in_child=LOOP.forget)
 
 
 Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request

@@ -161,14 +161,15 @@ def unsupported_fields(request: Request, carried: Collection[str] = ()) -> Itera
     """A loss for each field that is set and ignored. `carried` are fields of a single wire
     that are used here.
 
-    Raises FaultError for a stored prompt, which the answer depends on.
+    Raises FaultError for a reference to what is stored, which the answer depends on.
 
     >>> request = Request(model="m", modalities=("text", "audio"))
     >>> [loss.field for loss in unsupported_fields(request)]
     ['modalities']
     """
-    if request.prompt is not None:
-        raise FaultError(unsupported("no prompts are stored here", "prompt"))
+    for name in ("prompt", "previous_response_id", "conversation"):
+        if getattr(request, name) is not None:
+            raise FaultError(unsupported("nothing is stored here", name))
     if any(modality != "text" for modality in request.modalities or ()):
         yield Loss("modalities", "dropped", "a prompt is continued in text")
     if request.reasoning is not None and request.reasoning.summary is not None:

@@ -8,7 +8,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import closing
 from enum import IntEnum
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+from weakref import finalize
 
 import msgspec
 from msgspec import Struct
@@ -55,6 +57,9 @@ from .upstream import (
     unreachable,
     wait,
 )
+
+if TYPE_CHECKING:
+    from .turns import Turns
 
 _log = logging.getLogger("dragoman")
 
@@ -187,10 +192,10 @@ class UpstreamAnswer(Struct, eq=False):
             if over:
                 self._end(events, connection.error)
                 return
-            if self._state == State.TAIL:
+            if (ended := request.decoder.ended) and self._state == State.TAIL:
                 self._late += events
                 return
-            if request.decoder.ended and self._ready is None:
+            if ended and self._ready is None:
                 self._state = State.TAIL
                 self._wait_for_late_usage()
             elif events and self._timer is not None:
@@ -511,7 +516,7 @@ class Remote:
             return Driver(fan_out(ask, request, caller.size), caller, sink)
         if asked is None:
             if caller.size or self._slow:
-                ready = asyncio.to_thread(self._prepare, request, caller)
+                ready = self._turns.run(caller.tenant, partial(self._prepare, request, caller))
                 begin = partial(self.start, request, caller, sink, room)
                 return Deferred(ready, begin, caller, sink)
             asked = self._prepare(request, caller)
@@ -612,6 +617,16 @@ class Remote:
         """Close all connections."""
         await self.upstream.close()
 
+    @cached_property
+    def _turns(self) -> Turns:
+        """The threads that prepare requests: one, as several would only contend for the GIL; more
+        where it waits for other processes."""
+        from .turns import THREADS, Turns  # imported only where needed
+
+        turns = Turns(THREADS if self._slow else 1)
+        finalize(self, turns.close).atexit = False
+        return turns
+
     def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
         """Encode for the caller's wire if the server has it, or else for the first that carries
         everything. Raises FaultError where none does."""
@@ -620,7 +635,7 @@ class Remote:
         # Most requests have the same headers, and most servers the same limits for every model.
         headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
         limits = upstream.limits(request.model) if upstream.senses else profile.limits
-        names: Sequence[str] = upstream.wires
+        names: Sequence[str] = upstream.wires or ("chat",)  # while they are looked for again
         if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
             names = sorted(names, key=lambda name: name != caller.wire)
         raw = isinstance(request, Completion)  # its text must be unparsed, with its markup

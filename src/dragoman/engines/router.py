@@ -116,6 +116,7 @@ class Router(Wrapper):
         self._listed: dict[str, Engine] = {}
         self._looked: float | None = None
         self._looking = asyncio.Lock()
+        self._listing: asyncio.Task[None] | None = None
 
     @property
     def passes_client_key(self) -> bool:
@@ -183,19 +184,31 @@ class Router(Wrapper):
         if len(self._open) == 1:
             return self._open[0], name
         if name not in self._listed:
-            async with self._looking:
-                if self._looked is None or time.monotonic() - self._looked >= MEMORY:
-                    # Engines that cannot list their models have none.
-                    listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
-                    self._looked = time.monotonic()
-                    # A new listing replaces the engine's old one, so that the table stays bounded.
-                    known = [e for e, models in zip(self._open, listings, strict=True) if models]
-                    listed = {name: e for name, e in self._listed.items() if e not in known}
-                    for engine, models in zip(self._open, listings, strict=True):
-                        for model in models:
-                            listed.setdefault(model.id, engine)
-                    self._listed = listed
+            await self._list(caller)
+        elif self._outdated and (self._listing is None or self._listing.done()):
+            # It may have moved to another server, which is not waited for.
+            self._listing = asyncio.ensure_future(self._list(caller))
         return self._listed.get(name, self._open[0]), name
+
+    @property
+    def _outdated(self) -> bool:
+        return self._looked is None or time.monotonic() - self._looked >= MEMORY
+
+    async def _list(self, caller: Caller) -> None:
+        async with self._looking:
+            if not self._outdated:
+                return
+            listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
+            self._looked = time.monotonic()
+            # A new listing replaces the engine's old one, so that the table stays bounded; what an
+            # engine that cannot list its models listed before still counts.
+            found = list(zip(self._open, listings, strict=True))
+            known = [engine for engine, models in found if models is not None]
+            listed = {name: e for name, e in self._listed.items() if e not in known}
+            for engine, models in found:
+                for model in models or ():
+                    listed.setdefault(model.id, engine)
+            self._listed = listed
 
     async def realtime_session(self, name: str, caller: Caller) -> RemoteSession | None:
         """A session of the model's server, where sessions are relayed; None where they
@@ -260,6 +273,8 @@ class Router(Wrapper):
 
     async def close(self) -> None:
         """Close all engines, and raise what the first that failed to close raised."""
+        if self._listing is not None:
+            self._listing.cancel()
         engines = {id(route.engine): route.engine for route in self._routes}.values()
         outcomes = await asyncio.gather(*(e.close() for e in engines), return_exceptions=True)
         for outcome in outcomes:
@@ -280,9 +295,9 @@ def no_model(name: str, names: Iterable[str]) -> Fault:
     return Fault("model_not_found", message, "client", "model")
 
 
-async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:
+async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...] | None:
     try:
         async with asyncio.timeout(PATIENCE):
             return await engine.models(caller)
     except (FaultError, TimeoutError):
-        return ()
+        return None

@@ -60,6 +60,10 @@ _ABSENT = (404, 405)
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 BUSY = (429, 503, 529)
 """The statuses of a refusal that may be tried again later."""
+UNSURE = frozenset((0, 401, 403, *BUSY, 500, 502, 504))
+"""The statuses of an answer that says nothing about the wires of a server; 0 is of none."""
+AGAIN = 30.0
+"""Seconds after which the wires of a server that gave such an answer are looked for again."""
 SHORTEST_SECRET = 8
 """Characters below which a key is a placeholder that may be a word of the message."""
 
@@ -371,10 +375,15 @@ class Upstream:
         """Probe the server's kind and wires once, also for concurrent callers. A timeout is
         no error. Raises FaultError where no connection to the server is
         possible; the next caller probes again."""
-        if self._looking is None:
-            self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
-            self._looking.add_done_callback(self._looked)
-        await asyncio.shield(self._looking)
+        if own := (looking := self._looking) is None:
+            looking = self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
+            looking.add_done_callback(self._looked)
+        try:
+            await asyncio.shield(looking)
+        except FaultError as error:
+            if own or error.fault.code != "authentication":
+                raise
+            await self._look(self.headers(caller))  # the key was another caller's
 
     async def _look(self, headers: HeaderFields) -> None:
         listing = await question(self.client, "GET", self.at("/models"), headers)
@@ -385,6 +394,12 @@ class Upstream:
             reply = await question(self.client, "POST", self.at("/responses"), headers, b"{}")
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
+            if self.passes_client_key and listing.status == reply.status == 401:
+                who = self.name[0].upper() + self.name[1:]
+                problem = f"{who} does not accept the key of the request, or it has none (401)."
+                raise FaultError(Fault("authentication", problem, "client"))
+            if reply.status in UNSURE:
+                asyncio.get_running_loop().call_later(AGAIN, self._look_again)
             if profile is None and reply.status in _ABSENT:
                 profile = await self._alone(headers)
         self._recognise(profile)
@@ -569,6 +584,9 @@ class Upstream:
         """Discard a failed probe, so that the next caller tries again."""
         if looking.cancelled() or looking.exception() is not None:
             self._looking = None
+
+    def _look_again(self) -> None:
+        self.wires, self._looking = (), None
 
     def _recognise(self, profile: Profile | None) -> None:
         if profile is not None and not self.recognised:

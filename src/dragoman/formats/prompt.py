@@ -72,6 +72,8 @@ MAX_PATTERN = 500_000
 """The longest pattern of marks, which takes about 1 s to compile. The 65,000 control tokens
 of a speech model have 400,000 characters, as they share prefixes."""
 _DEEPEST = 50
+STEP = 256 * 1024
+"""Characters of a long text that are searched at once, and not to hold the GIL."""
 
 
 class Marks:
@@ -98,10 +100,19 @@ class Marks:
         found = self.pattern.search(text, at)
         return found.span() if found else (len(text), len(text))
 
+    def search(self, text: str, at: int) -> re.Match[str] | None:
+        """The next mark in a text that may be long: other threads run in between."""
+        while True:
+            end = at + STEP + self.longest
+            found = self.pattern.search(text, at, end)
+            if end >= len(text) or (found is not None and found.start() < at + STEP):
+                return found
+            at += STEP
+
     def split(self, text: str) -> Iterator[Piece]:
         """The text in pieces, each mark in it as a control token."""
         at = 0
-        for found in self.pattern.finditer(text):
+        while (found := self.search(text, at)) is not None:
             if at < found.start():
                 yield text[at : found.start()]
             yield Control(found[0])

@@ -37,7 +37,7 @@ from .markup.families import BY_NAME, PROFILES
 from .markup.format import Markup
 from .markup.profile import Profile
 from .messages import Messages, Verbatim, continues, messages, tools
-from .prompt import Marks, Prompt
+from .prompt import STEP, Marks, Prompt
 
 MAX_CHARACTERS = 16_000_000
 """The longest prompt: no context is larger."""
@@ -195,10 +195,12 @@ class Template(Markup):
     def _separate(self, text: str, separator: str) -> str:
         pieces: list[str] = []
         at = 0
-        while (found := self._marks.pattern.search(text, at)) is not None:
+        while (found := self._marks.search(text, at)) is not None:
             pieces.append(text[at : found.start() + 1])
             at = found.start() + 1  # another one may begin inside it
         text = separator.join((*pieces, text[at:]))
+        if not self._marks.touches(text[len(text) - self._marks.longest :]):
+            return text  # nearly all
         for at in range(len(text) - 1, max(-1, len(text) - self._marks.longest - 1), -1):
             if self._marks.begin_with(text[at:]):
                 text = f"{text[: at + 1]}{separator}{text[at + 1 :]}"
@@ -288,7 +290,10 @@ def _options(request: Request) -> dict[str, JSON]:
 
 def _unused_character(value: JSON) -> str:
     """A private use character that does not occur in the value. Raises FaultError if all do."""
-    used = set(json.dumps(value, ensure_ascii=False, default=str))
+    text, used = json.dumps(value, ensure_ascii=False, default=str), set[str]()
+    if not text.isascii():
+        for at in range(0, len(text), STEP):
+            used.update(text[at : at + STEP])
     separator = next(
         (chr(number) for number in chain(*_PRIVATE_USE) if chr(number) not in used), None
     )

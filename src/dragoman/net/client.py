@@ -376,6 +376,7 @@ class Client:
         self._tls = tls
         self._proxies = proxies or Proxies()
         self._pools: dict[tuple[str, str, int, str | None], Pool] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def stream(
         self,
@@ -397,6 +398,9 @@ class Client:
         NetError.
         """
         parsed = parse_url(url) if isinstance(url, str) else url
+        loop = asyncio._get_running_loop()  # None in a thread, where a request is prepared
+        if loop is not self._loop and loop is not None:
+            self._loop, self._pools = loop, {}  # a connection belongs to its loop
         pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
         if pool is None:
             pool = self._pool(parsed, address)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from importlib import import_module
 from importlib.util import find_spec
+from struct import iter_unpack
 from typing import Any, Protocol
 
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported
@@ -47,6 +49,17 @@ MAX_DATAGRAM = 1_500
 """Bytes of a datagram: what a network carries. libsrtp takes 2,048, and aiortc at least one."""
 MAX_SOURCES = 8
 """Sources of a call (SSRC): aiortc remembers each, and fails where a report has more than 31."""
+MAX_PLACES = 64
+"""Addresses that a client is at: aioice sorts them, and sends to each."""
+MAX_UNHANDLED = 256
+"""Datagrams that wait for their turn."""
+MAX_CHUNKS = 64
+"""Chunks of SCTP in one datagram."""
+MAX_ACKED = 10_000
+"""Chunks that the gaps in a datagram's acknowledgements span: aiortc looks at each."""
+MAX_WAITING = 1_000
+"""Chunks of messages that are not whole, chunks behind a loss, and streams: aiortc looks at all of
+them for each chunk. The window it grants, 1 MiB, has room for fewer of usual size."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
 _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
@@ -166,7 +179,16 @@ class Peer:
             problem = f"cannot be answered: {type(error).__name__}: {error}"
             raise FaultError(bad_request(problem[:300], "sdp")) from error
         for transceiver in connection.getTransceivers():
-            _bound_sources(transceiver.receiver.transport._rtp_router)
+            dtls = transceiver.receiver.transport
+            _bound_sources(dtls._rtp_router)
+            _take_turns(dtls)
+            transceiver.sender._retransmit = (
+                _ignored  # sound is not sent again (no nack in the SDP)
+            )
+        if connection.sctp:
+            _bound_association(connection.sctp)
+            if not connection.getTransceivers():  # else they share it
+                _take_turns(connection.sctp.transport)
         self._answered = True
         if not any(each.iceGatherer.getLocalCandidates() for each in self._transports()):
             where = ", ".join(addresses)
@@ -271,6 +293,7 @@ class Peer:
                     audio = bytes(min(gap, MAX_GAP_MS) * BYTES_PER_MS) + audio
                 if self._listener is not None:
                     self._listener.audio_received(audio)
+                await asyncio.sleep(0)  # others first: what waits is received without a pause
 
 
 def _all_addresses() -> list[str]:
@@ -281,10 +304,20 @@ def _all_addresses() -> list[str]:
 def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
     """Have an ICE connection use these addresses: aioice would take all of the machine's but
     loopback. And have it drop datagrams at which aiortc ends a call: anyone can send them."""
-    received = connection.data_received
+    received, waiting = connection.data_received, connection._queue
     connection.data_received = lambda data, component: (
-        received(data, component) if 0 < len(data) <= MAX_DATAGRAM else None
+        received(data, component)
+        if 0 < len(data) <= MAX_DATAGRAM and waiting.qsize() < MAX_UNHANDLED
+        else None
     )
+    check, places = connection.check_incoming, set[Any]()
+
+    def bounded(message: Any, address: Any, protocol: Any) -> None:
+        if len(places) < MAX_PLACES or address in places:
+            places.add(address)
+            check(message, address, protocol)
+
+    connection.check_incoming = bounded
     gather = connection.get_component_candidates
     connection.get_component_candidates = lambda component, addresses: gather(
         component=component, addresses=[*here]
@@ -301,6 +334,79 @@ def _bound_sources(router: Any) -> None:
         return route(packet) if packet.ssrc in known else None
 
     router.route_rtp = bounded
+
+
+def _take_turns(dtls: Any) -> None:
+    """Have others run between datagrams, and have one that breaks a protocol end the call: aiortc
+    would end its task with a traceback."""
+    receive = dtls._recv_next
+
+    async def receive_one() -> None:
+        try:
+            await receive()
+        except ConnectionError:
+            raise
+        except Exception as error:
+            raise ConnectionError from error
+        await asyncio.sleep(0)
+
+    dtls._recv_next = receive_one
+
+
+async def _ignored(sequence_number: int) -> None:
+    """No-op."""
+
+
+def _bound_association(sctp: Any) -> None:
+    """Have a peer end the call that sends what takes aiortc long, or forever."""
+    handle = sctp._handle_data
+
+    async def bounded(data: bytes) -> None:
+        streams = sctp._inbound_streams.values()
+        waiting = sum(len(each.reassembly) for each in streams) + len(streams)
+        if waiting + len(sctp._sack_misordered) > MAX_WAITING:
+            raise ConnectionError
+        check_packet(data)
+        await handle(data)
+
+    sctp._handle_data = bounded
+
+
+_SACK = 3
+_PARAMETERS = {1: 20, 2: 20, 4: 4, 5: 4, 6: 4, 9: 4, 130: 4}
+"""The kinds of chunks that have parameters, and where those begin."""
+
+
+def check_packet(data: bytes) -> None:
+    """Raise ConnectionError for a packet of SCTP that takes aiortc long, or forever (RFC 9260, 3).
+
+    >>> check_packet(bytes(12) + b"\\x04\\x00\\x00\\x08" + b"\\x00\\x01\\x00\\x04")
+    >>> check_packet(bytes(12) + b"\\x04\\x00\\x00\\x08" + b"\\x00\\x01\\x00\\x00")
+    Traceback (most recent call last):
+    ConnectionError
+    """
+    chunks, acked = [*_parts(data, 12)], 0
+    for chunk in chunks:
+        if (begin := _PARAMETERS.get(chunk[0])) is not None:
+            for _ in _parts(chunk, begin):
+                pass
+        elif chunk[0] == _SACK:
+            gaps = chunk[16:][: 4 * int.from_bytes(chunk[12:14], "big")]
+            acked += sum(
+                max(end - start, 0) for start, end in iter_unpack("!HH", gaps[: len(gaps) & ~3])
+            )
+    if len(chunks) > MAX_CHUNKS or acked > MAX_ACKED:
+        raise ConnectionError
+
+
+def _parts(data: bytes, at: int) -> Iterator[bytes]:
+    """The chunks of a packet, or the parameters of a chunk."""
+    while at + 4 <= len(data):
+        size = int.from_bytes(data[at + 2 : at + 4], "big")
+        if size < 4:
+            raise ConnectionError
+        yield data[at : at + size]
+        at += size + -size % 4
 
 
 class Sound:

@@ -63,7 +63,14 @@ class _Connection(ClientConnection):
             await self.send(_frames(memoryview(data)), text=True)
 
     async def receive(self) -> bytes:
-        data = await self.recv(decode=False)
+        first, text = b"", bytearray()
+        async for piece in self.recv_streaming(decode=False):  # `recv` would keep all fragments
+            if not first:
+                first = piece
+            else:
+                text = text or bytearray(first)
+                text += piece
+        data = bytes(text) or first
         if len(data) > LONG:
             await asyncio.sleep(0)  # it was put together in one piece
         return data

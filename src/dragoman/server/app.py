@@ -125,7 +125,7 @@ class App:
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
-        self._realtime = Realtime(service, _SECRET, None if studio is None else studio.open)
+        self._realtime = Realtime(service, _SECRET, studio)
         self._calls = Calls(service, self._realtime, share)
         routes = [
             Route("GET", SOCKET, self._sockets.plain),

@@ -39,6 +39,7 @@ from dragoman.core.session_values import (
 )
 from dragoman.core.sound import milliseconds
 from dragoman.engines.base import new_id
+from dragoman.engines.session import Voice
 from dragoman.net.webrtc import FRAME, Peer, available
 from dragoman.wire import json
 from dragoman.wire.multipart import MEDIA_TYPE, find_boundary, read_parts
@@ -220,12 +221,11 @@ class Call(ServedSession):
         service: Service,
         caller: Caller,
         config: SessionConfig,
-        realtime: Realtime,
+        voice: Voice | None,
         exchange: Exchange,
         addresses: tuple[str, ...],
     ) -> None:
         config = replace(config, input_format="pcm16", output_format="pcm16")
-        voice = realtime.make_voice()
         super().__init__(service, caller, config, voice, (exchange.path, exchange.id))
         self.playback = Playback(lambda event: self.receive([event]))
         self.line = Line(self, addresses)
@@ -440,8 +440,9 @@ class Calls:
         addresses = await _addresses(settings.call_host or settings.host)
         if available():
             await asyncio.to_thread(import_module, "aiortc")  # the first time it takes long
+        voice = await self._realtime.voice()
         self._check_room(caller)  # others may have come meanwhile
-        call = Call(self._service, caller, config, self._realtime, exchange, addresses)
+        call = Call(self._service, caller, config, voice, exchange, addresses)
         id = f"rtc_{new_id()}"
         calls[id] = call
         try:

@@ -33,6 +33,8 @@ def of_message(fault: Fault) -> Fault:
 
 LIFETIME = 3600.0
 """The time limit of a connection."""
+TOGETHER = 256
+"""Frames that are sent in one turn of the event loop."""
 
 
 class Later:
@@ -192,6 +194,8 @@ class Channel(ABC):
                     last = 0  # bytes of the previous frame
                     while self._queue:
                         frame = self._queue.popleft()
+                        if len(self._queue) % TOGETHER == TOGETHER - 1:
+                            await asyncio.sleep(0)
                         if isinstance(frame, Later):
                             self._size -= len(frame)
                             frame = await self.service.turns.take(frame.make)

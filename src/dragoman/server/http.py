@@ -142,17 +142,17 @@ class HTTPExchange(Exchange):
             return False
         if self._bodiless:
             body = b""
-        large = len(body) > HIGH_WATER_LIMIT
-        if large and not self.counted:
-            connection.hold(self.tenant, len(body))
-        if large and len(body) > LARGE:
-            whole, body = body, b""
-            before, after = self._head, b""
-            if self._chunked:
-                before, after = b"%b%x\r\n" % (before, len(whole)), b"\r\n"
-            for part in (before, memoryview(whole)):
-                connection.transport.write(part)
-            self._head = after
+        if large := len(body) > HIGH_WATER_LIMIT:
+            if not self.counted:
+                connection.hold(self.tenant, len(body))
+            if len(body) > LARGE:
+                whole, body = body, b""
+                before, after = self._head, b""
+                if self._chunked:
+                    before, after = b"%b%x\r\n" % (before, len(whole)), b"\r\n"
+                for part in (before, memoryview(whole)):
+                    connection.transport.write(part)
+                self._head = after
         if self._chunked:
             end = b"" if more else b"0\r\n\r\n"
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end

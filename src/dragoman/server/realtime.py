@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -31,6 +31,7 @@ from dragoman.core.session_values import (
 from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
 from dragoman.stores.base import reading
+from dragoman.voice.studio import Studio
 from dragoman.wire import json
 from dragoman.wire.json import Limits
 from dragoman.wire.pieces import long_size
@@ -357,13 +358,11 @@ def encode_event(event: dict[str, JSON]) -> bytes | Later:
 
 
 class Realtime:
-    """Serves the sessions of one engine; `key` signs client secrets, `voice` makes their voices."""
+    """Serves the sessions of one engine; `key` signs client secrets, `studio` has their voices."""
 
-    def __init__(
-        self, service: Service, key: bytes, voice: Callable[[], Voice] | None = None
-    ) -> None:
+    def __init__(self, service: Service, key: bytes, studio: Studio | None = None) -> None:
         self._service = service
-        self._voice = voice
+        self._studio = studio
         self.calls: dict[str, ServedSession] = {}
         """The sessions of the current WebRTC calls, by the calls' ids."""
         self._open: Counter[str] = Counter()  # by tenant
@@ -432,7 +431,7 @@ class Realtime:
             asked = {name: value for name, value in changes.items() if name != "model"}
             return Relay(service, client, live, config.model, asked, beta=beta)
         request = exchange.path, exchange.id
-        session = ServedSession(service, caller, config, self.make_voice(), request)
+        session = ServedSession(service, caller, config, await self.voice(), request)
         return Connection(service, client, session, beta=beta)
 
     async def upstream(self, model: str, caller: Caller) -> RemoteSession | None:
@@ -444,9 +443,12 @@ class Realtime:
         found: RemoteSession | None = await find(model, caller)
         return found
 
-    def make_voice(self) -> Voice | None:
+    async def voice(self) -> Voice | None:
         """The voice of one session."""
-        return None if self._voice is None else self._voice()
+        if self._studio is None:
+            return None
+        await self._studio.ready()
+        return self._studio.open()
 
     def call(self, id: str, caller: Caller) -> ServedSession:
         """The session of a call. Raises FaultError for an unknown call."""

@@ -26,7 +26,7 @@ from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
 from dragoman.stores.base import Record, Turns, reading
 from dragoman.wire import sse
-from dragoman.wire.json import UNMARKED, VALUE, Limits
+from dragoman.wire.json import LARGE, UNMARKED, VALUE, Limits
 from dragoman.wire.losses import header, judge
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.registry import BASE, WIRES
@@ -111,7 +111,8 @@ class Service(Struct, frozen=True):
             if (weight := weigh(body)) <= HEAVY:
                 count(weight - len(body) + widened(body))
                 return decode(body, self.settings)
-            count(await self._apart(measured, body, caller.tenant))
+            found = None if len(body) > LARGE else (weight - len(body)) // VALUE
+            count(await self._apart(partial(measured, found=found), body, caller.tenant))
             return await self._apart(decode, body, caller.tenant)
         finally:
             del body  # the exception refers to this frame
@@ -444,11 +445,12 @@ class Stream(Responder):
             self._begun = True
             if self._skip:
                 data = self._unseen(data)
-            if self._skip and isinstance(last, TERMINAL) and not exchange.status:
-                problem = "is beyond the last event of this response"
-                self.refuse(bad_request(problem, "starting_after"))
-                self.leave()
-            elif isinstance(last, TERMINAL):
+                if self._skip and isinstance(last, TERMINAL) and not exchange.status:
+                    problem = "is beyond the last event of this response"
+                    self.refuse(bad_request(problem, "starting_after"))
+                    self.leave()
+                    return
+            if isinstance(last, TERMINAL):
                 self._end(data, last)
             elif data:
                 if not exchange.status:

@@ -21,7 +21,6 @@ from dragoman.core.response import default_guarantee
 from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.serialize import size_of
 from dragoman.wire import error, json
 from dragoman.wire.json import LARGE, UNMARKED, VALUE, Limits
 from dragoman.wire.realtime import PATH as REALTIME
@@ -196,6 +195,8 @@ class Turn(Responder):
             full = self._connection.write(*frames)
             self._asked.status = 200
             if isinstance(last, TERMINAL):
+                if self.plan.run is not None:  # the last frame has the whole response
+                    self._connection.grow(self.plan.run.record.id, len(frames[-1]))
                 if self._asked.entry is not None:
                     self._asked.entry.note(last)
                 self.failed = isinstance(last, Failed)
@@ -402,6 +403,8 @@ class Connection(Channel):
                 plan = self._whole(request, asked.size, count)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once(caller.tenant):
                 plan = await service.admit(plan, caller)
+            if plan.size > SMALL:
+                caller = replace(caller, size=caller.size + plan.size)
             turn = Turn(self, asked, plan, caller)
             turn.start(Warmup(service.engine) if asked.frame.generate is False else None)
         except Exception as error:
@@ -436,17 +439,26 @@ class Connection(Channel):
         losses = (NOT_STORED,) if request.store else ()
         run = self._runs.open(record, (), self._remember)
         run.losses = losses
-        return Plan(asked.whole, replace(request, store=False), losses, run)
+        return Plan(asked.whole, replace(request, store=False), losses, run, size=asked.size)
 
     def _remember(
         self, record: Record, items: Sequence[Item], messages: Sequence[OutboxMessage]
     ) -> Awaitable[None]:
-        """Cache a finished answer, and evict the oldest ones beyond the limits:
+        """Cache a finished answer. Its last frame follows, which counts it."""
+        self._recent[record.id], self._sizes[record.id] = record, record.size
+        self._remembered += record.size
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def grow(self, id: str, more: int) -> None:
+        """Count more bytes of a cached answer, and evict the oldest ones beyond the limits:
         together, they may be as large as a body."""
         recent, limit = self._recent, self.service.settings.body_limit
-        recent[record.id] = record
-        size = self._sizes[record.id] = record.size + size_of(record.response)
-        self._remembered += size
+        if id not in recent:
+            return
+        self._sizes[id] += more
+        self._remembered += more
         while recent:
             size = self._remembered
             if len(recent) <= MOST and (size <= limit or len(recent) == 1):
@@ -454,9 +466,6 @@ class Connection(Channel):
                     self._kept.resize(size if size > SMALL else 0)
                     break
             self._forget(next(iter(recent)))
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
 
     def _forget(self, id: str) -> None:
         if self._recent.pop(id, None) is not None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from dragoman.core.event import Delta, DeltaKind, Event
 from dragoman.core.files import IndexedFile, VectorStore
@@ -144,8 +144,8 @@ def pack_items(items: Sequence[Item]) -> list[tuple[Item, bytes]]:
     """Items, each with its bytes; long texts are packed in pieces."""
 
     def packed(item: Item) -> bytes:
-        marked = changed(item, lambda text: text if len(text) <= LONG else _Long(text))
-        if marked is not item:
+        if is_long((item,)):
+            marked = changed(item, lambda text: text if len(text) <= LONG else _Long(text))
             with suppress(UnicodeEncodeError, OverflowError):
                 return _MSGPACK + _encode_in_pieces(marked)
         return pack(item)
@@ -153,17 +153,20 @@ def pack_items(items: Sequence[Item]) -> list[tuple[Item, bytes]]:
     return [(item, packed(item)) for item in items]
 
 
-def long_size(value: object) -> int:
-    """Characters of the long texts in a value."""
-    texts: list[str] = []
-
-    def noted(text: str) -> str:
-        if len(text) > LONG:
-            texts.append(text)
-        return text
-
-    changed(value, noted)
-    return sum(map(len, texts))
+def is_long(values: Iterable[object]) -> bool:
+    """Whether any text in values is long: few are, and only those are looked at one by one."""
+    rest = [*values]
+    for each in rest:  # it grows in the loop
+        if type(each) is str:
+            if len(each) > LONG:
+                return True
+        elif isinstance(each, Struct):
+            rest += filter(None, astuple(each))
+        elif isinstance(each, dict):
+            rest += each.values()
+        elif isinstance(each, list | tuple) and len(each) <= MANY:
+            rest += each
+    return False
 
 
 def pack_apart(value: object, tenant: str, parts: dict[bytes, bytes]) -> bytes:
@@ -260,7 +263,7 @@ def size_of(value: object) -> int:
             return ""
         return text
 
-    size = len(pack(changed(value, counted)))
+    size = len(pack(changed(value, counted) if is_long((value,)) else value))
     for text in texts:
         for start in range(0, 0 if text.isascii() else len(text), LONG):
             size += len(text[start : start + LONG].encode("utf-8", "surrogatepass"))
@@ -308,7 +311,9 @@ def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]
     refer to, by their digests."""
     request, parts = record.request, dict[bytes, bytes]()
     large = record.size > APART
-    packed = partial(pack_apart, tenant=record.tenant, parts=parts) if large else pack
+    packed = pack
+    if large and is_long((replace(request, items=()), record.response, *request.items)):
+        packed = partial(pack_apart, tenant=record.tenant, parts=parts)
     body = _Body(
         request,
         record.status if record.response is None else "in_progress",

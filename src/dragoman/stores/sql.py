@@ -56,7 +56,7 @@ from .serialize import (
     PARTS,
     Parts,
     digests,
-    long_size,
+    is_long,
     pack,
     pack_apart,
     pack_events,
@@ -523,7 +523,7 @@ class Store(Files):
         self._added += 1
         made = conversation
         row = (made.id, made.tenant, made.created_at, pack(made))
-        packed = await self.apart(long_size(items), pack_items, items)
+        packed = await self.apart(APART + 1 if is_long(items) else 0, pack_items, items)
 
         def steps() -> Steps[None]:
             statement = """INSERT INTO conversations (id, tenant, created_at, conversation)
@@ -575,7 +575,7 @@ class Store(Files):
 
     async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
         """Add items, each with an id of its own, at the end."""
-        packed = await self.apart(long_size(items), pack_items, items)
+        packed = await self.apart(APART + 1 if is_long(items) else 0, pack_items, items)
 
         def steps() -> Steps[bool]:
             if not (yield HELD, (id, tenant)):

@@ -267,11 +267,12 @@ class Runner:
         tool = self.find(call)
         if tool is None:
             enabled = [key for key, each in self.tools.items() if each.enabled]
-            names = ", ".join(
-                name if space is None else f"{space}.{name}" for space, name in enabled
+            asked, *names = (
+                name if space is None else f"{space}.{name}"
+                for space, name in ((call.namespace, call.name), *enabled)
             )
-            names = names or "none"
-            return failed(call, f"There is no tool {call.name!r}. The tools are: {names}.")
+            known = ", ".join(names) or "none"
+            return failed(call, f"There is no tool {asked!r}. The tools are: {known}.")
         seconds = self._seconds if tool.seconds is None else tool.seconds
         most = tool.auto_truncate or LONGEST
         # In a task of its own: a tool may cancel itself, or resist cancellation.

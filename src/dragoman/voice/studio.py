@@ -61,6 +61,11 @@ class Studio(Struct, frozen=True):
             loading.add_done_callback(_loading.discard)
         return Voice(self.synthesizer, self.transcriber, self.detector)
 
+    async def ready(self) -> None:
+        """Import what the detector needs, for the first session: in a thread, as numpy takes a
+        tenth of a second."""
+        await asyncio.to_thread(detection.scorer, self.detector)
+
     @property
     def _local(self) -> list[Library | Program]:
         """The local backends."""
@@ -123,7 +128,8 @@ def studio(
     """The studio with backends by name: `auto`, `none`, a name, `NAME=OPTION`, or a URL with, after
     a space, the name of the model there. `auto` uses a grammar for the pocket model, where
     it is the only model. Raises FaultError for a backend that is unknown or not installed."""
-    detection.scorer(detector)
+    if detector != AUTO:
+        detection.scorer(detector)
     synthesizer: Synthesizer | None = None
     transcriber: Transcriber | None = None
     if speech == AUTO:

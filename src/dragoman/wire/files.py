@@ -222,7 +222,7 @@ def decode_search(data: bytes, limits: Limits = LIMITS) -> Search:
     query = fields.any("query")
     queries = query if isinstance(query, list) else [query]
     if not queries or not all(isinstance(each, str) and each.strip() for each in queries):
-        raise fields.wrong("query", "must be text, or a list of texts")
+        raise fields.wrong("query", "must be text that is not empty, or a list of such")
     if len(queries) > MOST_QUERIES or max(map(len, queries)) > LONGEST_QUERY:
         problem = f"at most {MOST_QUERIES} questions of {LONGEST_QUERY} characters are allowed"
         raise fields.wrong("query", problem)

@@ -130,27 +130,29 @@ def marks(data: bytes) -> int:
 MAX_ESCAPES = 4_000_000
 """The most backslashes in a body: each costs as much as many letters."""
 _SLICE = 1 << 18
-
-
 VALUE = 80
 """Bytes of a decoded value, about, at the most: an empty array has 80, a short text 72, an
 object with one field 208 for its three marks."""
 
 
-def check_size(data: bytes, limits: Limits) -> int:
-    """Count the values and names. Raises FaultError, which names the field, where there
-    are too many.
-
-    No values are created. It counts exactly only where `marks` may be too high, and in
-    slices, so that other threads can run.
+def check_size(data: bytes, limits: Limits, found: int | None = None) -> int:
+    """Count the values and names, which `marks` has `found` so many of. Raises FaultError, which
+    names the field, where there are too many. It counts exactly only where that may be too high,
+    and in slices, so that other threads can run.
     """
     most = limits.max_json_values
     starts = range(0, len(data), LARGE)
-    if sum([data.count(b"\\", at, at + LARGE) for at in starts]) > MAX_ESCAPES:
+    escapes = [data.count(b"\\", at, at + LARGE) for at in starts if len(data) > MAX_ESCAPES]
+    if sum(escapes) > MAX_ESCAPES:
         raise FaultError(bad_request(f"The body has more than {MAX_ESCAPES} backslashes."))
-    found = sum([marks(data[at : at + LARGE]) for at in starts])
+    found = found or sum([marks(data[at : at + LARGE]) for at in starts])
     if found > most or found * VALUE > len(data):
-        found = sum([marks(b"".join(texts[within::2])) for within, texts in split_at_quotes(data)])
+        exact = 0
+        for number, (within, texts) in enumerate(split_at_quotes(data), 1):
+            exact += marks(b"".join(texts[within::2]))
+            if found <= most and 2 * exact * len(data) > found * number * _SLICE:
+                return found  # few of its marks are in texts
+        found = exact
     if found <= most:
         return found
     found = depth = 0
@@ -182,16 +184,15 @@ def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
         piece = rest + data[start : start + _SLICE]
         half = len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2  # of an escape, at its end
         piece, rest = piece[:half], piece[half:]
-        texts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        yield within, texts
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        yield within, (texts := piece.split(b'"'))
         within = (within + len(texts) - 1) % 2
 
 
 def load(body: bytes | str, decode: Callable[[bytes], JSON] = _decode) -> JSON:
     """Decode JSON. Lone surrogates are allowed: the other half may come with the next chunk.
-
-    Raises ValueError with a message that has the problem and its place.
-    """
+    Raises ValueError with a message that has the problem and its place."""
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     try:
         value = decode(data)

@@ -72,7 +72,8 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
         {*map(type, given)} == {int}
         and None not in known
         and [*dict.fromkeys(known)] == known
-        and not [count for count in given if not 0 <= count < FAR]
+        and min(given) >= 0
+        and max(given) < FAR
     ):
         return Usage(**dict(zip(known, given, strict=True)))
     # Counts under several names, or not encoded as numbers, or beside unknown fields.

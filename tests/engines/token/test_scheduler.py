@@ -286,6 +286,25 @@ async def test_a_sequence_the_model_read_but_gave_no_scores_for_is_not_read_twic
         assert bytes(slot.ids[: len(slot.prompt)]) == bytes(slot.prompt)
 
 
+async def test_a_step_that_does_not_say_what_it_read_fails() -> None:
+    """It would be asked to read the same for ever."""
+
+    class Forgetful(Table):
+        def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
+            self.steps.append([])
+            for slot, ids in work:
+                slot.ids.extend(ids[:1])
+            return [self.scores(slot.ids) for slot, _ in work]
+
+    model = Forgetful()
+    async with serving(model) as engine:
+        events = await heard(engine, asked("abc"))
+    assert isinstance(events[-1], Failed)
+    assert "slot's length" in events[-1].fault.message
+    assert len(model.steps) == 1
+    assert not model.live
+
+
 async def test_a_model_that_cannot_open_or_close_a_slot(caplog) -> None:
     class Shut(Table):
         def open(self, ids: Sequence[int]) -> Slot:

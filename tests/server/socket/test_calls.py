@@ -492,7 +492,8 @@ async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call
 
         async def call() -> Any:
             given = calls.Caller("", None), calls.SessionConfig(model="stub")
-            made = calls.Call(app._calls._service, *given, app._realtime, exchange, ())
+            voice = await app._realtime.voice()
+            made = calls.Call(app._calls._service, *given, voice, exchange, ())
             await made.join(made.line)
             return made
 

@@ -124,6 +124,14 @@ async def test_turns_follow_one_another() -> None:
     assert [event["sequence_number"] for event in second] == list(range(len(second)))
 
 
+@pytest.mark.parametrize("store", [True, False])
+async def test_turn_behind_a_long_history_is_as_large_as_that(store: bool) -> None:
+    async with talking(stub := Stub()) as socket:
+        end = await turn(socket, input="a" * 200_000, store=store)
+        await turn(socket, input="Hi", previous_response_id=identity(end), store=store)
+    assert stub.asked[-1][1].size > 200_000  # else it is encoded for its upstream on the loop
+
+
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("store", [False, True])
 async def test_p23_turn_continues_another_of_its_connection(memory, store) -> None:

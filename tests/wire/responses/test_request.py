@@ -143,6 +143,13 @@ def test_r4_5_input_is_a_string_or_items_and_a_type_may_be_missing() -> None:
     assert strange == (Unknown("responses", "vendor:thing", {"id": "v", "a": None}, "v"),)
 
 
+def test_messages_without_a_type_are_decoded_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.wire.responses.items._read_head", None)  # of one item alone
+    parts = [{"type": "input_text", "text": "Hi"}]
+    given = [{"role": "user", "content": "Hi"}, {"role": "user", "content": parts}]
+    assert asked(input=given).items == (Message("user", "Hi"), Message("user", (Text("Hi"),)))
+
+
 def test_o6_hosted_calls_in_the_history_are_carried_or_reported() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": None}
     request = asked(input=[{"role": "user", "content": "x"}, search])

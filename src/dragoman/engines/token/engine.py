@@ -27,6 +27,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
 from dragoman.engines.find_format import dated
+from dragoman.engines.turns import Turns
 from dragoman.formats.format import Format, Parser, Setting
 from dragoman.formats.grammar.demand import check_tools, unenforced
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer
@@ -36,7 +37,6 @@ from .constraints import Batches, Enforcer, Requirement, with_guarantee
 from .next_token import NextTokenModel, StreamModel
 from .scheduler import Scheduler
 from .source import Job, NewTokens, ScoringModel
-from .turns import Turns
 
 _utf8 = getincrementaldecoder("utf-8")
 

@@ -39,6 +39,7 @@ BUSY = Fault(
     retry_after="1",
 )
 CLOSED = Fault("shutting_down", "The model has been closed.")
+UNREAD = Fault("internal", "The model's step did not add what it read to the slot's length.")
 DIED = Fault("internal", "The thread that ran the model has died.")
 
 
@@ -101,6 +102,7 @@ class RunningSequence:
         self._inbox = inbox
         self._counter = TokenCounter(job)
         self._ids: list[int] = []  # filled by `open`: many may wait
+        self._read = 0  # what the slot's length must be after the step
         self._due: deque[int] = deque()
         self._sampler: Sampler | None = None
         self._cached: int | None = None
@@ -145,21 +147,23 @@ class RunningSequence:
     def unread(self, share: int) -> Sequence[int]:
         """What the model must read next: a part of the prompt, or the new tokens."""
         slot: Slot = self.slot
-        ids = self._ids
         start = slot.length
-        if not self.reading:
-            return ids[start:]
-        return ids[start : start + (1 if self._scores is not None else share)]
+        count = 1 if self._scores is not None else share
+        ids = self._ids[start : start + count if self.reading else None]
+        self._read = start + len(ids)
+        return ids
 
     def take(self, ids: Sequence[int], outcome: Any) -> None:
         """Process the model's output for these ids."""
         if isinstance(outcome, Exception):
             raise outcome
+        slot: Slot = self.slot
+        if slot.length < self._read:  # it would be asked for the same for ever
+            raise FaultError(UNREAD)
         sampler = self._sampler
         if self.reading:
             if self._scores is not None and sampler is not None:
                 self._score(sampler, self._scores, outcome)
-            slot: Slot = self.slot
             self.reading = slot.length < len(self._ids)
             if self.reading or self._new.end is not None:
                 return

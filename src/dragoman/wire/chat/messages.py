@@ -520,6 +520,9 @@ def _assistant_message(
 ) -> dict[str, JSON]:
     """Collects the assistant's items between two other messages into one message, without absent
     fields."""
+    match turn:
+        case [(_, Message(content=str(text), name=None, extra=None))]:  # as most of a history
+            return {"role": "assistant", "content": long(text)}
     contents: list[Content] = []
     reasoning: list[str] = []
     inline = ""  # reasoning in think tags runs into the text it belongs to with nothing between

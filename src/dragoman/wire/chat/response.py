@@ -343,9 +343,10 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                     for part in item.parts if isinstance(item.content, str) else item.content:
                         match part:
                             case Text():
-                                offset = sum(map(len, content)) if part.annotations else 0
-                                encoded = [encode_annotation(n, offset) for n in part.annotations]
-                                annotations += [note for note in encoded if note is not None]
+                                if part.annotations:
+                                    at = sum(map(len, content))
+                                    notes = [encode_annotation(n, at) for n in part.annotations]
+                                    annotations += filter(None, notes)
                                 content.append(part.text)
                                 tokens += part.tokens
                             case Refusal():
@@ -377,11 +378,10 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                     continue
             if item.extra:
                 merge(more, from_extra(item.extra))
-        text, refused = "".join(content), "".join(refusal)
         message: dict[str, JSON] = {
             "role": "assistant",
-            "content": (text if len(text) <= LONG else Long(text)) if content else None,
-            "refusal": long(refused) if refused else None,
+            "content": (t if len(t := "".join(content)) <= LONG else Long(t)) if content else None,
+            "refusal": long("".join(refusal)) if any(refusal) else None,
             "annotations": annotations,
         }
         if any(reasoning):

@@ -219,6 +219,7 @@ _content_type = str | _parts.strict_list | None
 _items = Reader[Any](*_ITEMS, content=_content_type, summary=_content_type, output=_content_type)
 _easy = Reader(_EasyMessage, content=_content_type)
 _read_items = msgspec.json.Decoder(_items.strict_list).decode
+_read_easy = msgspec.json.Decoder(_easy.strict_list).decode
 _read_head = msgspec.json.Decoder(_Head).decode
 _read_array = msgspec.json.Decoder(list[Raw]).decode
 
@@ -233,7 +234,10 @@ def decode_items(data: bytes | Raw, path: str, limits: Limits = LIMITS) -> tuple
     try:
         values = _read_items(data)
     except msgspec.ValidationError:
-        usual, values = False, _read_array(data)
+        try:
+            values = _read_easy(data)
+        except msgspec.ValidationError:
+            usual, values = False, _read_array(data)
     if len(values) > limits.max_items:
         raise json.too_many(path, limits.max_items, "max_items")
     if not usual:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from dragoman.core.error import Fault, FaultError
 from dragoman.engines.child import Interest, here
 
 THREADS = 4
@@ -17,6 +18,9 @@ by the others."""
 STACK = 16 * 1024 * 1024
 """Bytes of stack of such a thread: more than a child's (`child.STACK`), which overflows first."""
 
+_BUSY = Fault(
+    "overloaded", "The server is busy: it can start no more threads.", "server", retry_after="1"
+)
 Done = TypeVar("Done")
 
 
@@ -42,15 +46,21 @@ class Turns:
         self._closed = False
 
     async def run(self, tenant: str, work: Callable[[], Done]) -> Done:
-        """The result of the work. Cancelling this ends the work, if it waits or has a process."""
+        """The result of the work. Cancelling this ends the work, if it waits or has a process.
+        Raises FaultError where no thread can be had."""
         turn = Turn(tenant, work)
         with self._change:
             self._waiting.setdefault(tenant, deque()).append(turn)
             if self._idle:
                 self._change.notify()
             elif self._threads < self._most and not self._closed:
-                self._threads += 1
-                self._start()
+                try:
+                    self._start()
+                    self._threads += 1
+                except RuntimeError:  # the system has no more
+                    if not self._threads:
+                        del self._waiting[tenant]
+                        raise FaultError(_BUSY) from None
         try:
             result: Done = await asyncio.wrap_future(turn.future)
             return result

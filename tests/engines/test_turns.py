@@ -7,8 +7,12 @@ import threading
 
 import pytest
 
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.interfaces import Caller
+from dragoman.core.request import Request
 from dragoman.engines.child import here
-from dragoman.engines.token.turns import Turns
+from dragoman.engines.remote import Remote
+from dragoman.engines.turns import Turns
 
 
 async def test_tenants_go_round() -> None:
@@ -97,3 +101,57 @@ async def test_closing_cancels_what_waits() -> None:
         await waiting
     gate.set()
     assert await held
+
+
+def no_thread() -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_threads_that_cannot_be_had_are_not_waited_for(monkeypatch) -> None:
+    turns = Turns(2)
+    with monkeypatch.context() as system:
+        system.setattr(turns, "_start", no_thread)
+        with pytest.raises(FaultError) as raised:
+            await turns.run("a", lambda: 1)
+    assert raised.value.fault.code == "overloaded"
+    assert await turns.run("a", lambda: 2) == 2
+    monkeypatch.setattr(turns, "_start", no_thread)
+    gate = threading.Event()
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0.01)
+    waiting = asyncio.ensure_future(turns.run("b", lambda: 3))
+    await asyncio.sleep(0.01)
+    gate.set()
+    assert await asyncio.wait_for(asyncio.gather(held, waiting), 10) == [True, 3]
+    turns.close()
+
+
+async def test_large_requests_are_prepared_one_at_a_time_the_tenants_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remote = Remote("http://127.0.0.1:9/v1", wire="chat", profile="generic")
+    gate, prepared = threading.Event(), list[str]()
+    one = threading.Lock()
+
+    def prepare(request: Request, caller: Caller) -> None:
+        assert one.acquire(blocking=False)
+        gate.wait(10)
+        prepared.append(caller.tenant)
+        one.release()
+        raise FaultError(bad_request("is enough"))
+
+    async def ask(tenant: str) -> None:
+        async for _ in remote.stream(Request(model="m"), Caller(tenant=tenant, size=1_100_000)):
+            pass
+
+    monkeypatch.setattr(remote, "_prepare", prepare)
+    asking = [asyncio.ensure_future(ask(tenant)) for tenant in "aaaacb"]
+    await asyncio.sleep(0.01)
+    left = asking.pop(1)
+    left.cancel()
+    await asyncio.wait((left,))
+    gate.set()
+    await asyncio.gather(*asking)
+    await remote.close()
+    assert {*prepared[:4]} == {*"abc"}
+    assert len(prepared) == 5
