@@ -326,6 +326,24 @@ ENDINGS = {
 }
 
 
+async def test_a_program_that_reads_nothing_is_ended_when_a_call_is_late(monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.tools.mcp_client.PATIENCE", 0.1)
+    server = Server(name="s", command=(sys.executable, "-S", "-c", PROGRAM), seconds=60)
+    hosted = MCP([server], environ={"PATH": "/bin"})
+    session = await hosted.open(asked(), (), Caller())
+    (link,) = hosted._links.values()
+    first = json.loads((await ran(session, "t", "{}")).output.output)
+    link.server = msgspec.structs.replace(server, seconds=0.3)
+    deaf = asyncio.ensure_future(ran(session, "t", json.dumps({"do": "time.sleep(60)"})))
+    await asyncio.sleep(0.1)
+    late = await ran(session, "t", json.dumps({"a": "x" * 1_000_000}))
+    for result in (await deaf, late):
+        assert "did not answer the call" in result.output.output
+    link.server = server
+    assert json.loads((await ran(session, "t", "{}")).output.output)[0] != first[0]
+    await hosted.close()
+
+
 async def test_a_program_that_goes_wrong_is_ended_and_started_anew(monkeypatch, caplog) -> None:
     monkeypatch.setattr("dragoman.tools.mcp_client.PATIENCE", 0.1)
     environ = {"PATH": "/bin", "OPENAI_API_KEY": "k", "WANTED": "w"}

@@ -217,14 +217,17 @@ class Connection:
         try:
             # Not `call_tool`, which evaluates the patterns of the server's output schemas on what
             # the server sends: those may take forever.
-            result = await self._session.send_request(
-                CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments)),
-                _RESULT,
-                request_read_timeout_seconds=seconds,
-                progress_callback=progress,
-            )
+            async with asyncio.timeout(seconds + PATIENCE):
+                result = await self._session.send_request(
+                    CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments)),
+                    _RESULT,
+                    request_read_timeout_seconds=seconds,
+                    progress_callback=progress,
+                )
         except Exception as error:
-            if isinstance(error, MCPError) and error.code == _TIMEOUT:
+            deaf = isinstance(error, TimeoutError)  # not even the call is read
+            self.gone = self.gone or deaf
+            if deaf or (isinstance(error, MCPError) and error.code == _TIMEOUT):
                 problem = self._late(f"did not answer the call of {name[:100]!r}", seconds)
                 raise FaultError(_fault("upstream_timeout", problem)) from None
             self._raise_gone(error)
