@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import openai
@@ -16,8 +17,9 @@ from dragoman.core.item import Unknown
 from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Namespace, UnknownTool
 from dragoman.core.tools import ToolFilter
 from dragoman.server.state.files import AT_ONCE
-from dragoman.tools import chunks
+from dragoman.tools import chunks, files, web
 from dragoman.tools.mcp import LIST, MOST_KNOWN, _known
+from dragoman.tools.run import MOST_WRITTEN, ToolError
 from dragoman.tools.web import KIND, Browser, options_of
 from dragoman.wire.files import MOST_CONDITIONS, decode_search
 from dragoman.wire.json import LIMITS
@@ -28,6 +30,13 @@ from tests.server.state.storing import storing
 from tests.server.test_files import Embedder, filing, library
 
 FUNCTION = {"type": "function", "name": "f"}
+
+
+def test_arguments_of_many_values_are_not_decoded() -> None:
+    written = json.dumps({"queries": ["a", *[""] * MOST_WRITTEN]})
+    for read in (files._queries, partial(web._arguments, "search")):
+        with pytest.raises(ToolError, match="more than 100000 values"):
+            read(written)
 
 
 # ---- choices ---------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from dragoman.server.build import hosted
 from dragoman.server.config import ConfigurationError, read
 from dragoman.tools import mcp
 from dragoman.tools.mcp import MCP, Server, fit_name, read_server
+from dragoman.tools.run import MOST_WRITTEN
 from tests.agent.stage import Model
 from tests.mock import Reply, plain
 from tests.oracle import problems, sdk_problems
@@ -290,6 +291,7 @@ async def test_names_are_made_fit_for_models_and_shown_as_they_are() -> None:
         ("null", "are null, and must be"),
         ('{"a": "\\ud83d"}', "have half of a character"),
         ("[" * 300 + "]" * 300, "nested"),
+        (f"[{'1,' * MOST_WRITTEN}1]", "more than 100000 values"),
     ],
 )
 async def test_arguments_that_are_none_are_an_error_for_the_model(arguments, problem) -> None:

@@ -4,11 +4,16 @@ import asyncio
 import gzip
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
+from mcp.shared.message import SessionMessage
+from mcp.types import JSONRPCNotification
 
 from dragoman.core.interfaces import Caller
 from dragoman.net.errors import ConnectError
@@ -57,6 +62,11 @@ HOSTILE = {
     "closes a stream": (Reply([head(), b": hello\n\n"]), "ended before it answered", -32000),
     "many values": (
         {"content": [], "structuredContent": {"a": [[]] * 20_001}},
+        "or 20000 values",
+        -32700,
+    ),
+    "many numbers": (
+        {"content": [], "structuredContent": {"a": [0] * 100_010}},
         "or 20000 values",
         -32700,
     ),
@@ -373,6 +383,37 @@ async def test_others_run_between_the_events_of_a_stream(monkeypatch) -> None:
         fake.answers["tools/call"] = many
         assert (await ran(session, "t")).output.output == said
     assert pauses >= 10_000 * 7 // mcp_client.PIECE
+
+
+async def test_an_event_that_comes_in_pieces_is_counted_whole() -> None:
+    class Response:
+        async def chunks(self) -> AsyncIterator[bytes]:
+            yield b"data: {}\n"
+            yield b"\ndata: [1]\n\n"
+            for _ in range(3):
+                yield b"data: %b\n" % (b"[]," * 7_000)
+
+    nothing: Any = None
+    response: Any = Response()
+    body, read = mcp_client._Body(nothing, response, True), list[bytes]()
+    with pytest.raises(httpx2.SSEError, match="or 20000 values"):
+        async for piece in body:
+            read.append(piece)
+    assert read == [b"data: {}\n\ndata: [1]\n\n"]
+
+
+async def test_of_a_servers_notifications_only_progress_is_passed_on() -> None:
+    sent = ["message", "progress", "tools/list_changed", "cancelled", "progress"]
+    notes = [JSONRPCNotification(jsonrpc="2.0", method=f"notifications/{each}") for each in sent]
+
+    async def stream() -> AsyncIterator[SessionMessage]:
+        for note in notes:
+            yield SessionMessage(note)
+
+    connection: Any = SimpleNamespace(changed=False)
+    passed = [each.message async for each in mcp_client._Bounded(stream(), connection)]
+    assert passed == [notes[1], notes[4]]
+    assert connection.changed
 
 
 async def test_a_program_that_cannot_be_started_is_an_error(caplog) -> None:

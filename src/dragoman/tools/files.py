@@ -27,7 +27,7 @@ from dragoman.wire.files import (
     found_object,
 )
 
-from .run import Context, Display, Session, Shown, Tool, ToolError, recorded
+from .run import Context, Display, Session, Shown, Tool, ToolError, check_written, recorded
 
 KIND = "file_search_call"
 SECONDS = 60.0
@@ -176,6 +176,7 @@ def _opened(call: Call) -> dict[str, JSON]:
 
 def _queries(text: str) -> list[str]:
     """What a model asks, also where it wrote one question in place of several."""
+    check_written(text)
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):

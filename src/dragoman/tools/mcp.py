@@ -37,6 +37,8 @@ from dragoman.tools.run import (
     Session,
     Shown,
     Tool,
+    ToolError,
+    check_written,
     truncated,
 )
 from dragoman.wire import json
@@ -567,8 +569,11 @@ class _Tool(Tool):
     async def call(self, text: str, context: Context) -> Shown:
         """Call it. Every failure is shown in the item, and to the model."""
         try:
+            check_written(text)
             arguments = json.load(text) if text.strip() else {}
             msgspec.json.encode(arguments)
+        except ToolError as error:
+            return _failed(_protocol(str(error), _INVALID))
         except UnicodeEncodeError:
             return _failed(_protocol("The arguments have half of a character.", _INVALID))
         except ValueError as error:

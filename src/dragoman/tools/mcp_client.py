@@ -27,8 +27,8 @@ from mcp.types import (
     CallToolResult,
     Implementation,
     InputRequiredResult,
+    JSONRPCNotification,
     PaginatedRequestParams,
-    ToolListChangedNotification,
     jsonrpc_message_adapter,
 )
 from pydantic import TypeAdapter, ValidationError
@@ -47,7 +47,7 @@ from dragoman.wire.json import split_at_quotes
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one message of a server, and of its answer to one request, decoded."""
 MOST_VALUES = 20_000
-"""The most arrays and objects in a message: they cost the most time."""
+"""The most arrays and objects in a message: they cost the most time; five others count as one."""
 MOST_OTHER = 10_000
 """The most lines in a row of a program that are no message."""
 PIECE, MOST_LINES = 4 * 1024, 100
@@ -131,7 +131,6 @@ class Connection:
                 mode="auto",
                 cache=None,
                 client_info=Implementation(name="dragoman", version=VERSION),
-                message_handler=self._notified,
             ) as client:
                 self._client = client
                 ready.set_result(None)
@@ -147,7 +146,7 @@ class Connection:
     @asynccontextmanager
     async def _streams(self) -> AsyncGenerator[Any]:
         async with self._transport(self) as (read, write):
-            yield _Bounded(read), write
+            yield _Bounded(read, self), write
 
     async def close(self) -> None:
         """End the session, and the program."""
@@ -236,9 +235,6 @@ class Connection:
         found: dict[str, JSON] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return found | {"structuredContent": result.structured_content}  # with its nulls
 
-    async def _notified(self, message: object) -> None:
-        self.changed = self.changed or isinstance(message, ToolListChangedNotification)
-
     @property
     def _session(self) -> Any:
         if self.gone or self._client is None:
@@ -313,22 +309,25 @@ def clean(text: str) -> str:
 
 
 def _count_values(data: bytes) -> int:
-    """The arrays and objects in JSON, and not brackets in its texts; 0 where they are few."""
-    if data.count(b"{") + data.count(b"[") <= MOST_VALUES:
+    """The arrays and objects in JSON, and a fifth of its other values, without marks in its texts;
+    0 where they are few."""
+    if data.count(b"{") + data.count(b"[") + data.count(b",") // 5 <= MOST_VALUES:
         return 0
     found = 0
     for within, texts in split_at_quotes(data):
-        found += sum([text.count(b"{") + text.count(b"[") for text in texts[within::2]])
-        if found > MOST_VALUES:
+        outside = b"".join(texts[within::2])
+        found += 5 * (outside.count(b"{") + outside.count(b"[")) + outside.count(b",")
+        if found // 5 > MOST_VALUES:
             break
-    return found
+    return found // 5
 
 
 class _Bounded:
-    """A server's message with long lists cut: the SDK creates several objects for each member."""
+    """A server's messages, with long lists cut: the SDK creates several objects for each member. Of
+    its notifications only reports of progress are passed on: the SDK starts a task for each."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, connection: Connection) -> None:
+        self._stream, self._connection = stream, connection
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -344,7 +343,15 @@ class _Bounded:
         return self
 
     async def __anext__(self) -> Any:
-        item = await anext(self._stream)
+        while True:
+            item = await anext(self._stream)
+            match getattr(item, "message", None):
+                case JSONRPCNotification(method="notifications/tools/list_changed"):
+                    self._connection.changed = True
+                case JSONRPCNotification(method=method) if method != "notifications/progress":
+                    pass
+                case _:
+                    break
         result = getattr(getattr(item, "message", None), "result", None)
         if isinstance(result, dict):
             blocks, tools = result.get("content"), result.get("tools")
@@ -482,7 +489,8 @@ class _Body(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         most = MOST_BYTES * (2 if self._stream else 1)  # there may be reports before the answer
         size = waiting = 0
-        held: list[bytes] = []  # the beginning of a line, or of the body
+        held: list[bytes] = []  # the beginning of an event, or of the body
+        last = b""  # bytes before a chunk
         try:
             async for chunk in self._response.chunks():
                 size += len(chunk)
@@ -490,7 +498,10 @@ class _Body(httpx2.AsyncByteStream):
                 waiting += len(chunk)
                 if size > most or waiting > MOST_BYTES:
                     raise self._too_large(most)
-                if self._stream and (b"\n" in chunk or b"\r" in chunk):
+                look = last + chunk
+                last = look[-1:]
+                # An event is counted whole: it ends with an empty line.
+                if self._stream and any(end in look for end in (b"\n\n", b"\n\r", b"\r\r")):
                     async for piece in self._pieces(b"".join(held)):
                         yield piece
                     held.clear()

@@ -48,6 +48,8 @@ call."""
 SECONDS = 120.0
 LONGEST = 200_000
 """Characters of a result, where the tool has no limit of its own."""
+MOST_WRITTEN = 100_000
+"""Values and names, about, in the arguments of a tool of the server: more are not decoded."""
 MOST_DATA = 20 * 1024 * 1024
 """Bytes of the images, sounds and files of a result."""
 PATIENCE = 1.0
@@ -315,6 +317,12 @@ class Runner:
             words = f"The tool {call.name!r} failed. Its result has more than {MOST_DATA} bytes."
             return failed(call, words, retry=tool.auto_retry)
         return about(_item(call, tuple(parts)))
+
+
+def check_written(text: str) -> None:
+    """Raise ToolError for arguments with so many values that to decode them takes long."""
+    if sum(map(text.count, ",:[{")) > MOST_WRITTEN:
+        raise ToolError(f"The arguments have more than {MOST_WRITTEN} values.")
 
 
 class _LateError(Exception):

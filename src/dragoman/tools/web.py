@@ -53,6 +53,7 @@ from .run import (
     Shown,
     Tool,
     ToolError,
+    check_written,
     recorded,
 )
 from .search import (
@@ -260,7 +261,9 @@ _FUNCTIONS: dict[str, tuple[type[Any], str, dict[str, JSON]]] = {
 
 
 def _arguments(name: str, text: str) -> dict[str, JSON]:
-    """Decode a model's arguments, unchecked. Raises ToolError where they are no object."""
+    """Decode a model's arguments, unchecked. Raises ToolError where they are no object, or
+    too much."""
+    check_written(text)
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
