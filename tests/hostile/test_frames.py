@@ -1,8 +1,11 @@
 """WebSocket upstreams that send many small frames."""
 
+import gc
+
 import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.frames import Frame
 
 from dragoman.net import websocket
 
@@ -58,3 +61,24 @@ async def test_r1_frames_that_wait_are_dropped_when_the_connection_is_closed(mon
         with pytest.raises(websocket.CLOSED):
             while True:
                 await socket.receive()
+
+
+@pytest.mark.parametrize("fragment", [b"\x00\x00", b"\x00\x01x"], ids=["empty", "one byte"])
+async def test_r10_fragments_of_a_message_take_no_more_than_they_weigh(fragment) -> None:
+    kept: list[int] = []
+
+    async def fragments(socket: ServerConnection) -> None:
+        socket.transport.write(b"\x01\x01x" + fragment * 10_000)
+        await (await socket.ping())  # all of them were received
+        kept.append(sum(type(each) is Frame for each in gc.get_objects()))
+        socket.transport.write(b"\x80\x01x")
+        await socket.wait_closed()
+
+    async with serve(fragments, "127.0.0.1", 0, compression=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        socket = await websocket.open_websocket(
+            f"ws://127.0.0.1:{port}", {}, within=10, max_size=1_000_000
+        )
+        assert await socket.receive() == b"x" + fragment[2:] * 10_000 + b"x"
+        await socket.close()
+    assert kept[0] < 2_000

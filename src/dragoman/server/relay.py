@@ -14,9 +14,18 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.conversation import Items, as_text, item_id, merged, take_sounds, type_of, weight
+from dragoman.core.conversation import (
+    Items,
+    as_text,
+    config_weight,
+    item_id,
+    merged,
+    take_sounds,
+    type_of,
+    weight,
+)
 from dragoman.core.error import LONGEST_NAME, Fault, FaultError
-from dragoman.core.event import Delta, ItemDone
+from dragoman.core.event import Delta, ItemAdded, ItemDone, PartAdded
 from dragoman.core.item import JSON, Audio, FunctionCall, Item, Message
 from dragoman.core.session import LIMITS, TOO_OLD
 from dragoman.core.session_answer import AnswerView
@@ -50,7 +59,7 @@ from dragoman.wire import json
 from dragoman.wire.json import LARGE
 from dragoman.wire.pieces import marked
 from dragoman.wire.realtime.beta import to_beta, to_ga
-from dragoman.wire.realtime.commands import command_of
+from dragoman.wire.realtime.commands import MAX_OTHER, command_of
 from dragoman.wire.realtime.events import decode_event, encode_events
 from dragoman.wire.realtime.items import MAX_PARTS
 
@@ -72,6 +81,9 @@ SOON = 30.0
 """Seconds after a loss during which another loss ends the session."""
 MOST = 1_024
 """Unanswered commands beyond which a lost session is not reopened."""
+OPEN = 256
+"""Answers, their items and parts, and transcriptions in progress beyond which a lost session is not
+reopened: their ends are sent together."""
 _APPEND = "input_audio_buffer.append"
 _ANSWERS = {
     "session.updated": "session.update",
@@ -163,11 +175,13 @@ class SessionCopy:
         self._speaking = False
         self._appended = False  # sound that is not committed
         self._pending = 0  # bytes of commands, and characters of answers in progress
+        self._begun = 0  # answers in progress, their items and parts
+        self._configuration = 0  # characters of the configuration
 
     @property
     def size(self) -> int:
         """Its size in bytes, about."""
-        return self._items.text + self._pending
+        return self._items.text + self._pending + self._configuration
 
     def sent(self, head: Head, data: bytes) -> None:
         """Track a command that is sent."""
@@ -232,6 +246,7 @@ class SessionCopy:
                 raise FaultError(Fault("invalid_request", "The configuration cannot be read."))
             extra = json.merge(command.changes.get("extra", {}), self.changes.get("extra", {}))
             self.changes = {**self.changes, **command.changes, "extra": extra}
+            self._configuration = config_weight(SessionConfig(**self.changes), MAX_OTHER)
 
     def _spoken(self, id: str, number: int, size: int, text: str = "") -> None:
         entry = self._items.get(id)
@@ -265,8 +280,6 @@ class SessionCopy:
                 self._speaking = self._appended = False
                 if isinstance(event, BufferCommitted) and self._config.transcription is not None:
                     self._transcribed.add(event.item_id)
-                    if len(self._transcribed) > LIMITS.items:
-                        raise FaultError(Fault("too_large", "Much is transcribed.", "upstream"))
             case TranscriptionFailed(item_id=id):
                 self._transcribed.discard(id)
             case TranscriptionCompleted(item_id=id, content_index=number, transcript=text):
@@ -278,16 +291,21 @@ class SessionCopy:
                     items.complete(replace(item, content=tuple(parts)))
             case ResponseCreated(response=response):
                 self._pending += _ANSWER
+                self._begun += 1
                 self._answers[response.id] = response, AnswerView(lambda: self._adding)
             case ResponseDone(response=response):
                 self._answers.pop(response.id, None)
                 if not self._answers:
+                    self._begun = 0
                     self._pending = sum(len(data) for _, data in self.unanswered)
                 for item in response.output:
                     self._complete(item)
             case _:
                 self._feed(event)
         items.check_room(self._pending)
+        if self._begun + len(self._transcribed) > OPEN:
+            message = f"More than {OPEN} answers, items, parts and transcriptions are in progress."
+            raise FaultError(Fault("too_large", message, "upstream"))
 
     def _feed(self, event: SessionEvent) -> None:
         """Track an answer, for closing its open items."""
@@ -295,6 +313,7 @@ class SessionCopy:
             inner = event.event
             self._adding = event.item_id
             self._answers[event.response_id][1].feed(inner)
+            self._begun += isinstance(inner, ItemAdded | PartAdded)
             if isinstance(inner, Delta):
                 self._pending += len(inner.data) + _EACH
                 if inner.kind == "transcript":

@@ -509,14 +509,51 @@ def test_what_is_kept_of_a_session_is_counted_whatever_its_server_sends() -> Non
     before = known.copy.size
     known.received("response.output_item.added", response_id="r", output_index=0, item=call)
     assert known.copy.size > before + 1_000_000
-    with pytest.raises(FaultError, match="as many as a session may have"):
-        for number in range(10_000):
-            response = {"id": f"r{number}", "status": "in_progress"}
-            known.received("response.created", response=response)
-    with pytest.raises(FaultError, match="Much is transcribed"):
-        known = Followed()
-        for number in range(5_000):
-            known.received("input_audio_buffer.committed", item_id=f"i{number}")
+    known.received("session.updated", session={"type": "realtime"})
+    before = known.copy.size
+    for _ in range(2):
+        known.sent(b'{"type": "session.update", "session": {"own": "%s"}}' % (b"x" * 600_000))
+        known.received("session.updated", session={"type": "realtime"})
+    assert 600_000 < known.copy.size - before < 601_000
+    known.sent(b'{"type": "session.update", "session": {"other": "%s"}}' % (b"x" * 600_000))
+    with pytest.raises(FaultError, match="may have 1048576"):
+        known.received("session.updated", session={"type": "realtime"})
+
+
+ITEM = {"id": "a", "type": "message", "role": "assistant", "content": []}
+PART = {"response_id": "r", "item_id": "a", "output_index": 0, "part": {"type": "text", "text": ""}}
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        lambda n: ("response.created", {"response": {"id": f"r{n}"}}),
+        lambda n: ("input_audio_buffer.committed", {"item_id": f"i{n}"}),
+        lambda n: (
+            "response.output_item.added",
+            {"response_id": "r", "output_index": n, "item": {**ITEM, "id": f"i{n}"}},
+        ),
+        lambda n: ("response.content_part.added", {**PART, "content_index": n}),
+    ],
+    ids=["answers", "transcriptions", "items", "parts"],
+)
+def test_what_a_lost_session_has_in_progress_is_closed_in_one_short_piece(
+    progress, monkeypatch
+) -> None:
+    monkeypatch.setattr(relay, "OPEN", 20)
+    known = Followed()
+    for _ in range(30):  # what is done no longer counts
+        known.received("response.created", response={"id": "r"})
+        known.received("response.done", response={"id": "r", "status": "completed", "output": []})
+    known.received("response.created", response={"id": "r"})
+    known.received("response.output_item.added", response_id="r", output_index=0, item=ITEM)
+    for number in range(1, 19):
+        kind, fields = progress(number)
+        known.received(kind, **fields)
+    with pytest.raises(FaultError, match="More than 20 answers"):
+        kind, fields = progress(19)
+        known.received(kind, **fields)
+    assert len(known.copy.close(LOST)) < 3 * 20
 
 
 def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> None:
@@ -532,6 +569,8 @@ def test_a_session_that_cannot_be_followed_is_not_opened_again(monkeypatch) -> N
     known = Followed()
     with pytest.raises(FaultError, match="as many as a session may have"):
         known.item("user", {"type": "input_text", "text": "x" * 1_000}, id="u")
+    with pytest.raises(FaultError, match="as many as a session may have"):
+        known.received("response.created", response={"id": "r"})
     assert read_head(b"no event").type == ""
 
 
