@@ -225,8 +225,8 @@ class Connection:
                     progress_callback=progress,
                 )
         except Exception as error:
-            deaf = isinstance(error, TimeoutError)  # not even the call is read
-            self.gone = self.gone or deaf
+            if deaf := isinstance(error, TimeoutError):  # not even the call is read
+                self.gone = True
             if deaf or (isinstance(error, MCPError) and error.code == _TIMEOUT):
                 problem = self._late(f"did not answer the call of {name[:100]!r}", seconds)
                 raise FaultError(_fault("upstream_timeout", problem)) from None
