@@ -29,7 +29,7 @@ from websockets.sync.client import connect
 
 from tests.architecture.tree import PACKAGE, ROOT
 
-ROUNDS = 8
+ROUNDS = 16
 """Identical requests per case after the first ones; the least counts, as timers may add to some."""
 WARM_UP = 3
 CHUNKS = 30
