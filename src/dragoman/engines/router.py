@@ -116,7 +116,7 @@ class Router(Wrapper):
         self._listed: dict[str, Engine] = {}
         self._looked: float | None = None
         self._looking = asyncio.Lock()
-        self._listing: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
 
     @property
     def passes_client_key(self) -> bool:
@@ -185,9 +185,9 @@ class Router(Wrapper):
             return self._open[0], name
         if name not in self._listed:
             await self._list(caller)
-        elif self._outdated and (self._listing is None or self._listing.done()):
+        elif self._outdated and (self._renewal is None or self._renewal.done()):
             # It may have moved to another server, which is not waited for.
-            self._listing = asyncio.ensure_future(self._list(caller))
+            self._renewal = asyncio.ensure_future(self._list(caller))
         return self._listed.get(name, self._open[0]), name
 
     @property
@@ -273,8 +273,8 @@ class Router(Wrapper):
 
     async def close(self) -> None:
         """Close all engines, and raise what the first that failed to close raised."""
-        if self._listing is not None:
-            self._listing.cancel()
+        if self._renewal is not None:
+            self._renewal.cancel()
         engines = {id(route.engine): route.engine for route in self._routes}.values()
         outcomes = await asyncio.gather(*(e.close() for e in engines), return_exceptions=True)
         for outcome in outcomes:

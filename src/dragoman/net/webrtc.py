@@ -182,9 +182,8 @@ class Peer:
             dtls = transceiver.receiver.transport
             _bound_sources(dtls._rtp_router)
             _take_turns(dtls)
-            transceiver.sender._retransmit = (
-                _ignored  # sound is not sent again (no nack in the SDP)
-            )
+            # Sound is not sent again: the answer offers no NACK.
+            transceiver.sender._retransmit = _ignored
         if connection.sctp:
             _bound_association(connection.sctp)
             if not connection.getTransceivers():  # else they share it

@@ -134,7 +134,7 @@ def forget_surplus(kept: Retention, cascades: bool) -> Steps[int]:
 
 
 def forget_logs(before: float) -> Steps[int]:
-    """Delete some of the logs of earlier responses; returns of how many."""
+    """Delete some of the logs of earlier responses; returns of how many responses."""
 
     def delete(rows: list[Row]) -> Steps[None]:
         some = [seq for (seq,) in rows]
