@@ -197,14 +197,13 @@ async def _answered_beside(silent: str) -> bool:
             return answer.status
 
     empty = Reply([b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"])
-    async with mock(lambda _: empty) as up, Client() as client:
+    async with mock(lambda _: empty, lambda _: empty) as up, Client() as client:
         waiting = [asyncio.ensure_future(get(silent, 80)) for _ in range(21)]
         await asyncio.sleep(0)
         answered = await get("localhost", up.port) == 200
         for each in waiting:
             each.cancel()
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(each) for each in ended].count(ConnectError) == 1
+        await asyncio.gather(*waiting, return_exceptions=True)
     return answered
 
 
