@@ -302,6 +302,18 @@ def test_settings_of_the_model_apply_where_the_node_has_none() -> None:
         lm.with_sampling_params(heat=1)
 
 
+def test_limits_around_a_program_apply_to_what_it_generates() -> None:
+    @program
+    def answer(lm):
+        return lm + gen() + gen(max_tokens=7)
+
+    stage = Stage("x")
+    with assistant():
+        Model(stage, temperature=0.5) + token_limit(with_temperature(answer(), 0.7), 3) + gen()
+    asked = [(request.sampling.temperature, request.max_output_tokens) for request in stage.asked]
+    assert asked == [(0.7, 3), (0.7, 7), (0.5, None)]
+
+
 def test_a_model_is_made_of_whatever_connect_takes_and_of_clients() -> None:
     for target in ("script", Script("Hi"), connect(Script("Hi")), connect(Script("Hi")).sync):
         lm = question(Model(target))
@@ -347,6 +359,30 @@ def test_calls_without_an_end_are_stopped_and_the_error_names_the_limit() -> Non
         Model(Stage(call("now"))) + gen("x", tools=[now], max_rounds=3)
 
 
+async def test_a_tool_may_run_a_program() -> None:
+    helper = question(Model(Stage("noon")))
+
+    def now() -> str:
+        """The time."""
+        with user():
+            lm = helper + "When?"
+        with assistant():
+            return (lm + gen("x"))["x"]
+
+    async def here() -> str:
+        """The place."""
+        async with user():
+            lm = await helper.run("Where?")
+        async with assistant():
+            return (await lm.run(gen("x")))["x"]
+
+    stage = Stage([call("now", "c1"), call("here", "c2")], "Done.")
+    with block("b"):
+        async with assistant():
+            lm = await Model(stage).run(gen("x", tools=[now, here]))
+    assert [item.output for item in lm.items if hasattr(item, "output")] == ["noon", "noon"]
+
+
 # ---- streams and batches ---------------------------------------------------------------------
 
 
@@ -357,6 +393,42 @@ async def test_a_stream_that_is_closed_stops_the_answer() -> None:
         first = await anext(stream)
         assert str(first) == "one"
     assert stream.model["x"] == "one"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_a_stream_that_is_dropped_stops_the_answer(asynchronous) -> None:
+    stopped = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    lm = Model(Script([*_opening("one"), wait]))
+    with assistant():
+        if asynchronous:
+            async for delta in lm.stream(gen("x")):
+                assert str(delta) == "one"
+                break
+        else:
+            next(lm.stream(gen("x")))
+    assert await asyncio.to_thread(stopped.wait, 30)
+
+
+async def test_a_generator_that_is_broken_off_leaves_no_role_open() -> None:
+    async def words():
+        async with assistant():
+            async for delta in Model(Script("a b")).stream(gen()):
+                yield str(delta)
+
+    async for word in words():
+        assert word == "a"
+        break
+    for _ in range(100):
+        await asyncio.sleep(0)
+    with user():
+        assert str(Model("script") + "x").startswith("<|im_start|>user")
 
 
 def _opening(text: str) -> list:
