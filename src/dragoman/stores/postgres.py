@@ -303,7 +303,11 @@ class PostgresStore(Store):
             async with pool.acquire(timeout=patience) as connection:
                 began = time.monotonic()
                 timer = asyncio.get_running_loop().call_later(patience, connection.terminate)
-                yield connection
+                try:
+                    yield connection
+                except ERRORS:  # of its session: read-only, or without its prepared statements
+                    connection.terminate()
+                    raise
         except ERRORS as error:
             if timer is None and pool.get_size() >= CONNECTIONS:
                 raise WaitedError from None  # all are in use: the breaker depends on their results
