@@ -365,8 +365,8 @@ class Upstream:
         name: str | None = None,
     ) -> None:
         url = parse_url(base_url)  # raises at once for an invalid address
-        if problem := unknown_kind(wire, profile):
-            raise ValueError(" ".join(problem))
+        if unknown := unknown_kind(wire, profile):
+            raise ValueError(" ".join(unknown))
         self.url, self.query = split_base(base_url)
         for wire_path in (known.path for known in WIRES.values()):
             if self.url.endswith(wire_path):

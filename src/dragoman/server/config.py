@@ -331,8 +331,8 @@ def place_of(url: str) -> str:
 
 def problem_of(upstream: Upstream) -> tuple[str, str] | None:
     """The invalid field of an upstream, and the reason."""
-    if problem := unknown_kind(upstream.wire, upstream.profile):
-        return problem
+    if unknown := unknown_kind(upstream.wire, upstream.profile):
+        return unknown
     format, formats = upstream.format, ", ".join(sorted(NAMES))
     if upstream.wire != COMPLETIONS.name:
         problem = f'is for an upstream with the wire "{COMPLETIONS.name}"'
