@@ -44,7 +44,7 @@ from dragoman.wire import json
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
 
-from .profiles import ALONE, BY_NAME, GENERIC, Profile, by_answers, by_url
+from .profiles import ALONE, AUTO, BY_NAME, GENERIC, Profile, by_answers, by_url, unknown_kind
 
 _log = logging.getLogger("dragoman")
 _T = TypeVar("_T")
@@ -98,7 +98,10 @@ def unreachable(what: str) -> Fault:
     )
 
 
-_KEY_AT = "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env"
+_KEY_AT = (
+    "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env; key= in "
+    "Python"
+)
 
 
 def key_refused(name: str, status: int, key: Secret | None, where: str = _KEY_AT) -> Fault:
@@ -337,6 +340,8 @@ class Upstream:
         name: str | None = None,
     ) -> None:
         url = parse_url(base_url)  # raises at once for an invalid address
+        if unknown := unknown_kind(wire, profile):
+            raise ValueError(" ".join(unknown))
         self.url, self.query = split_base(base_url)
         for wire_path in (known.path for known in WIRES.values()):
             if self.url.endswith(wire_path):
@@ -353,12 +358,12 @@ class Upstream:
             limits=Limits(body_bytes=answer_limit),
             name=self.name,
         )
-        known = BY_NAME[profile] if profile else by_url(self.url)
+        known = BY_NAME[profile] if profile is not None else by_url(self.url)
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
         self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self.server_header = b""  # the last `Server` header
-        self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
+        self.wires: tuple[str, ...] = (wire,) if wire != AUTO else self.profile.wires
         self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
         self._redirect = ""  # its last redirect
@@ -374,16 +379,13 @@ class Upstream:
     async def find_out(self, caller: Caller) -> None:
         """Probe the server's kind and wires once, also for concurrent callers. A timeout is
         no error. Raises FaultError where no connection to the server is
-        possible; the next caller probes again."""
+        possible; the next caller probes again, as where only a caller's key was refused."""
         if own := (looking := self._looking) is None:
             looking = self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
             looking.add_done_callback(self._looked)
-        try:
-            await asyncio.shield(looking)
-        except FaultError as error:
-            if own or error.fault.code != "authentication":
-                raise
-            await self._look(self.headers(caller))  # the key was another caller's
+        await asyncio.shield(looking)
+        if not (own or self.wires):  # the key was another caller's
+            await self._look(self.headers(caller))
 
     async def _look(self, headers: HeaderFields) -> None:
         listing = await question(self.client, "GET", self.at("/models"), headers)
@@ -394,17 +396,19 @@ class Upstream:
             reply = await question(self.client, "POST", self.at("/responses"), headers, b"{}")
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
-            if self.passes_client_key and listing.status == reply.status == 401:
-                who = self.name[0].upper() + self.name[1:]
-                problem = f"{who} does not accept the key of the request, or it has none (401)."
-                raise FaultError(Fault("authentication", problem, "client"))
+            if self.passes_client_key and reply.status in UNSURE:
+                # It may refuse, or limit, this caller's key: that decides for nobody else.
+                url = self.at(WIRES["chat"].path)
+                chat = await question(self.client, "POST", url, headers, b"{}")
+                if chat.status not in (400, 422):
+                    return
             if reply.status in UNSURE:
                 asyncio.get_running_loop().call_later(AGAIN, self._look_again)
             if profile is None and reply.status in _ABSENT:
                 profile = await self._alone(headers)
         self._recognise(profile)
         self.wires = (profile and profile.wires) or tuple(wires)
-        self.senses = senses(entries(listing.value))
+        self._sense(entries(listing.value))
 
     async def _alone(self, headers: HeaderFields) -> Profile | None:
         """The profile of a server with its own protocol and no Chat."""
@@ -441,7 +445,7 @@ class Upstream:
         if not answer.status:
             raise FaultError(unreachable(f"{self.name} did not answer"))
         if answer.status in (401, 403):
-            raise FaultError(key_refused(self.name, answer.status, self.key_for(caller)))
+            raise FaultError(self._unauthorised(answer.status, caller))
         if answer.status in REDIRECTS:
             raise FaultError(self._redirected(answer.status, answer.location))
         if answer.status != 200:
@@ -454,7 +458,7 @@ class Upstream:
         if len(listing) > MAX_MODELS:
             what = TooLargeError(f"{self.name} lists more than {MAX_MODELS} models")
             raise FaultError(broken(what))
-        self.senses = senses(listing)
+        self._sense(listing)
         models = []
         for entry in listing:
             owner, created, size = entry.get("owned_by"), entry.get("created"), context(entry)
@@ -470,12 +474,18 @@ class Upstream:
                 models.append(Model(name, owner, created, extra))
         return tuple(models)
 
+    def _sense(self, listing: list[dict[str, Any]]) -> None:
+        """Note the modalities of the listed models: a caller's key may not show all of them."""
+        known = self.senses if self.passes_client_key and len(self.senses) < MAX_MODELS else {}
+        self.senses = known | senses(listing)
+
     def limits(self, model: str) -> UpstreamLimits:
-        """The capabilities of a model. A server that lists one model uses it for every name."""
+        """The capabilities of a model. A server that lists one model, for all keys, uses it for
+        every name."""
         if not self.senses:
             return self.profile.limits
-        only = next(iter(self.senses.values())) if len(self.senses) == 1 else None
-        senses = self.senses.get(model, only)
+        alone = len(self.senses) == 1 and not self.passes_client_key
+        senses = self.senses.get(model, next(iter(self.senses.values())) if alone else None)
         if senses is None:
             return self.profile.limits
         return replace(self.profile.limits, images="image" in senses, audio="audio" in senses)
@@ -538,12 +548,20 @@ class Upstream:
                         break
         retry_after = bounded(response.header("retry-after"))
         fault = wire_error.decode(response.status, body, retry_after)
-        if response.status in (401, 403) and not self._passes(caller):
-            return key_refused(self.name, response.status, self._key)
-        if response.status in (401, 403):
-            code: Code = "authentication" if response.status == 401 else "permission"
-            return replace(fault, code=code, blame="client")
-        return fault
+        if response.status not in (401, 403):
+            return fault
+        refused = self._unauthorised(response.status, caller)
+        passed = self._passes(caller)
+        return replace(fault, code=refused.code, blame="client") if passed else refused
+
+    def _unauthorised(self, status: int, caller: Caller) -> Fault:
+        """The fault for a key that is refused, or not there: ours, or the caller's own."""
+        if not (passed := self._passes(caller)) and (self._key or not self.passes_client_key):
+            return key_refused(self.name, status, self._key)
+        code: Code = "authentication" if status == 401 else "permission"
+        who = self.name[0].upper() + self.name[1:]
+        problem = "refused the key of" if passed else "asks for its clients' keys, and none is in"
+        return Fault(code, f"{who} {problem} this request ({status}).", "client", status=status)
 
     def take_turns(self, work: Callable[[], None]) -> None:
         """Schedule work on a large answer: a little in each turn of
@@ -582,7 +600,7 @@ class Upstream:
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
         """Discard a failed probe, so that the next caller tries again."""
-        if looking.cancelled() or looking.exception() is not None:
+        if looking.cancelled() or looking.exception() is not None or not self.wires:
             self._looking = None
 
     def _look_again(self) -> None:
