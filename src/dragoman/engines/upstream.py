@@ -18,7 +18,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, LONGEST_NAME, Code, Fault, FaultError, bad_request
+from dragoman.core.error import (
+    CUT,
+    LONGEST_NAME,
+    Code,
+    Fault,
+    FaultError,
+    bad_request,
+    hint,
+)
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Decoder, Model, Secret
 from dragoman.core.loss import Loss
@@ -98,7 +106,10 @@ def unreachable(what: str) -> Fault:
     )
 
 
-_KEY_AT = "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env"
+_KEY_AT = (
+    "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env; key= in "
+    "Python"
+)
 
 
 def key_refused(name: str, status: int, key: Secret | None, where: str = _KEY_AT) -> Fault:
@@ -317,6 +328,23 @@ class Room(Struct):
     shared: bool = False
 
 
+AUTO = "auto"
+"""The value of `wire` for detection."""
+
+
+def unknown_kind(wire: str, profile: str | None) -> tuple[str, str] | None:
+    """Which of these two no server is called with, and the reason.
+
+    >>> unknown_kind("auto", "vlm")[1].partition("; ")[2]
+    'did you mean vllm?'
+    """
+    for field, value, known in (("wire", wire, (AUTO, *WIRES)), ("profile", profile, BY_NAME)):
+        if value is not None and value not in known:
+            kinds = ", ".join(sorted(known))
+            return field, f"is {value!r}, and must be one of {kinds}{hint(value, known)}"
+    return None
+
+
 class Upstream:
     """A server. `wires` are its protocols, none until they are detected; `limits` and
     `profile` describe what it accepts, and `headers` are sent with every request. `recognised`:
@@ -337,6 +365,8 @@ class Upstream:
         name: str | None = None,
     ) -> None:
         url = parse_url(base_url)  # raises at once for an invalid address
+        if unknown := unknown_kind(wire, profile):
+            raise ValueError(" ".join(unknown))
         self.url, self.query = split_base(base_url)
         for wire_path in (known.path for known in WIRES.values()):
             if self.url.endswith(wire_path):
@@ -353,12 +383,12 @@ class Upstream:
             limits=Limits(body_bytes=answer_limit),
             name=self.name,
         )
-        known = BY_NAME[profile] if profile else by_url(self.url)
+        known = BY_NAME[profile] if profile is not None else by_url(self.url)
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
         self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self.server_header = b""  # the last `Server` header
-        self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
+        self.wires: tuple[str, ...] = (wire,) if wire != AUTO else self.profile.wires
         self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
         self._redirect = ""  # its last redirect
@@ -374,16 +404,13 @@ class Upstream:
     async def find_out(self, caller: Caller) -> None:
         """Probe the server's kind and wires once, also for concurrent callers. A timeout is
         no error. Raises FaultError where no connection to the server is
-        possible; the next caller probes again."""
+        possible; the next caller probes again, as where only a caller's key was refused."""
         if own := (looking := self._looking) is None:
             looking = self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
             looking.add_done_callback(self._looked)
-        try:
-            await asyncio.shield(looking)
-        except FaultError as error:
-            if own or error.fault.code != "authentication":
-                raise
-            await self._look(self.headers(caller))  # the key was another caller's
+        await asyncio.shield(looking)
+        if not (own or self.wires):  # the key was another caller's
+            await self._look(self.headers(caller))
 
     async def _look(self, headers: HeaderFields) -> None:
         listing = await question(self.client, "GET", self.at("/models"), headers)
@@ -394,17 +421,19 @@ class Upstream:
             reply = await question(self.client, "POST", self.at("/responses"), headers, b"{}")
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
-            if self.passes_client_key and listing.status == reply.status == 401:
-                who = self.name[0].upper() + self.name[1:]
-                problem = f"{who} does not accept the key of the request, or it has none (401)."
-                raise FaultError(Fault("authentication", problem, "client"))
+            if self.passes_client_key and reply.status in UNSURE:
+                # It may refuse, or limit, this caller's key: that decides for nobody else.
+                url = self.at(WIRES["chat"].path)
+                chat = await question(self.client, "POST", url, headers, b"{}")
+                if chat.status not in (400, 422):
+                    return
             if reply.status in UNSURE:
                 asyncio.get_running_loop().call_later(AGAIN, self._look_again)
             if profile is None and reply.status in _ABSENT:
                 profile = await self._alone(headers)
         self._recognise(profile)
         self.wires = (profile and profile.wires) or tuple(wires)
-        self.senses = senses(entries(listing.value))
+        self._sense(entries(listing.value))
 
     async def _alone(self, headers: HeaderFields) -> Profile | None:
         """The profile of a server with its own protocol and no Chat."""
@@ -454,7 +483,7 @@ class Upstream:
         if len(listing) > MAX_MODELS:
             what = TooLargeError(f"{self.name} lists more than {MAX_MODELS} models")
             raise FaultError(broken(what))
-        self.senses = senses(listing)
+        self._sense(listing)
         models = []
         for entry in listing:
             owner, created, size = entry.get("owned_by"), entry.get("created"), context(entry)
@@ -470,12 +499,18 @@ class Upstream:
                 models.append(Model(name, owner, created, extra))
         return tuple(models)
 
+    def _sense(self, listing: list[dict[str, Any]]) -> None:
+        """Note the modalities of the listed models: a caller's key may not show all of them."""
+        known = self.senses if self.passes_client_key and len(self.senses) < MAX_MODELS else {}
+        self.senses = known | senses(listing)
+
     def limits(self, model: str) -> UpstreamLimits:
-        """The capabilities of a model. A server that lists one model uses it for every name."""
+        """The capabilities of a model. A server that lists one model, for all keys, uses it for
+        every name."""
         if not self.senses:
             return self.profile.limits
-        only = next(iter(self.senses.values())) if len(self.senses) == 1 else None
-        senses = self.senses.get(model, only)
+        alone = len(self.senses) == 1 and not self.passes_client_key
+        senses = self.senses.get(model, next(iter(self.senses.values())) if alone else None)
         if senses is None:
             return self.profile.limits
         return replace(self.profile.limits, images="image" in senses, audio="audio" in senses)
@@ -582,7 +617,7 @@ class Upstream:
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
         """Discard a failed probe, so that the next caller tries again."""
-        if looking.cancelled() or looking.exception() is not None:
+        if looking.cancelled() or looking.exception() is not None or not self.wires:
             self._looking = None
 
     def _look_again(self) -> None:
