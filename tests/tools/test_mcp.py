@@ -257,13 +257,6 @@ async def test_a_list_in_the_conversation_is_used_and_nothing_is_called() -> Non
         await session.close()
 
 
-async def test_a_list_in_the_conversation_that_is_too_long_is_not_counted_whole(caplog) -> None:
-    items = [listed(*[{"input_schema": {"x": "x" * 750_000}}] * 3)]
-    async with opened(Server(name="s", url="http://127.0.0.1:1"), items=items) as session:
-        assert session.tools == ()
-    assert "has 3 tools of 15" in caplog.text  # as large as two of them
-
-
 @pytest.mark.parametrize(
     "item", [listed(error="It failed."), listed({"name": 3}), listed({}, label="other")]
 )
