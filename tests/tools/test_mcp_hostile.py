@@ -70,6 +70,11 @@ HOSTILE = {
         "or 20000 values",
         -32700,
     ),
+    "many digits": (
+        {"content": [], "structuredContent": {"a": [10**4_000] * 260}},
+        "or 20000 values",
+        -32700,
+    ),
     "many values in an event": (sse(b"[" * 20_001), "or 20000 values", -32000),
     "50 MB": (large, "has more than 8388608 bytes", None),
     "50 MB in an event": (

@@ -34,7 +34,7 @@ from mcp.types import (
     PaginatedRequestParams,
     jsonrpc_message_adapter,
 )
-from msgspec import Struct
+from msgspec import Raw
 from pydantic import TypeAdapter, ValidationError
 
 from dragoman.core.error import MAX_MESSAGE, Fault, FaultError
@@ -46,12 +46,14 @@ from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import ConnectError, NetError, NetTimeoutError
 from dragoman.net.url import Proxies, parse_url
-from dragoman.wire.json import split_at_quotes
+from dragoman.wire.json import has_many_digits, raw_fields, split_at_quotes
 
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one message of a server, and of its answer to one request, decoded."""
 MOST_VALUES = 20_000
 """The most arrays and objects in a message: they cost the most time; five others count as one."""
+MOST_DIGITS = 1_000_000
+"""The most digits of all numbers in a message."""
 MOST_OTHER = 10_000
 """The most lines in a row of a program that are no message."""
 PIECE, MOST_LINES = 4 * 1024, 100
@@ -343,7 +345,9 @@ async def _cleaned(text: str) -> str:
 
 def _count_values(data: bytes) -> int:
     """The arrays and objects in JSON, and a fifth of its other values, without marks in its texts;
-    0 where they are few."""
+    0 where they are few. Many digits are too many values."""
+    if has_many_digits(data, MOST_DIGITS):
+        return MOST_VALUES + 1
     if data.count(b"{") + data.count(b"[") + data.count(b",") // 5 <= MOST_VALUES:
         return 0
     found = 0
@@ -438,12 +442,6 @@ def over_http(
     return Connection(name, transport)
 
 
-class _Sent(Struct):
-    """What is looked at of our own messages; answers have no method."""
-
-    method: str = ""
-
-
 class _Transport(httpx2.AsyncBaseTransport):
     """Sends the SDK's requests with our client, to addresses that were checked.
 
@@ -470,7 +468,7 @@ class _Transport(httpx2.AsyncBaseTransport):
             # session, and is optional.
             return httpx2.Response(405)
         body = await request.aread()
-        if body and msgspec.json.decode(body, type=_Sent).method == "notifications/cancelled":
+        if raw_fields(body or b"{}").get("method") == Raw(b'"notifications/cancelled"'):
             # A server that hangs accepts no cancellation either; others must not wait for that.
             task = asyncio.create_task(self._aside(request, body))
             self._asides.add(task)
