@@ -225,7 +225,7 @@ def encode_object(response: Response, echo: Echo) -> bytes:
         "usage": None if response.usage is None else encode_usage(response.usage),
     }
     if not (more := response.extra and response.extra.get(WIRE)):
-        return json.dump(own, echo.data)
+        return json.dump_with(own, echo.data)
     own |= json.load(b"{%b}" % echo.data)
     return json.dump(own | more)
 
