@@ -151,21 +151,53 @@ async def test_a_server_that_was_busy_or_refused_our_key_is_probed_again(
         assert address.wires == BOTH
 
 
-async def test_the_wrong_key_of_a_caller_says_nothing_about_the_wires(client: Client) -> None:
+@pytest.mark.parametrize("refused", [401, 403, 429])
+@pytest.mark.parametrize("public", [True, False])
+async def test_the_wrong_key_of_a_caller_says_nothing_about_the_wires(
+    client: Client, refused, public
+) -> None:
     def probed(asked: Asked) -> Reply:
+        if public and asked.method == "GET":
+            return plain(200, listing())
         good = asked.headers.get("authorization") == "Bearer good-key"
-        return plain(400 if good else 401, b"{}")
+        return plain(400 if good else refused, b"{}")
 
     async with mock(plain(500, b""), probed) as up:
         address = upstream(client, up.base_url, pass_client_key=True)
         wrong, good = (Caller(key=Secret(f"{name}-key")) for name in ("wrong", "good"))
-        results = await asyncio.gather(
-            *map(address.find_out, (wrong, good)), return_exceptions=True
-        )
-        assert isinstance(results[0], FaultError)
-        assert results[0].fault.code == "authentication"
-        assert results[1] is None
+        await address.find_out(wrong)
+        assert address.wires == ()
+        await asyncio.gather(*map(address.find_out, (wrong, good)))
         assert address.wires == BOTH
+
+
+async def test_a_server_that_refuses_responses_alone_has_chat_for_all_keys(client: Client) -> None:
+    replies = {"/v1/responses": plain(403, b"{}"), "/v1/chat/completions": plain(422, b"{}")}
+    async with mock(plain(500, b""), lambda asked: replies.get(asked.path, STUDIO)) as up:
+        address = upstream(client, up.base_url, pass_client_key=True)
+        await address.find_out(Caller(key=Secret("some-key")))
+        assert address.wires == CHAT
+
+
+async def test_what_one_key_is_shown_takes_no_images_from_another(client: Client) -> None:
+    def entry(name: str, *takes: str) -> dict[str, Any]:
+        return {"id": name, "architecture": {"input_modalities": ["text", *takes]}}
+
+    both = [entry("blind"), entry("seeing", "image")]
+
+    def probed(asked: Asked) -> Reply:
+        full = asked.headers.get("authorization") == "Bearer full-key"
+        return plain(200, {"data": both if full else both[:1]})
+
+    async with mock(plain(500, b""), probed) as up:
+        address = upstream(client, up.base_url, pass_client_key=True)
+        await address.models(Caller(key=Secret("part-key")))
+        assert address.limits("seeing") == address.profile.limits
+        await address.models(Caller(key=Secret("full-key")))
+        assert address.limits("seeing").images
+        assert not address.limits("blind").images
+        await address.models(Caller(key=Secret("third-key")))
+        assert address.limits("seeing").images
 
 
 async def test_unreachable_server_has_no_wires(client: Client) -> None:

@@ -118,6 +118,22 @@ async def test_names_that_are_listed_no_more_are_forgotten(monkeypatch) -> None:
     assert set(routed._listed) == {"a4", "b"}
 
 
+async def test_what_another_key_is_shown_decides_nothing_for_a_caller() -> None:
+    class Keyed(Server):
+        passes_client_key = True
+
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+            if caller.tenant == "refused":
+                raise DOWN
+            shown = await super().models(caller)
+            return shown if caller.tenant == "full" else shown[:1]
+
+    routed = Router([Route(Server("first", "a")), Route(Keyed("second", "b", "c"))])
+    for tenant in ("refused", "full", "part", "full"):
+        engine, _ = await routed.route("c", Caller(tenant=tenant))
+        assert (tenant == "full") <= (engine is routed._open[1])
+
+
 async def test_silent_engine_does_not_delay_routing(monkeypatch) -> None:
     monkeypatch.setattr(router, "PATIENCE", 0.01)
 

@@ -23,7 +23,7 @@ from dragoman.server.state.service import Memory
 from dragoman.stores import sqlite
 from dragoman.stores.base import Paging, StoreError, WaitedError, reading
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.postgres import CONNECTIONS, PostgresStore
+from dragoman.stores.postgres import SHARE, PostgresStore
 from dragoman.stores.sqlite import SqliteStore
 from dragoman.stores.statements import Row, Values
 from tests.samples import samples
@@ -353,18 +353,31 @@ async def test_15_reads_of_one_tenant_that_wait_are_bounded(
         assert not any(refused[20:])
 
 
-async def test_15_who_waits_for_a_connection_says_nothing_about_the_database(
+async def test_15_a_tenant_leaves_connections_to_others_and_says_nothing_about_the_database(
     tmp_path: Path, postgres: Any
 ) -> None:
     store = PostgresStore(postgres.address, schema=tmp_path.name)
     await store.ready()
     async with AsyncExitStack() as stack:
-        for _ in range(CONNECTIONS):
+        reading.set("a")
+        for _ in range(SHARE):
             await stack.enter_async_context(store._connected())
         store._patience = 0.1
         with pytest.raises(WaitedError):
             await store._read("SELECT 1")
         assert not store._breaker.open
+        store._patience = 30.0
+        reading.set("b")
+        assert [tuple(row) for row in await store._read("SELECT 1")] == [(1,)]
+        reading.set("a")
+        store._patience = 1.0
+        waiting = asyncio.create_task(store._read("SELECT 1"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        store._breaker.failed("It hangs", 60.0)
+        with pytest.raises(StoreError, match="no answer came"):
+            await waiting
+        store._breaker.worked()
         store._patience = 30.0
     assert [tuple(row) for row in await store._read("SELECT 1")] == [(1,)]
     await store.close()

@@ -16,6 +16,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller
 from dragoman.net import dial, webrtc
+from dragoman.net.client import Client
 from dragoman.net.dial import resolve
 from dragoman.net.errors import ConnectError
 from dragoman.net.threads import BusyError, Threads
@@ -180,9 +181,30 @@ async def test_names_that_resolve_slowly_hold_up_no_others(monkeypatch) -> None:
         await resolve(parse_url("http://slow.test/"))
     async with asyncio.timeout(5):  # the loop's own threads are free
         assert await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+        assert await _answered_beside("slow.test")
     go.set()
     found = await asyncio.gather(*slow, return_exceptions=True)
     assert {type(each) for each in found} == {ConnectError}
+
+
+async def _answered_beside(silent: str) -> bool:
+    """Whether an upstream of the configuration is reached by its name, while that of another is
+    asked for in vain."""
+
+    async def get(host: str, port: int) -> int:
+        url = parse_url(f"http://{host}:{port}/")
+        async with client.stream("GET", url) as answer:
+            return answer.status
+
+    empty = Reply([b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"])
+    async with mock(lambda _: empty, lambda _: empty) as up, Client() as client:
+        waiting = [asyncio.ensure_future(get(silent, 80)) for _ in range(21)]
+        await asyncio.sleep(0)
+        answered = await get("localhost", up.port) == 200
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return answered
 
 
 async def test_a_tenant_has_half_of_the_look_ups_that_others_leave(monkeypatch) -> None:

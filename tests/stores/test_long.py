@@ -216,7 +216,7 @@ async def test_a_turn_that_came_to_a_cancelled_task_goes_to_the_next() -> None:
     await lock.acquire("a")
     tasks = [asyncio.create_task(hold()) for _ in range(2)]
     await asyncio.sleep(0)
-    lock.release()
+    lock.release("a")
     tasks[0].cancel()
     async with asyncio.timeout(10):
         await tasks[1]

@@ -500,25 +500,30 @@ class Remote:
         sink: Sink,
         room: Room | None = None,
         asked: UpstreamRequest | None = None,
+        *,
+        looked: bool = False,
     ) -> Handle:
         """Ask the server once, or once for each choice where it gives one at a time; all of them
-        share one `room`. A large request is prepared in a thread first, then it is `asked`."""
-        if not self.upstream.wires:
+        share one `room`. A large request is prepared in a thread first, then it is `asked`.
+        `looked`: its wires were looked for, and may not be known all the same."""
+        if not (self.upstream.wires or looked):
             return Deferred(
                 self.upstream.find_out(caller),
-                lambda _: self.start(request, caller, sink, room),
+                lambda _: self.start(request, caller, sink, room, looked=True),
                 caller,
                 sink,
             )
         wanted = request.sampling.n
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
-            begin = partial(self.start, room=room or Room(self.answer_limit, shared=True))
+            begin = partial(
+                self.start, room=room or Room(self.answer_limit, shared=True), looked=True
+            )
             ask = partial(stream_of, begin, caller=caller)
             return Driver(fan_out(ask, request, caller.size), caller, sink)
         if asked is None:
             if caller.size or self._slow:
                 ready = self._turns.run(caller.tenant, partial(self._prepare, request, caller))
-                begin = partial(self.start, request, caller, sink, room)
+                begin = partial(self.start, request, caller, sink, room, looked=True)
                 return Deferred(ready, begin, caller, sink)
             asked = self._prepare(request, caller)
         exchange = asked.exchange
@@ -636,7 +641,7 @@ class Remote:
         # Most requests have the same headers, and most servers the same limits for every model.
         headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
         limits = upstream.limits(request.model) if upstream.senses else profile.limits
-        names: Sequence[str] = upstream.wires or ("chat",)  # while they are looked for again
+        names: Sequence[str] = upstream.wires or ("chat",)  # where they are not known
         if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
             names = sorted(names, key=lambda name: name != caller.wire)
         raw = isinstance(request, Completion)  # its text must be unparsed, with its markup

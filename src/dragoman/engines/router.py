@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, quoted, unsupported
@@ -17,7 +17,7 @@ from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
 from dragoman.core.item import JSON
 from dragoman.core.request import Completion, Request
 
-from .base import Prepared, Wrapper
+from .base import LRU, Prepared, Wrapper
 from .fan_out import alternative, gather
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ PATIENCE = 1.0
 """Seconds for an engine to list its models when a name is looked up."""
 MEMORY = 30.0
 """Seconds after which the listings are refreshed for a name that was not in them."""
+MOST_LISTED = 100_000
+"""Names in the listings that are remembered, where each caller has its own."""
 MOST_NAMES = 20
 """Names shown in a fault."""
 
@@ -98,6 +100,20 @@ class Route(Struct, frozen=True):
     realtime: Dialect = ""
 
 
+class Listed(Struct, eq=False):
+    """The engines of the models that were listed, and when: for all callers, or for one
+    whose own key was sent."""
+
+    engines: dict[str, Engine] = {}
+    looked: float | None = None
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the engines are asked again for a name that is not there."""
+        return self.looked is None or time.monotonic() - self.looked >= MEMORY
+
+
 class Router(Wrapper):
     """An engine that hands each request to the engine its model belongs to.
 
@@ -113,9 +129,8 @@ class Router(Wrapper):
             for name, model in (dict(route.aliases) | {m: m for m in route.models}).items():
                 self._named.setdefault(name, (route.engine, model))
         self._open = [route.engine for route in self._routes if not route.models]
-        self._listed: dict[str, Engine] = {}
-        self._looked: float | None = None
-        self._looking = asyncio.Lock()
+        self._listings = LRU[str, Listed](MOST_LISTED)  # by tenant
+        self._listed: dict[str, Engine] = {}  # by the last listing of any caller
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -183,32 +198,34 @@ class Router(Wrapper):
             raise FaultError(self._unknown(name))
         if len(self._open) == 1:
             return self._open[0], name
-        if name not in self._listed:
-            await self._list(caller)
-        elif self._outdated and (self._renewal is None or self._renewal.done()):
+        tenant = caller.tenant if self.passes_client_key else ""
+        if (listed := self._listings.get(tenant)) is None:
+            listed = Listed()
+            self._listings.put(tenant, listed, 1)
+        if name not in listed.engines:
+            await self._list(listed, tenant, caller)
+        elif listed.outdated and (self._renewal is None or self._renewal.done()):
             # It may have moved to another server, which is not waited for.
-            self._renewal = asyncio.ensure_future(self._list(caller))
-        return self._listed.get(name, self._open[0]), name
+            self._renewal = asyncio.ensure_future(self._list(listed, tenant, caller))
+        engine = listed.engines.get(name) or self._listed.get(name) or self._open[0]
+        return engine, name
 
-    @property
-    def _outdated(self) -> bool:
-        return self._looked is None or time.monotonic() - self._looked >= MEMORY
-
-    async def _list(self, caller: Caller) -> None:
-        async with self._looking:
-            if not self._outdated:
+    async def _list(self, listed: Listed, tenant: str, caller: Caller) -> None:
+        async with listed.looking:
+            if not listed.outdated:
                 return
             listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
-            self._looked = time.monotonic()
+            listed.looked = time.monotonic()
             # A new listing replaces the engine's old one, so that the table stays bounded; what an
             # engine that cannot list its models listed before still counts.
             found = list(zip(self._open, listings, strict=True))
             known = [engine for engine, models in found if models is not None]
-            listed = {name: e for name, e in self._listed.items() if e not in known}
+            engines = {name: e for name, e in listed.engines.items() if e not in known}
             for engine, models in found:
                 for model in models or ():
-                    listed.setdefault(model.id, engine)
-            self._listed = listed
+                    engines.setdefault(model.id, engine)
+            listed.engines = self._listed = engines
+            self._listings.put(tenant, listed, min(1 + len(engines), MOST_LISTED))
 
     async def realtime_session(self, name: str, caller: Caller) -> RemoteSession | None:
         """A session of the model's server, where sessions are relayed; None where they

@@ -374,16 +374,13 @@ class Upstream:
     async def find_out(self, caller: Caller) -> None:
         """Probe the server's kind and wires once, also for concurrent callers. A timeout is
         no error. Raises FaultError where no connection to the server is
-        possible; the next caller probes again."""
+        possible; the next caller probes again, as where only a caller's key was refused."""
         if own := (looking := self._looking) is None:
             looking = self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
             looking.add_done_callback(self._looked)
-        try:
-            await asyncio.shield(looking)
-        except FaultError as error:
-            if own or error.fault.code != "authentication":
-                raise
-            await self._look(self.headers(caller))  # the key was another caller's
+        await asyncio.shield(looking)
+        if not (own or self.wires):  # the key was another caller's
+            await self._look(self.headers(caller))
 
     async def _look(self, headers: HeaderFields) -> None:
         listing = await question(self.client, "GET", self.at("/models"), headers)
@@ -394,17 +391,19 @@ class Upstream:
             reply = await question(self.client, "POST", self.at("/responses"), headers, b"{}")
             profile = profile or by_answers(reply.server)
             wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
-            if self.passes_client_key and listing.status == reply.status == 401:
-                who = self.name[0].upper() + self.name[1:]
-                problem = f"{who} does not accept the key of the request, or it has none (401)."
-                raise FaultError(Fault("authentication", problem, "client"))
+            if self.passes_client_key and reply.status in UNSURE:
+                # It may refuse, or limit, this caller's key: that decides for nobody else.
+                url = self.at(WIRES["chat"].path)
+                chat = await question(self.client, "POST", url, headers, b"{}")
+                if chat.status not in (400, 422):
+                    return
             if reply.status in UNSURE:
                 asyncio.get_running_loop().call_later(AGAIN, self._look_again)
             if profile is None and reply.status in _ABSENT:
                 profile = await self._alone(headers)
         self._recognise(profile)
         self.wires = (profile and profile.wires) or tuple(wires)
-        self.senses = senses(entries(listing.value))
+        self._sense(entries(listing.value))
 
     async def _alone(self, headers: HeaderFields) -> Profile | None:
         """The profile of a server with its own protocol and no Chat."""
@@ -454,7 +453,7 @@ class Upstream:
         if len(listing) > MAX_MODELS:
             what = TooLargeError(f"{self.name} lists more than {MAX_MODELS} models")
             raise FaultError(broken(what))
-        self.senses = senses(listing)
+        self._sense(listing)
         models = []
         for entry in listing:
             owner, created, size = entry.get("owned_by"), entry.get("created"), context(entry)
@@ -470,12 +469,18 @@ class Upstream:
                 models.append(Model(name, owner, created, extra))
         return tuple(models)
 
+    def _sense(self, listing: list[dict[str, Any]]) -> None:
+        """Note the modalities of the listed models: a caller's key may not show all of them."""
+        known = self.senses if self.passes_client_key and len(self.senses) < MAX_MODELS else {}
+        self.senses = known | senses(listing)
+
     def limits(self, model: str) -> UpstreamLimits:
-        """The capabilities of a model. A server that lists one model uses it for every name."""
+        """The capabilities of a model. A server that lists one model, for all keys, uses it for
+        every name."""
         if not self.senses:
             return self.profile.limits
-        only = next(iter(self.senses.values())) if len(self.senses) == 1 else None
-        senses = self.senses.get(model, only)
+        alone = len(self.senses) == 1 and not self.passes_client_key
+        senses = self.senses.get(model, next(iter(self.senses.values())) if alone else None)
         if senses is None:
             return self.profile.limits
         return replace(self.profile.limits, images="image" in senses, audio="audio" in senses)
@@ -582,7 +587,7 @@ class Upstream:
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
         """Discard a failed probe, so that the next caller tries again."""
-        if looking.cancelled() or looking.exception() is not None:
+        if looking.cancelled() or looking.exception() is not None or not self.wires:
             self._looking = None
 
     def _look_again(self) -> None:

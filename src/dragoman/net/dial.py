@@ -102,9 +102,17 @@ class Dialer:
             peer = f"the proxy {self._proxy.endpoint if own else f'to {self._name}'}"
             host, port = self._proxy.host, self._proxy.port
         async with _step("connect", f"a connection to {peer}", ConnectError, deadline):
-            transport, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(peer, self._limits), host, port
-            )
+            named = parse_address(host) is None
+            addresses = await _look_up(_own_names, host, port, host) if named else [host]
+            while True:
+                try:
+                    transport, connection = await asyncio.get_running_loop().create_connection(
+                        lambda: Connection(peer, self._limits), addresses.pop(0), port
+                    )
+                    break
+                except OSError:
+                    if not addresses:
+                        raise
         sock = transport.get_extra_info("socket")
         # Have the kernel detect a peer that vanished during a long silence.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -172,9 +180,21 @@ _METADATA = frozenset(
 
 
 MOST_LOOKUPS = 64
-"""Names that are looked up at a time: others choose them, and some take half a minute. The loop has
-two threads for names, which are for the servers of the configuration."""
-_lookups = Threads("dragoman-name")
+"""Names that are looked up at a time: each of them may take half a minute."""
+_names = Threads("dragoman-name")  # that others choose
+_own_names = Threads("dragoman-name")  # of the configuration; the loop has but two threads for them
+
+
+async def _look_up(lookups: Threads, host: str, port: int, who: str) -> list[str]:
+    """The addresses of a host. Raises OSError where it has none, and where `who` has its share
+    of the look-ups."""
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await lookups.run(look_up, MOST_LOOKUPS, who)
+    except BusyError:
+        problem = "too many names are being looked up; try again later"
+        raise socket.gaierror(socket.EAI_AGAIN, problem) from None
+    return [str(entry[4][0]) for entry in found]
 
 
 async def resolve(url: Url, allow: Sequence[str] = (), tenant: str = "") -> str:
@@ -188,15 +208,10 @@ async def resolve(url: Url, allow: Sequence[str] = (), tenant: str = "") -> str:
     Raises ConnectError for a name without an address, and BlockedAddressError where one of its
     addresses is neither public nor allowed.
     """
-    look_up = partial(socket.getaddrinfo, url.host, url.port, type=socket.SOCK_STREAM)
     try:
-        found = await _lookups.run(look_up, MOST_LOOKUPS, tenant)
-    except BusyError:
-        problem = "too many names are being looked up; try again later"
-        raise ConnectError(f"{url.host} was not looked up: {problem}") from None
+        addresses = await _look_up(_names, url.host, url.port, tenant)
     except OSError as error:
         raise ConnectError(f"{url.host} does not resolve: {error.strerror}") from error
-    addresses = [str(entry[4][0]) for entry in found]
     networks = [ipaddress.ip_network(each, strict=False) for each in allow]
     # One private address blocks the name: legitimate names do not mix the two.
     for text in addresses or [""]:

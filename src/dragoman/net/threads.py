@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
@@ -62,16 +62,20 @@ class Threads:
 
 
 class TenantLock:
-    """A lock for which the tenants that wait take turns."""
+    """A lock for which the tenants that wait take turns. It has so many `places`, of which one
+    tenant has at most its `share`."""
 
-    def __init__(self) -> None:
-        self._taken = False
+    def __init__(self, places: int = 1, share: int = 1) -> None:
+        self._free = places
+        self._share = share
+        self._held: Counter[str] = Counter()
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # the next one first
 
     async def acquire(self, tenant: str) -> None:
         """Wait for a turn."""
-        if not self._taken:
-            self._taken = True
+        if self._free and self._held[tenant] < self._share:
+            self._free -= 1
+            self._held[tenant] += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(tenant, deque()).append(turn)
@@ -79,21 +83,23 @@ class TenantLock:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it had its turn already
-                self.release()
+                self.release(tenant)
             raise
 
-    def release(self) -> None:
+    def release(self, tenant: str) -> None:
         """Let the next one in."""
-        while self._lines:
-            tenant, line = next(iter(self._lines.items()))
-            del self._lines[tenant]
+        self._free += 1
+        self._held -= Counter((tenant,))
+        while waiting := [each for each in self._lines if self._held[each] < self._share]:
+            line = self._lines.pop(waiting[0])
             turn = line.popleft()
             if line:
-                self._lines[tenant] = line  # behind the others
+                self._lines[waiting[0]] = line  # behind the others
             if not turn.done():
+                self._free -= 1
+                self._held[waiting[0]] += 1
                 turn.set_result(None)
                 return
-        self._taken = False
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
@@ -102,4 +108,4 @@ class TenantLock:
         try:
             yield
         finally:
-            self.release()
+            self.release(tenant)

@@ -161,18 +161,19 @@ class Turns:
     async def take(self, work: Callable[..., T], *given: object) -> T:
         """Run work in a thread, in turn; the turn ends with the work, also where the caller was
         cancelled."""
-        await self._turn.acquire(reading.get())
+        tenant = reading.get()
+        await self._turn.acquire(tenant)
         try:
             await asyncio.sleep(self._next - time.monotonic())
             begun = time.monotonic()
             working = asyncio.ensure_future(asyncio.to_thread(work, *given))
         except BaseException:
-            self._turn.release()
+            self._turn.release(tenant)
             raise
 
         def over(done: asyncio.Task[T]) -> None:
             self._next = 2 * time.monotonic() - begun
-            self._turn.release()
+            self._turn.release(tenant)
             _seen(done)
 
         working.add_done_callback(over)

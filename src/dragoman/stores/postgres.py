@@ -22,7 +22,18 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import asyncpg
 from asyncpg import Connection
 
-from .base import PATIENCE, Breaker, LongError, PubSub, StoreError, WaitedError, slowness
+from dragoman.net.threads import TenantLock
+
+from .base import (
+    PATIENCE,
+    Breaker,
+    LongError,
+    PubSub,
+    StoreError,
+    WaitedError,
+    reading,
+    slowness,
+)
 from .retention import Retention
 from .schema import POSTGRES
 from .sql import Store
@@ -192,6 +203,8 @@ async def _taken(connection: Connection, steps: Steps[T], within: float | None =
 
 CONNECTIONS = 10
 """Connections for statements, at most; one more listens."""
+SHARE = 7
+"""Those that one tenant may have, as the rest is for others."""
 COMMAND = 60.0
 """The most seconds of a statement that no caller waits for."""
 MIGRATION = 3_600.0
@@ -237,6 +250,7 @@ class PostgresStore(Store):
         self._breaker = Breaker("PostgreSQL", patience)
         self._answered = 0.0  # when a statement was answered last
         self._opening = asyncio.Lock()
+        self._turns = TenantLock(CONNECTIONS, SHARE)
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -300,13 +314,11 @@ class PostgresStore(Store):
             raise self._breaker.failed(str(error), time.monotonic() - began) from None
         timer: asyncio.TimerHandle | None = None
         try:
-            async with pool.acquire(timeout=patience) as connection:
+            async with self._turn(patience), pool.acquire(timeout=patience) as connection:
                 began = time.monotonic()
                 timer = asyncio.get_running_loop().call_later(patience, connection.terminate)
                 yield connection
         except ERRORS as error:
-            if timer is None and pool.get_size() >= CONNECTIONS:
-                raise WaitedError from None  # all are in use: the breaker depends on their results
             seconds = time.monotonic() - began
             if timer is not None and seconds >= patience and self._answered > began:
                 raise LongError from None  # others were answered meanwhile
@@ -318,6 +330,23 @@ class PostgresStore(Store):
         self._answered = time.monotonic()
         if self._breaker.open:
             self._breaker.worked()
+
+    @asynccontextmanager
+    async def _turn(self, patience: float) -> AsyncIterator[None]:
+        """A tenant's turn for a connection. Raises WaitedError where none comes in time, of which
+        the breaker learns nothing: it depends on the results of those that have one."""
+        tenant = reading.get()
+        try:
+            async with asyncio.timeout(patience):
+                await self._turns.acquire(tenant)
+        except TimeoutError as error:
+            if self._breaker.open:  # those that have one waited in vain
+                raise self._breaker.failed(str(failed(self._place, error)), patience) from None
+            raise WaitedError from None
+        try:
+            yield
+        finally:
+            self._turns.release(tenant)
 
     async def close(self) -> None:
         await super().close()

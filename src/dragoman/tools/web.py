@@ -370,7 +370,7 @@ class Web:
         cancelled."""
         await self.reading.acquire(tenant)
         working = asyncio.ensure_future(asyncio.to_thread(work))
-        working.add_done_callback(lambda _: self.reading.release())
+        working.add_done_callback(lambda _: self.reading.release(tenant))
         return await asyncio.shield(working)
 
     async def close(self) -> None:

@@ -153,7 +153,7 @@ class Sender:
         try:
             async with asyncio.timeout(PATIENCE):
                 url = parse_url(receiver.url)
-                address = await resolve(url, receiver.allow)
+                address = await resolve(url, receiver.allow, receiver.url)
                 sending = self._client.stream("POST", url, headers, message.body, address=address)
                 async with sending as answer:
                     status = answer.status
