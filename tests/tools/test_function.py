@@ -624,9 +624,11 @@ def test_what_follows_the_arguments_belongs_to_the_description() -> None:
     assert as_tool(f).spec.description == "Do it.\n\nIt never fails."
 
 
-def test_a_misspelled_approval_is_refused() -> None:
+def test_a_misspelled_approval_or_next_speaker_is_refused() -> None:
     with pytest.raises(ValueError, match="approval is 'ask'"):
         tool(approval="ask")(add)
+    with pytest.raises(ValueError, match="after is 'users'"):
+        tool(after="users")(add)
 
 
 @pytest.mark.parametrize("text", ["7", "Well:\n```json\n7\n```\nThere.", '{"value": "7"}'])

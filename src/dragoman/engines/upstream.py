@@ -18,7 +18,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, LONGEST_NAME, Code, Fault, FaultError, bad_request
+from dragoman.core.error import (
+    CUT,
+    LONGEST_NAME,
+    Code,
+    Fault,
+    FaultError,
+    bad_request,
+    hint,
+)
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Decoder, Model, Secret
 from dragoman.core.loss import Loss
@@ -98,7 +106,10 @@ def unreachable(what: str) -> Fault:
     )
 
 
-_KEY_AT = "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env"
+_KEY_AT = (
+    "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env; key= in "
+    "Python"
+)
 
 
 def key_refused(name: str, status: int, key: Secret | None, where: str = _KEY_AT) -> Fault:
@@ -317,6 +328,23 @@ class Room(Struct):
     shared: bool = False
 
 
+AUTO = "auto"
+"""The value of `wire` for detection."""
+
+
+def unknown_kind(wire: str, profile: str | None) -> tuple[str, str] | None:
+    """Which of these two no server is called with, and the reason.
+
+    >>> unknown_kind("auto", "vlm")[1].partition("; ")[2]
+    'did you mean vllm?'
+    """
+    for field, value, known in (("wire", wire, (AUTO, *WIRES)), ("profile", profile, BY_NAME)):
+        if value is not None and value not in known:
+            kinds = ", ".join(sorted(known))
+            return field, f"is {value!r}, and must be one of {kinds}{hint(value, known)}"
+    return None
+
+
 class Upstream:
     """A server. `wires` are its protocols, none until they are detected; `limits` and
     `profile` describe what it accepts, and `headers` are sent with every request. `recognised`:
@@ -337,6 +365,8 @@ class Upstream:
         name: str | None = None,
     ) -> None:
         url = parse_url(base_url)  # raises at once for an invalid address
+        if unknown := unknown_kind(wire, profile):
+            raise ValueError(" ".join(unknown))
         self.url, self.query = split_base(base_url)
         for wire_path in (known.path for known in WIRES.values()):
             if self.url.endswith(wire_path):
@@ -353,12 +383,12 @@ class Upstream:
             limits=Limits(body_bytes=answer_limit),
             name=self.name,
         )
-        known = BY_NAME[profile] if profile else by_url(self.url)
+        known = BY_NAME[profile] if profile is not None else by_url(self.url)
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
         self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self.server_header = b""  # the last `Server` header
-        self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
+        self.wires: tuple[str, ...] = (wire,) if wire != AUTO else self.profile.wires
         self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
         self._redirect = ""  # its last redirect

@@ -76,6 +76,8 @@ class PythonTool:
             raise ValueError(
                 f"{name}: approval is {approval!r}, and must be always, never, or a rule"
             )
+        if after not in get_args(Next):
+            raise ValueError(f"{name}: after is {after!r}, and must be model or user")
         if inspect.isasyncgenfunction(function):
             raise TypeError(f"{name}: an asynchronous generator is no tool; return a list")
         if not _NAME.fullmatch(name):
