@@ -679,11 +679,7 @@ class UpstreamRequest(Struct):
                 guarantee=end.guarantee if self.guarantee is None else self.guarantee,
             )
             limit, usage = self.upstream.profile.silent_context, end.usage
-            if (
-                limit is not None
-                and usage is not None
-                and (usage.input_tokens or 0) + (usage.output_tokens or 0) == limit
-            ):
+            if limit and usage and (usage.input_tokens or 0) + (usage.output_tokens or 0) == limit:
                 why = (
                     f"prompt and answer together are exactly {limit} tokens: this server cuts "
                     "longer prompts without saying so; raise its context size"

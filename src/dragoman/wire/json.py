@@ -312,14 +312,6 @@ def dump(value: JSON) -> bytes:
         return in_pieces(value, b"", value_of)
 
 
-def dump_with(fields: dict[str, JSON], more: bytes) -> bytes:
-    """The same with `more` fields, which are encoded already, behind them."""
-    try:
-        return b"%b,%b}" % (_encoder.encode(fields)[:-1], more)
-    except (TypeError, UnicodeEncodeError):
-        return in_pieces(fields, more, value_of)
-
-
 def dump_all(values: Sequence[JSON]) -> bytes:
     """Several values, one on each line: cheaper than one by one.
 

@@ -27,6 +27,7 @@ from dragoman.core.item import (
     Audio,
     CustomToolCall,
     FunctionCall,
+    Reasoning,
     Refusal,
     Summary,
     Text,
@@ -42,7 +43,6 @@ from dragoman.wire.protocol import STANDARD, Dialect
 
 from .items import (
     ENCRYPTED,
-    HIDING,
     WIRE,
     encode_annotation,
     encode_item,
@@ -68,6 +68,8 @@ _NAMED = {name: {**_NAMES, "reasoning": name} for name in ("reasoning_text", "re
 """What the deltas of a kind are called; the name for reasoning is the dialect's."""
 
 
+_HIDING = frozenset((Reasoning, Unknown))
+"""The items of which `shown` may leave something out."""
 _OBJECTS = re.compile(rb"\ndata: (\{.*)")
 """The objects in what a stream gets: JSON has no line ends in it, and `[DONE]` is none."""
 
@@ -351,7 +353,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect = STA
     if response.choices:  # this wire has one alternative
         first = response.choice(0)
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
-    if not HIDING.isdisjoint(map(type, response.output)):
+    if not _HIDING.isdisjoint(map(type, response.output)):
         hidden = shown(response.output, request.include, encrypted=request.store is not True)
         response = replace(response, output=hidden)
     return encode_object(response, Echo(request))

@@ -576,10 +576,6 @@ ENCRYPTED = "reasoning.encrypted_content"
 """The value of `include` that asks for encrypted reasoning."""
 
 
-HIDING = frozenset((Reasoning, Unknown))
-"""The items of which something may be hidden."""
-
-
 def shown(
     items: Iterable[Item], include: Collection[str] = (), *, encrypted: bool = False
 ) -> tuple[Item, ...]:
