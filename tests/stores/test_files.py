@@ -1,5 +1,6 @@
 """Files, vector stores and what is found in them: the contract of `Store`, for every store."""
 
+import asyncio
 from array import array
 from collections.abc import AsyncIterator
 
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
-from dragoman.stores.base import Paging, Piece, Room
+from dragoman.stores.base import APART, Paging, Piece, Room
 from dragoman.stores.files import PURGED, UNFINISHED
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
@@ -104,6 +105,28 @@ async def test_files_are_listed_in_pages(store: Store) -> None:
     assert await listed(order="asc", after="a", limit=1) == (["b"], True)
     assert await listed("user_data") == (["c"], False)
     assert await listed(after="x") == ([], False)  # of another tenant
+
+
+async def test_large_files_are_written_one_after_another(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, running, most = store._transact, 0, 0
+
+    async def transact(*given):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await real(*given)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(store, "_transact", transact)
+    for size, together in ((APART, 3), (APART + 1, 1)):
+        names, most = [f"{size}{name}" for name in "abc"], 0
+        adding = [store.add_file(file(name, size=size), b"", 10, 10**9) for name in names]
+        await asyncio.gather(*adding)
+        assert most <= together
 
 
 async def test_tenant_has_room_for_so_many_files_and_bytes(store: Store) -> None:
