@@ -326,7 +326,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     extra = dict(response.extra.get(NAME, ())) if response.extra else {}
     ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())} if extra else {}
     legacy = request.extra and LEGACY in request.extra
-    reasons = LEGACY_REASONS if legacy else FINISH_REASONS
     wanted = request.sampling.logprobs
     choices: list[JSON] = []
     for number, reason in enumerate(response.reasons):
@@ -401,7 +400,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
             "index": number,
             "message": merge(message, more) if more else message,
             "logprobs": None,
-            "finish_reason": reasons.get(reason, "stop"),
+            "finish_reason": (LEGACY_REASONS if legacy else FINISH_REASONS).get(reason, "stop"),
         }
         end = ends.get(number)
         late = end.pop("logprobs", {}).get("content") if end else None  # usually of calls
