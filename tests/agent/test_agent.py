@@ -19,6 +19,7 @@ from dragoman.core.interfaces import Capabilities
 from dragoman.core.item import Compaction, FunctionCallOutput, Message, Refusal
 from dragoman.core.request import Request
 from dragoman.core.response import Response
+from dragoman.engines.base import Wrapper
 from dragoman.engines.compaction import estimate
 from dragoman.tools.function import tool
 from dragoman.tools.run import Context, Result, failed
@@ -99,6 +100,13 @@ async def test_p35_a_schema_is_asked_for_when_no_tool_may_be_called_any_more() -
     assert [asked.format is not None for asked in model.asked] == [False, False, True]
     assert [asked.tool_choice for asked in model.asked] == [None, None, "none"]
     assert "Answer again, in JSON alone." in model.asked[2].items[-1].text
+
+
+async def test_a_schema_is_asked_for_at_once_where_there_is_no_correction() -> None:
+    model = Model('{"x": 2}')
+    run = await Agent(model, tools=[add], output=Point, corrections=0).run("Go.")
+    assert run.value == Point(2)
+    assert model.asked[0].format is not None
 
 
 async def test_an_answer_that_never_fits_has_no_value() -> None:
@@ -220,6 +228,28 @@ async def test_no_call_is_run_twice_after_a_run_was_cancelled(repeatable) -> Non
     assert ran == ["slow", "pay", *(["slow"] if repeatable else [])]
     given = {item.call_id: item.output for item in agent.history if hasattr(item, "output")}
     assert given == {"c1": "at last" if repeatable else INTERRUPTED, "c2": "paid"}
+
+
+@pytest.mark.parametrize("close", [False, True])
+async def test_results_without_their_calls_are_not_in_the_conversation(close) -> None:
+    ran: list[str] = []
+
+    async def pay() -> str:
+        ran.append("pay")
+        return "paid"
+
+    model = Model([Message("assistant", "I pay now."), call("pay")], "Fine.")
+    agent = Agent(model, tools=[pay])
+    async with agent.stream("Go.") as stream:
+        async for _ in stream.text:
+            for _ in range(100):  # a slow reader, which leaves before it sees the call
+                await asyncio.sleep(0)
+            if close:
+                await stream.close()
+            break
+    assert not ran
+    assert [type(item) for item in agent.history] == [Message, Message]
+    assert (await agent.run("Go on.")).text == "Fine."
 
 
 async def test_calls_that_were_not_begun_wait_and_can_be_refused() -> None:
@@ -361,9 +391,21 @@ async def test_hooks_see_prompts_calls_and_what_is_added() -> None:
 
 async def test_a_client_is_a_target_with_its_own_model() -> None:
     model = Model("Hi.")
-    async with Agent(connect(model, model="mine")) as agent:
+    prices = {"mine": Price(input=1e6)}
+    async with Agent(connect(model, model="mine"), prices=prices, budget=Budget(cost=50)) as agent:
+        assert (await agent.run("Go.")).cost == 10
+    async with Agent(Wrapper(connect(model, model="mine"))) as agent:
         await agent.run("Go.")
-    assert model.asked[0].model == "mine"
+    assert [asked.model for asked in model.asked] == ["mine", "mine"]
+
+
+async def test_a_conversation_may_be_given_as_dicts_and_is_never_shared() -> None:
+    said = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    agent = Agent(Model("Fine."), history=said)
+    assert [item.text for item in agent.history] == ["Hi.", "Hello."]
+    agent.history = shared = []
+    await agent.branch().run("Go.")
+    assert not shared
 
 
 class Measuring(Model):

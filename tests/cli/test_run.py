@@ -295,6 +295,21 @@ def test_server_that_lists_nothing_needs_the_models_name(install, capfd) -> None
     assert "lists no models: name the one to use with --model" in capfd.readouterr().err
 
 
+def test_server_that_wants_a_key_is_reported_although_the_model_is_named(
+    install, monkeypatch, capfd
+) -> None:
+    folder = install("codex", RECORD)
+    monkeypatch.setenv("WRONG_KEY", "wrong-secret")
+    words = ["run", "codex", "--model", "m"]
+    with upstream(plain(500, {}), plain(401, {"error": {"message": "No such key."}})) as up:
+        assert main([*words, "--at", up.base_url]) == 1
+        assert main([*words, "--at", up.base_url, "--key-env", "WRONG_KEY"]) == 1
+    wants, refused = capfd.readouterr().err.splitlines()
+    assert "asks for a key: name the variable that holds it with --key-env" in wants
+    assert refused.endswith(": No such key.")
+    assert not (folder / "environ").exists()
+
+
 def test_folder_may_be_a_temporary_one_of_the_system(install, up, tmp_path, monkeypatch) -> None:
     folder = install("codex", RECORD)
     (folder / "data").write_text("not a folder")

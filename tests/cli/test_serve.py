@@ -390,6 +390,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["script", "--upstream-key-env", "K"],
         "--upstream-key-env needs an --upstream.",
     ),
+    "a key that another upstream would be sent": (
+        ["--upstream", NOBODY, "--upstream", f"{NOBODY}/2", "--upstream-key-env", "K"],
+        "--upstream-key-env needs a single --upstream: no server is sent another's key.",
+    ),
     "no upstream for a profile": (["--profile", "vllm"], "--profile needs an --upstream."),
     "no upstream to try again": (["script", "--retries", "1"], "--retries needs an --upstream."),
     "an upstream twice": (

@@ -63,6 +63,13 @@ async def test_r1_1_connecting_takes_a_base_url_and_nothing_else() -> None:
         Remote("ftp://nowhere/v1")
 
 
+@pytest.mark.parametrize(("option", "near"), [("wire", "chatt"), ("profile", "vlm")])
+def test_unknown_wire_and_profile_are_refused_where_they_are_given(option, near) -> None:
+    meant = {"wire": "chat", "profile": "vllm"}[option]
+    with pytest.raises(ValueError, match=rf"^{option} is '{near}'.*; did you mean {meant}\?"):
+        Remote("http://127.0.0.1:9/v1", **{option: near})
+
+
 @pytest.mark.parametrize("tail", ["/v1", "/v1/", "/v1///"])
 async def test_r1_2_request_is_a_json_post_whatever_the_slashes_of_the_url(tail) -> None:
     async with remote(HELLO, key="local-token") as (first, up):

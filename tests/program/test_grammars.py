@@ -258,3 +258,7 @@ def test_what_llamacpp_is_bound_to_is_accepted_by_the_judge(llamacpp, node) -> N
     found = lm.capture("all")
     if found.end == "stop":
         assert accepted(node, found.value), (node, found.value)
+
+
+def test_half_a_surrogate_pair_matches_no_expression() -> None:
+    assert match(Regex("."), "\ud800") is None

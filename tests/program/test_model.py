@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -661,3 +662,27 @@ def test_a_model_ends_the_processes_of_its_engine() -> None:
     lm = question(Model(Closing("x")))
     lm.close()
     assert closed == [True]
+
+
+FORKED = """
+import os
+from dragoman.program import Model, assistant, gen, regex, user
+
+def ask(lm):
+    with user():
+        lm += "Count to 3."
+    with assistant():
+        lm += gen("count", stop=".") + regex("[0-9]{2}", name="number")
+    return lm["count"], len(lm["number"])
+
+lm = Model("pocket", temperature=0)
+before = ask(lm)
+if (pid := os.fork()) == 0:
+    os._exit(0 if ask(lm) == before else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or ask(lm) != before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_can_use_the_model_of_its_parent() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=100)

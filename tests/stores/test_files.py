@@ -1,5 +1,6 @@
 """Files, vector stores and what is found in them: the contract of `Store`, for every store."""
 
+import asyncio
 from array import array
 from collections.abc import AsyncIterator
 
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
-from dragoman.stores.base import Paging, Piece, Room
+from dragoman.stores.base import APART, Paging, Piece, Room
 from dragoman.stores.files import PURGED, UNFINISHED
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
@@ -104,6 +105,28 @@ async def test_files_are_listed_in_pages(store: Store) -> None:
     assert await listed(order="asc", after="a", limit=1) == (["b"], True)
     assert await listed("user_data") == (["c"], False)
     assert await listed(after="x") == ([], False)  # of another tenant
+
+
+async def test_large_files_are_written_one_after_another(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, running, most = store._transact, 0, 0
+
+    async def transact(*given):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await real(*given)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(store, "_transact", transact)
+    for size, together in ((APART, 3), (APART + 1, 1)):
+        names, most = [f"{size}{name}" for name in "abc"], 0
+        adding = [store.add_file(file(name, size=size), b"", 10, 10**9) for name in names]
+        await asyncio.gather(*adding)
+        assert most <= together
 
 
 async def test_tenant_has_room_for_so_many_files_and_bytes(store: Store) -> None:
@@ -247,6 +270,22 @@ async def test_deleted_file_is_out_of_all_vector_stores(store: Store) -> None:
     tables = ["chunks", "indexed_files"] + ["chunk_words"] * (store.FULL_TEXT == "fts5")
     for table in tables:  # and its room is free
         assert await store._read(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+async def test_chunks_of_a_file_that_is_removed_during_a_purge_are_deleted(store: Store) -> None:
+    await filled(store, "cat")
+    purge = store._purge()
+    found = await store._read(*_flat(next(purge)))
+    await store._write("UPDATE indexed_files SET status = 'deleted'")  # by another server
+    await store._write(*_flat(purge.send(found)))
+    await store._purged(None)
+    for table in ("chunks", "indexed_files"):
+        assert await store._read(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+def _flat(step):
+    statement, values = step
+    return statement, *values
 
 
 async def test_sweep_deletes_what_has_expired(store: Store) -> None:

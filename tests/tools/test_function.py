@@ -9,8 +9,10 @@ import functools
 import json
 import math
 import threading
+from array import array
 from contextvars import ContextVar
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -393,6 +395,22 @@ def test_answers_in_a_type_are_that_type(kind, text, value) -> None:
         typed.value('{"x": "y", "age": "z", "value": {}}')
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (dict, '{"value": {"a": 1}}', {"a": 1}),
+        (dict, '{"a": 1}', {"a": 1}),
+        (dict, '{"value": 1, "unit": "m"}', {"value": 1, "unit": "m"}),
+        (dict[str, int], '{"value": 1}', {"value": 1}),
+        (Inner | None, '{"value": {"z": 3}}', Inner(z=3)),
+        (Options | None, '{"value": {"loud": true}}', {"loud": True}),
+        (Options | None, '{"loud": true}', {"loud": True}),
+    ],
+)
+def test_answers_of_types_that_take_any_object_are_what_was_written(kind, text, value) -> None:
+    assert OutputType(kind).value(text) == value
+
+
 def test_a_typed_answer_keeps_the_definitions_it_needs() -> None:
     schema = OutputType(Node).format.schema
     assert schema["properties"]["next"]["anyOf"][0] == {"$ref": "#/$defs/Node"}
@@ -515,6 +533,37 @@ async def test_partials_methods_and_callable_objects_are_tools(function, result)
     assert await output(made, {"a": 1}) == result
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (lambda: map(str, [1, 2]), '["1","2"]'),
+        (lambda: {"a": 1}.keys(), '["a"]'),
+        (lambda: {"a": 1}.values(), "[1]"),
+        (lambda: {"a": 1}.items(), '[["a",1]]'),
+        (lambda: {"rows": range(3)}, '{"rows":[0,1,2]}'),
+        (lambda: MappingProxyType({"a": 1}), '{"a":1}'),
+        (lambda: array("d", [1.5]), "[1.5]"),
+    ],
+)
+async def test_collections_of_all_kinds_are_lists_and_objects(value, expected) -> None:
+    def given() -> Any:
+        return value()
+
+    assert await output(given) == expected
+
+
+@pytest.mark.parametrize(("piece", "start"), [("ab", "abab"), (1, "[1,1"), ("", "")])
+async def test_of_a_generator_without_an_end_the_beginning_is_shown(piece, start) -> None:
+    @tool(auto_truncate=1000)
+    def forever() -> object:
+        while True:
+            yield piece
+
+    shown = await output(forever)
+    assert shown.startswith(start)
+    assert len(shown) <= 1000
+
+
 async def test_generators_are_collected_and_asynchronous_ones_refused() -> None:
     def words() -> Any:
         yield from ("one ", "two")
@@ -575,9 +624,11 @@ def test_what_follows_the_arguments_belongs_to_the_description() -> None:
     assert as_tool(f).spec.description == "Do it.\n\nIt never fails."
 
 
-def test_a_misspelled_approval_is_refused() -> None:
+def test_a_misspelled_approval_or_next_speaker_is_refused() -> None:
     with pytest.raises(ValueError, match="approval is 'ask'"):
         tool(approval="ask")(add)
+    with pytest.raises(ValueError, match="after is 'users'"):
+        tool(after="users")(add)
 
 
 @pytest.mark.parametrize("text", ["7", "Well:\n```json\n7\n```\nThere.", '{"value": "7"}'])

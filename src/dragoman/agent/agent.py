@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from dragoman.client.answer import Answer, AnswerError, Stream
-from dragoman.client.client import LOOP, Client, Input, build_request, engine_of
+from dragoman.client.client import LOOP, Input, build_request, engine_of
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, ItemDone
 from dragoman.core.interfaces import ANYONE, Caller, Engine
@@ -30,6 +30,7 @@ from dragoman.core.item import (
     Refusal,
 )
 from dragoman.core.request import Request
+from dragoman.engines.base import enforce_contract
 from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
@@ -126,7 +127,9 @@ class Agent:
         self.name, self.model, self.instructions = name, model, instructions
         self.engine = engine_of(target)
         self.tools = Runner(map(as_tool, tools))
-        self.pinned, self.history = tuple(pinned), tuple(history)
+        self.pinned, self.history = (
+            build_request(tuple(items), {}, stream=True).items for items in (pinned, history)
+        )
         self.meter = meter or Meter(budget, prices or {})
         self.output = None if output is str else OutputType(output)
         self.approve, self.state, self.settings = approve, state, dict(settings or {})
@@ -185,7 +188,7 @@ class Agent:
 
     def add(self, items: Sequence[Item]) -> None:
         """Append to the conversation."""
-        self.history += tuple(items)
+        self.history = (*self.history, *items)
 
     # ---- the conversation ----------------------------------------------------------------
 
@@ -354,14 +357,20 @@ class RunStream(Stream):
                 model=model,
                 items=(*agent.history, *input),
                 instructions=asked.instructions or agent.instructions,
-                # Some servers suppress calls where a schema is asked for.
-                format=asked.format if typed is None or agent.tools.offered() else typed.format,
+                # Some servers suppress calls where a schema is asked for: that is left to the
+                # correction, where there is one.
+                format=asked.format
+                if typed is None or (agent.tools.offered() and agent.corrections)
+                else typed.format,
             )
             context = known.context if agent.context is None else agent.context
             request = replace(request, items=agent.prompt(expanded(request), context))
             loop = _AgentLoop(agent, pending, self._allow)
             try:
-                async with aclosing(loop.stream(request, self._caller)) as events:
+                # Not by `stream`, which is ahead of its reader: a reader that leaves would never
+                # see calls that are being run.
+                made = enforce_contract(loop.events(request, self._caller), model)
+                async with aclosing(made) as events:
                     async for event in events:
                         if isinstance(event, ItemDone):
                             loop.done.append(event.item)
@@ -381,8 +390,6 @@ class RunStream(Stream):
 class _AgentLoop(Loop):
     """A loop with the hooks, the decisions and the type of an agent. `done` are the items that will
     be added to the conversation."""
-
-    always = True
 
     def __init__(
         self, agent: Agent, pending: set[str], allow: Decision | Mapping[str, Decision] | None
@@ -463,8 +470,9 @@ def _last_text(output: Sequence[Item]) -> str:
 
 
 async def _first_model(engine: Engine) -> str:
-    if isinstance(engine, Client):
-        return ""  # it has a model of its own
+    default: Any = getattr(engine, "default_model", None)  # a client's, also behind middleware
+    if callable(default):
+        return str(await default())
     models = await engine.models()
     if not models:
         problem = "No model was named, and the engine lists none."

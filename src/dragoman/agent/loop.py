@@ -142,10 +142,8 @@ class Loop(Wrapper):
     one that waits for consent is an approval request.
 
     Subclasses may override `call`, `decide` and `check` and the callbacks `insert`, `begin` and
-    `end`; with `always` no request is passed through. Raises ValueError for a negative limit.
+    `end`. Raises ValueError for a negative limit.
     """
-
-    always = False
 
     def __init__(
         self,
@@ -175,12 +173,13 @@ class Loop(Wrapper):
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Take over where there is something to do."""
-        at_work = self.tools.tools or self.opening or self.continuations or self.meter.limited
-        if not (at_work or self.always):
+        if not (self.tools.tools or self.opening or self.continuations or self.meter.limited):
             return None
-        if (request.sampling.n or 1) > 1:
-            raise FaultError(unsupported("an answer with tools is one choice", "n"))
-        return Prepared(request, start=partial(Driver, _Answer(self, request, caller).events()))
+        return Prepared(request, start=partial(Driver, self.events(request, caller)))
+
+    def events(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        """The answer, which goes on where its events are read."""
+        return _Answer(self, request, caller).events()
 
     async def call(self, call: Call, context: Context) -> Result:
         """Run one call."""
@@ -245,6 +244,8 @@ class _Answer:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """The events: of calls and of the model in turns."""
+        if (self.request.sampling.n or 1) > 1:
+            raise FaultError(unsupported("an answer with tools is one choice", "n"))
         if self.calls or self.loop.opening or self.meter.spent(self.began):
             yield self._begin()
         for item in self.loop.opening:

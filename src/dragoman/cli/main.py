@@ -322,7 +322,8 @@ def _add_upstream(add: Callable[..., object]) -> None:
     """Add the options for serving."""
     about = "serve the server at this URL; may be given several times"
     add("--upstream", action="append", default=[], metavar="URL", help=about)
-    add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
+    about = "the variable that holds our key to it, where it is the only one"
+    add("--upstream-key-env", metavar="NAME", help=about)
     add("--wire", metavar="NAME", help="the protocol to call it with; detected by default")
     add("--format", metavar="NAME", help="the token format of its model, or a folder with one")
     add("--date", metavar="DATE", help=_DATE)

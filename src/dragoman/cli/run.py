@@ -65,10 +65,10 @@ ONLY_POCKET = (
     "which holds 4,096. Serve another, or insist with --model pocket."
 )
 WANTS_KEY = (
-    "The Dragoman on port {port} asks for a key: name the variable that holds it with --key-env, "
+    "{who} asks for a key: name the variable that holds it with --key-env, "
     "or another server with --at, --upstream or a TARGET."
 )
-REFUSED = "The Dragoman on port {port} refused the key in {name}."
+REFUSED = "{who} refused the key in {name}."
 ENDED = "The server that was started for {title} exited before it did. Its log:\n{log}"
 KEY = "the key to the server"
 UNANSWERED = "The server at {place} lists no models: {problem}"
@@ -225,7 +225,8 @@ async def _found(options: Namespace, given: Sequence[str]) -> Server | None:
     if found is None or not found.ours:
         return None
     if found.access == "refused":
-        raise ConfigurationError((REFUSED if key else WANTS_KEY).format(port=port, name=name))
+        who = f"The Dragoman on port {port}"
+        raise ConfigurationError((REFUSED if key else WANTS_KEY).format(who=who, name=name))
     used = found.access == "granted"
     return Server(place, "which was running", name if used else None, key if used else None)
 
@@ -314,7 +315,10 @@ async def _model(server: Server, named: str | None, program: Program) -> Listed:
         for each in entries(answer.value)
         if isinstance(each.get("id"), str)
     ]
-    if named is not None:
+    wants_key = answer.status == 401
+    if wants_key and server.key is None:
+        raise ConfigurationError(WANTS_KEY.format(who=f"The server at {place}"))
+    if named is not None and not wants_key:
         return next((each for each in listed if each.name == named), Listed(named))
     if answer.status != 200:
         problem = _message(answer.value) or f"it answered {answer.status or 'nothing'}."

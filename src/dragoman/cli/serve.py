@@ -148,6 +148,10 @@ def table(rows: Sequence[Row], *, most: int = SHOWN) -> str:
 GENERATED = "DRAGOMAN_KEY"
 """The variable a generated key is shown to be put into."""
 NO_PUBSUB = "pubsub is not used: it is for servers that share a store in PostgreSQL."
+ONE_KEY = (
+    "--upstream-key-env needs a single --upstream: no server is sent another's key. With several, "
+    f"give each an entry in {FILE}, with its own key_env."
+)
 LISTING = 2.0
 """Seconds the model listing may take before the banner goes without it."""
 
@@ -315,6 +319,8 @@ def chosen(options: Namespace, configuration: Configuration) -> Sequence[Upstrea
     """The upstreams that the command line or the file names; None: discover some."""
     words = ("upstream_key_env", "profile", "wire", "format", "date", "retries")
     given = {word: value for word in words if (value := getattr(options, word)) is not None}
+    if len(options.upstream) > 1 and options.upstream_key_env:
+        raise ConfigurationError(ONE_KEY)
     if options.upstream:
         fields = {word.removeprefix("upstream_"): value for word, value in given.items()}
         return [Upstream(name=place_of(url), url=url, **fields) for url in options.upstream]

@@ -292,7 +292,9 @@ class Client(Wrapper):
 
     async def _answer(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         try:
-            request = request if request.model else replace(request, model=await self._default())
+            request = (
+                request if request.model else replace(request, model=await self.default_model())
+            )
         except FaultError as error:
             yield Failed(error.fault)
             return
@@ -300,8 +302,9 @@ class Client(Wrapper):
             async for event in events:
                 yield event
 
-    async def _default(self) -> str:
-        """The default model."""
+    async def default_model(self) -> str:
+        """The model that is asked where a request names none; it is looked up at first. Raises
+        FaultError where none is listed."""
         if self._model is None:
             models = await self.engine.models()
             if not models:
@@ -384,6 +387,7 @@ class SyncClient:
         """Ask, and read the answer as it comes. Nothing is sent before the first read."""
         return SyncStream(self.behind.stream(request, caller, **settings))
 
+    default_model = _driven(Client.default_model)
     respond = _driven(Client.respond)
     models = _driven(Client.models)
     capabilities = _driven(Client.capabilities)

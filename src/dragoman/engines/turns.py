@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -39,16 +40,23 @@ class Turns:
 
     def __init__(self, threads: int = THREADS) -> None:
         self._most = threads
+        self._closed = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Begin with no work and no threads: a fork has none."""
+        self._owner = os.getpid()
         self._change = threading.Condition()
         self._waiting: dict[str, deque[Turn]] = {}  # by tenant, the next one first
         self._running: Counter[str] = Counter()
         self._threads = self._idle = 0
-        self._closed = False
 
     async def run(self, tenant: str, work: Callable[[], Done]) -> Done:
         """The result of the work. Cancelling this ends the work, if it waits or has a process.
         Raises FaultError where no thread can be had."""
         turn = Turn(tenant, work)
+        if self._owner != os.getpid():
+            self._begin_anew()
         with self._change:
             self._waiting.setdefault(tenant, deque()).append(turn)
             if self._idle:

@@ -44,7 +44,7 @@ from dragoman.wire import json
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
 
-from .profiles import ALONE, BY_NAME, GENERIC, Profile, by_answers, by_url
+from .profiles import ALONE, AUTO, BY_NAME, GENERIC, Profile, by_answers, by_url, unknown_kind
 
 _log = logging.getLogger("dragoman")
 _T = TypeVar("_T")
@@ -98,7 +98,10 @@ def unreachable(what: str) -> Fault:
     )
 
 
-_KEY_AT = "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env"
+_KEY_AT = (
+    "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env; key= in "
+    "Python"
+)
 
 
 def key_refused(name: str, status: int, key: Secret | None, where: str = _KEY_AT) -> Fault:
@@ -337,6 +340,8 @@ class Upstream:
         name: str | None = None,
     ) -> None:
         url = parse_url(base_url)  # raises at once for an invalid address
+        if unknown := unknown_kind(wire, profile):
+            raise ValueError(" ".join(unknown))
         self.url, self.query = split_base(base_url)
         for wire_path in (known.path for known in WIRES.values()):
             if self.url.endswith(wire_path):
@@ -353,12 +358,12 @@ class Upstream:
             limits=Limits(body_bytes=answer_limit),
             name=self.name,
         )
-        known = BY_NAME[profile] if profile else by_url(self.url)
+        known = BY_NAME[profile] if profile is not None else by_url(self.url)
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
         self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self.server_header = b""  # the last `Server` header
-        self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
+        self.wires: tuple[str, ...] = (wire,) if wire != AUTO else self.profile.wires
         self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
         self._redirect = ""  # its last redirect
@@ -440,7 +445,7 @@ class Upstream:
         if not answer.status:
             raise FaultError(unreachable(f"{self.name} did not answer"))
         if answer.status in (401, 403):
-            raise FaultError(key_refused(self.name, answer.status, self.key_for(caller)))
+            raise FaultError(self._unauthorised(answer.status, caller))
         if answer.status in REDIRECTS:
             raise FaultError(self._redirected(answer.status, answer.location))
         if answer.status != 200:
@@ -543,12 +548,20 @@ class Upstream:
                         break
         retry_after = bounded(response.header("retry-after"))
         fault = wire_error.decode(response.status, body, retry_after)
-        if response.status in (401, 403) and not self._passes(caller):
-            return key_refused(self.name, response.status, self._key)
-        if response.status in (401, 403):
-            code: Code = "authentication" if response.status == 401 else "permission"
-            return replace(fault, code=code, blame="client")
-        return fault
+        if response.status not in (401, 403):
+            return fault
+        refused = self._unauthorised(response.status, caller)
+        passed = self._passes(caller)
+        return replace(fault, code=refused.code, blame="client") if passed else refused
+
+    def _unauthorised(self, status: int, caller: Caller) -> Fault:
+        """The fault for a key that is refused, or not there: ours, or the caller's own."""
+        if not (passed := self._passes(caller)) and (self._key or not self.passes_client_key):
+            return key_refused(self.name, status, self._key)
+        code: Code = "authentication" if status == 401 else "permission"
+        who = self.name[0].upper() + self.name[1:]
+        problem = "refused the key of" if passed else "asks for its clients' keys, and none is in"
+        return Fault(code, f"{who} {problem} this request ({status}).", "client", status=status)
 
     def take_turns(self, work: Callable[[], None]) -> None:
         """Schedule work on a large answer: a little in each turn of
@@ -649,8 +662,7 @@ class UpstreamRequest(Struct):
                 guarantee=end.guarantee if self.guarantee is None else self.guarantee,
             )
             limit, usage = self.upstream.profile.silent_context, end.usage
-            used = usage and (usage.input_tokens or 0) + (usage.output_tokens or 0)
-            if limit is not None and used == limit:
+            if limit and usage and (usage.input_tokens or 0) + (usage.output_tokens or 0) == limit:
                 why = (
                     f"prompt and answer together are exactly {limit} tokens: this server cuts "
                     "longer prompts without saying so; raise its context size"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
@@ -157,13 +157,21 @@ def _alternatives(marks: Sequence[str], at: int = 0, depth: int = 0) -> str:
     return "|".join(branches)
 
 
+def shown_controls(tokenizer: Tokenizer, known: Container[str] = ()) -> frozenset[str]:
+    """The control tokens that are text in an answer, unless its format knows them."""
+    shown: frozenset[str] = getattr(tokenizer, "shown", frozenset())
+    return frozenset(text for text in shown if text not in known)
+
+
 class TokenTable(dict[int, str | bytes | Control]):
     """The meaning of each id: text, bytes of an incomplete character, or a control token. Filled in
-    as the ids occur."""
+    as the ids occur. Control tokens that a vocabulary has as `shown` are text, unless `known`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__((id, Control(text)) for text, id in tokenizer.controls.items())
+    def __init__(self, tokenizer: Tokenizer, known: Container[str] = ()) -> None:
         self.controls = tokenizer.controls
+        shown = shown_controls(tokenizer, known)
+        controls = self.controls.items()
+        super().__init__((id, Control(text)) for text, id in controls if text not in shown)
         self._piece = tokenizer.piece
 
     def __missing__(self, id: int) -> str | bytes:

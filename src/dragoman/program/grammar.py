@@ -124,7 +124,7 @@ def _followed(lark: str, text: str) -> GrammarState | None:
     while True:
         state = byte_compiler().constrain(Grammar(lark))
         try:
-            state.accept(text.encode())
+            state.accept(text.encode(errors="surrogatepass"))  # half a pair matches nothing
             return state
         except FaultError as error:
             if error.fault.code == "internal":  # it does not match

@@ -19,7 +19,7 @@ from msgspec import Struct
 from dragoman.core.error import FaultError, bad_request, hint
 from dragoman.core.interfaces import Secret
 from dragoman.engines.find_format import NAMES, is_format
-from dragoman.engines.profiles import BY_NAME
+from dragoman.engines.profiles import AUTO, unknown_kind
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.wire.completions import COMPLETIONS
@@ -31,8 +31,6 @@ from .settings import Settings, about
 FILE = "dragoman.toml"
 LONGEST = 1_000_000
 """Characters of a configuration."""
-AUTO = "auto"
-"""The value of `wire` for detection."""
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 _CREDENTIALS = re.compile(r"(?<=://)\S*@")
@@ -333,13 +331,8 @@ def place_of(url: str) -> str:
 
 def problem_of(upstream: Upstream) -> tuple[str, str] | None:
     """The invalid field of an upstream, and the reason."""
-    for field, value, known in (
-        ("wire", upstream.wire, (AUTO, *WIRES)),
-        ("profile", upstream.profile, BY_NAME),
-    ):
-        if value is not None and value not in known:
-            kinds = ", ".join(sorted(known))
-            return field, f"is {value!r}, and must be one of {kinds}{hint(value, known)}"
+    if unknown := unknown_kind(upstream.wire, upstream.profile):
+        return unknown
     format, formats = upstream.format, ", ".join(sorted(NAMES))
     if upstream.wire != COMPLETIONS.name:
         problem = f'is for an upstream with the wire "{COMPLETIONS.name}"'

@@ -153,7 +153,12 @@ class Settings(Limits, frozen=True, kw_only=True):
         float, about("Seconds that a request may wait for a free slot.", ge=0.1)
     ] = 30.0
     deadline: Annotated[
-        float | None, about("Seconds that an answer may take in total; none is no limit.", ge=0.1)
+        float | None,
+        about(
+            "Seconds that an answer may take in total, unless it is in the background; none is no "
+            "limit.",
+            ge=0.1,
+        ),
     ] = None
 
     header_hold: Annotated[

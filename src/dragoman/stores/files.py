@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
+from dragoman.net.threads import TenantLock
 
-from .base import Chunk, Page, Paging, Piece, Room, reading
+from .base import APART, Chunk, Page, Paging, Piece, Room, reading
 from .retention import SWEPT, delete_quickly
 from .serialize import pack, unpack
 from .statements import LISTED, Insert, Row, Steps, Values, chunks, direction, places
@@ -48,6 +49,9 @@ class Files(ABC):
 
     now: Callable[[], float] = staticmethod(time.time)
     """The time by which leases end and messages are due: the same for all servers of a store."""
+
+    _large: TenantLock
+    """For what is large: the next is written after the one before, and others between them."""
 
     @abstractmethod
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
@@ -95,7 +99,11 @@ class Files(ABC):
             row = (file.id, file.tenant, file.name, file.purpose, file.size, file.created_at)
             yield statement, (*row, file.expires_at, data)
 
-        await self._transact((), steps)
+        if file.size <= APART:
+            await self._transact((), steps)
+            return
+        async with self._large.turn(file.tenant):
+            await self._transact((), steps)
 
     async def get_file(self, tenant: str, id: str) -> StoredFile | None:
         """A file, without its bytes."""
@@ -227,6 +235,8 @@ class Files(ABC):
             if not found:
                 return None
             ((store,),) = found
+            # A deletion that began before ends first, and a later one finds this index.
+            yield "SELECT 1 FROM files WHERE id = $1 FOR UPDATE", (file.file,)
             yield from _unindex("store = $1 AND file = $2", (store, file.file))
             statement = """INSERT INTO indexed_files (store, file, batch, status, begun, about)
                 VALUES ($1, $2, $3, $4, $5, $6) RETURNING seq"""
@@ -472,7 +482,9 @@ class Files(ABC):
             yield f"DELETE FROM chunks WHERE seq IN ({places(len(some))})", some
         if len(found) == PURGED:
             return True
-        yield "DELETE FROM indexed_files WHERE status = 'deleted'", ()
+        # Another server may have marked some since: those still have chunks.
+        left = "EXISTS (SELECT 1 FROM chunks c WHERE c.file = indexed_files.seq)"
+        yield f"DELETE FROM indexed_files WHERE status = 'deleted' AND NOT {left}", ()
         return False
 
     async def _forget_files(self, now: float) -> None:

@@ -138,7 +138,7 @@ class Store(Files):
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
         self.turns = Turns()
-        self._packing = TenantLock()
+        self._large = TenantLock()
         self._asked = Together()
 
     @property
@@ -173,7 +173,7 @@ class Store(Files):
     ) -> None:
         """Insert a record that is packed in a thread, and written before the next one is."""
         reading.set(tenant)
-        async with self._packing.turn(tenant):
+        async with self._large.turn(tenant):
             await self._transact(await self.turns.take(make), steps)
 
     def put(
@@ -256,7 +256,7 @@ class Store(Files):
 
         async def apart() -> bool:
             reading.set(tenant)
-            async with self._packing.turn(tenant):
+            async with self._large.turn(tenant):
                 return await self._transact((), await self.turns.take(made))
 
         ending = asyncio.ensure_future(apart() if size > APART else self._transact((), made()))

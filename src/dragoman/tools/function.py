@@ -7,7 +7,16 @@ import json
 import re
 import typing
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from contextlib import suppress
 from functools import partial, update_wrapper
 from typing import (
@@ -29,7 +38,7 @@ from dragoman.core.item import JSON, Message, Part, Text
 from dragoman.core.request import CustomTool, FunctionTool, JSONSchema
 from dragoman.net.threads import BusyError, Threads
 
-from .run import Approval, Context, Display, Next, Output, Tool, ToolError
+from .run import LONGEST, Approval, Context, Display, Next, Output, Tool, ToolError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PARTS = tuple(get_args(Part))
@@ -67,6 +76,8 @@ class PythonTool:
             raise ValueError(
                 f"{name}: approval is {approval!r}, and must be always, never, or a rule"
             )
+        if after not in get_args(Next):
+            raise ValueError(f"{name}: after is {after!r}, and must be model or user")
         if inspect.isasyncgenfunction(function):
             raise TypeError(f"{name}: an asynchronous generator is no tool; return a list")
         if not _NAME.fullmatch(name):
@@ -103,7 +114,8 @@ class PythonTool:
         if inspect.iscoroutinefunction(self._function):
             result = await self._function(**values)
         else:
-            result = await in_thread(partial(_called, self._function, values))
+            most = self.auto_truncate or LONGEST
+            result = await in_thread(partial(_called, self._function, values, most))
             if not isinstance(result, Awaitable):
                 return cast("Output", result)
             result = await result
@@ -448,7 +460,8 @@ class OutputType:
         inner = schema["properties"]["value"]
         if "$ref" in inner:
             inner = schema["$defs"][inner["$ref"].rpartition("/")[2]]
-        if "properties" in inner:  # an object needs none around it
+        self._bare = "properties" in inner  # an object needs none around it
+        if self._bare:
             schema = {**inner, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}
         name = re.sub(r"[^A-Za-z0-9_-]", "_", getattr(kind, "__name__", "answer"))[:64]
         self.format = JSONSchema(name, schema)
@@ -462,12 +475,16 @@ class OutputType:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ToolError(f"The answer is no JSON: {error}.") from None
+        # As it was asked for, or else with the object that we put around it, or without.
+        asked, other = value, {"value": value}
+        if self._bare or not isinstance(value, dict) or "value" not in value:
+            asked, other = other, asked
         problem: Exception = ValueError()
-        for given in ({"value": value}, value):  # with the object that we put around it, or without
+        for given in (asked, other):
             try:
                 made: Any = msgspec.convert(given, self._wrapped, strict=False, dec_hook=_adapted)
             except (ValueError, RecursionError) as error:
-                problem = error if given is not value else problem
+                problem = error if given is asked else problem
             else:
                 return made.value.value if isinstance(made.value, _Adapted) else made.value
         raise ToolError(f"The answer does not fit its schema: {problem}.")
@@ -479,11 +496,11 @@ _OPENED, _CLOSED = re.compile(r"```(?:json)?[ \t\r]*+\n"), re.compile(r"\n[ \t]*
 # ---- what a function gives -------------------------------------------------------------------
 
 
-def _called(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+def _called(function: Callable[..., Any], values: dict[str, Any], most: int) -> Any:
     """A function's result for the model, or what must be awaited for it."""
     result = function(**values)
     if inspect.isgenerator(result):
-        result = list(result)
+        result = _listed(result, most)
         if all(isinstance(each, str) for each in result):
             return "".join(result)
     return result if isinstance(result, Awaitable) else _output(result)
@@ -511,8 +528,26 @@ def _output(value: Any) -> Output:
 
 
 def _encode(value: Any) -> Any:
-    """JSON for what msgspec cannot encode: a pydantic model, or its text."""
+    """JSON for what msgspec cannot encode: a pydantic model, a collection, or its text."""
+    match value:
+        case Mapping():
+            return dict(value)
+        case Iterator() | Sequence() | Set() | ValuesView():
+            return _listed(value, LONGEST)
+    if hasattr(value, "tolist"):  # of numpy
+        return value.tolist()
     return _dumped(value) if hasattr(value, "model_dump") else str(value)
+
+
+def _listed(values: Iterable[Any], most: int) -> list[Any]:
+    """So many of these values as `most` characters may show: they may be without an end."""
+    found: list[Any] = []
+    for each in values:
+        found.append(each)
+        most -= max(len(each), 1) if isinstance(each, str) else 1
+        if most < 0:
+            break
+    return found
 
 
 def _dumped(value: Any) -> Any:

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
 from dragoman.core.error import FaultError
+from dragoman.core.event import Delta
+from dragoman.core.item import Message
+from dragoman.core.request import Request
 from dragoman.engines.pocket import FOLDER
+from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.engines.token import vocabulary as module
 from dragoman.engines.token.vocabulary import O200K, Vocabulary, from_folder, from_ranks
+from dragoman.formats.markup.format import Markup
 from dragoman.formats.prompt import Control, Prompt
 from tests.samples import samples
 
@@ -143,6 +148,48 @@ def test_added_white_space_is_ordinary_text(tmp_path) -> None:
     assert set(vocabulary.controls) == {"<|end|>", "<tool>"}
     assert vocabulary.encode("hello  he") == [259, 262, 256]
     assert vocabulary.piece(262) == b"  "
+
+
+def changed(folder: Path, **changes: Any) -> Vocabulary:
+    described = json.loads((folder_of(folder) / "tokenizer.json").read_text())
+    added = described["added_tokens"]
+    first = {**added[0], "special": False}
+    extra = changes.pop("added", ())
+    added += [{**first, "id": 263 + place, "content": text} for place, text in enumerate(extra)]
+    (folder / "tokenizer.json").write_text(json.dumps({**described, **changes}))
+    return from_folder(folder)
+
+
+def test_truncation_and_padding_of_a_training_run_are_not_applied(tmp_path) -> None:
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    pad = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    pad |= {"pad_id": 260, "pad_type_id": 0, "pad_token": "<|end|>"}
+    assert changed(tmp_path, truncation=cut, padding=pad).encode("hello") == [259]
+    assert changed(tmp_path, truncation=cut, padding=pad).encode("hehehe") == [256] * 3
+
+
+def test_added_words_are_ordinary_text(tmp_path) -> None:
+    vocabulary = changed(tmp_path, added=["\u00c5ngstr\u00f6m", "<answer>"])
+    assert set(vocabulary.controls) == {"<|end|>", "<tool>", "<answer>"}
+    assert vocabulary.encode("he\u00c5ngstr\u00f6m") == [256, 263]
+    assert vocabulary.encode("<answer>") != [264]
+    assert vocabulary.piece(263).decode() == "\u00c5ngstr\u00f6m"
+
+
+@pytest.mark.parametrize("raw", [True, False])
+async def test_added_tokens_that_are_not_special_are_text_in_an_answer(tmp_path, raw) -> None:
+    vocabulary = changed(tmp_path, added=["\u00c5ngstr\u00f6m", "<answer>", "<tool_call>"])
+    given = [256, 263, 264, 257, 260]
+
+    def choose(ids: list[int], sampling: object) -> int:
+        return given[sum(id in given[:4] for id in ids)]
+
+    engine = TokenEngine(Markup("hermes"), from_next_token(choose), vocabulary, ends=[260])
+    request = Request(model="m", items=(Message("user", "x"),))
+    events = engine.complete("x", request) if raw else engine.stream(request)
+    text = "".join([event.data async for event in events if isinstance(event, Delta)])
+    await engine.close()
+    assert text == "he\u00c5ngstr\u00f6m<answer>ll"
 
 
 def test_missing_llguidance_is_reported_with_its_install_command(monkeypatch) -> None:

@@ -30,7 +30,7 @@ from dragoman.engines.find_format import dated
 from dragoman.engines.turns import Turns
 from dragoman.formats.format import Format, Parser, Setting
 from dragoman.formats.grammar.demand import check_tools, unenforced
-from dragoman.formats.prompt import Marks, Prompt, Tokenizer
+from dragoman.formats.prompt import Marks, Prompt, Tokenizer, shown_controls
 from dragoman.wire.registry import spell_fault, spell_losses
 
 from .constraints import Batches, Enforcer, Requirement, with_guarantee
@@ -65,7 +65,9 @@ class RawParser:
     def __init__(self, turn: Turn, tokenizer: Tokenizer) -> None:
         self._turn = turn
         self._piece = tokenizer.piece
-        self._controls = frozenset(tokenizer.controls.values())
+        shown = shown_controls(tokenizer)
+        controls = tokenizer.controls.items()
+        self._controls = frozenset(id for text, id in controls if text not in shown)
         self._decoder = _utf8("replace")
         self.reasoning_tokens = 0
         self.warnings: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -272,15 +273,21 @@ class Scheduler:
         self._describe = describe
         self._concurrency = concurrency
         self._queue = queue
+        self._closing = False
+        self._turns: dict[str | int, int] = {}  # when a tenant or request last got a place
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Begin with nothing to run, and no thread: a fork has none, and its parent's answers are
+        not its own."""
+        self._owner = os.getpid()
         self._change = threading.Condition()
         self._arrivals: deque[RunningSequence] = deque()
         self._woken = False
-        self._closing = False
         self._thread: threading.Thread | None = None
         self._queues: dict[asyncio.AbstractEventLoop, ThreadQueue] = {}
         self._waiting: deque[RunningSequence] = deque()
         self._active: list[RunningSequence] = []
-        self._turns: dict[str | int, int] = {}  # when a tenant or request last got a place
 
     # ---- on the event loop ---------------------------------------------------------------
 
@@ -340,6 +347,8 @@ class Scheduler:
             self._change.notify()
 
     def _submit(self, sequences: list[RunningSequence]) -> None:
+        if self._owner != os.getpid():
+            self._begin_anew()
         with self._change:
             if self._closing:
                 raise FaultError(CLOSED)

@@ -44,6 +44,7 @@ _BOUNDARIES = (
     (r"(?<=[A-Za-z])(?=[0-9])", rb"[A-Za-z][0-9]"),
 )
 """Where a text may be divided, and what no token may then have in it."""
+_SIGN = re.compile(r"[^\w\s]")
 _PROBE = "One two\nthree 4 five6\n\nSeven"
 
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -74,7 +75,8 @@ class Vocabulary:
     """A `Tokenizer` over llguidance's.
 
     `ends` are the ids that end an answer according to the files, `added` the tokens of ordinary
-    text beside the vocabulary.
+    text beside the vocabulary. `shown` are control tokens that are text in an answer, unless its
+    format knows them: those that the files do not call special.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class Vocabulary:
         controls: Mapping[str, int],
         ends: frozenset[int] = frozenset(),
         added: Mapping[str, int] | None = None,
+        shown: frozenset[str] = frozenset(),
     ) -> None:
         added = added or {}
+        self.shown = shown
         self._plain = plain
         self.controls = dict(controls)
         named = {**self.controls, **added}
@@ -158,6 +162,13 @@ class _Added(Struct):
 
     content: Annotated[str, Meta(min_length=1)]
     id: Annotated[int, Meta(ge=0, lt=MAX_SIZE)]
+    special: bool = False
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether it is part of ordinary text: white space, or a word without any sign in it, which
+        no format takes for markup."""
+        return not self.content.strip() or not (self.special or _SIGN.search(self.content))
 
 
 class _Described(Struct):
@@ -191,17 +202,20 @@ def from_folder(folder: str | Path) -> Vocabulary:
     if _growth(described.get("normalizer")) > MAX_GROWTH:
         problem = f"its normalizer may make a text more than {MAX_GROWTH} times as long"
         raise ValueError(f"{folder / 'tokenizer.json'} cannot be used: {problem}")
-    controls = {token.content: token.id for token in added if token.content.strip()}
-    white = {token.content: token.id for token in added if not token.content.strip()}
+    words = {token.content: token.id for token in added if token.ordinary}
+    controls = {token.content: token.id for token in added if not token.ordinary}
     every = described.get("added_tokens") or []
-    spaces = [token for token in every if token["content"] in white]  # runs of white space
-    plain = {**described, "added_tokens": spaces, "post_processor": None}
+    kept = [token for token in every if token["content"] in words]
+    # What a training run has set there would cut a prompt, or fill it up.
+    unset = dict.fromkeys(("post_processor", "truncation", "padding"))
+    plain = {**described, "added_tokens": kept, **unset}
     try:
         tokenizer = LLTokenizer(msgspec.json.encode(plain).decode())
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
-    size = tokenizer.vocab_size
-    return Vocabulary(tokenizer, size, controls, _ends(folder, controls), white)
+    ends, size = _ends(folder, controls), tokenizer.vocab_size
+    shown = frozenset(token.content for token in added if not token.special)
+    return Vocabulary(tokenizer, size, controls, ends, words, shown.intersection(controls))
 
 
 def from_ranks(

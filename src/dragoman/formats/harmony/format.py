@@ -107,9 +107,10 @@ class Harmony:
         self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
     ) -> HarmonyParser:
         if tokenizer is not None and (self._table is None or self._table[0] is not tokenizer):
-            self._table = tokenizer, TokenTable(tokenizer)  # cached: a model has one vocabulary
-        table = self._table[1] if tokenizer is not None and self._table is not None else None
-        return HarmonyParser(turn, Toolkit(request, LossList()), _prefill(request), table)
+            table = TokenTable(tokenizer, self.controls)
+            self._table = tokenizer, table  # cached: a model has one vocabulary
+        known = self._table[1] if tokenizer is not None and self._table is not None else None
+        return HarmonyParser(turn, Toolkit(request, LossList()), _prefill(request), known)
 
     def grammar(self, request: Request) -> Grammar | None:
         """Raises FaultError also for a constraint on an answer that has already begun."""

@@ -86,7 +86,8 @@ class Markup:
         if self._prepared is None or self._prepared[0] is not tokenizer:
             controls = () if tokenizer is None else tokenizer.controls
             tables = {calls: mark_tables(self.profile, calls, controls) for calls in (False, True)}
-            token_table = None if tokenizer is None else TokenTable(tokenizer)
+            known = all_marks(self.profile).union(self.profile.controls, self.profile.fragments)
+            token_table = None if tokenizer is None else TokenTable(tokenizer, known)
             self._prepared = (tokenizer, token_table, tables)
         _, token_table, tables = self._prepared  # kept, since a model has but one vocabulary
         tools = schemas(request)
