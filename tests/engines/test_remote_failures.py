@@ -7,6 +7,7 @@ table cannot say: time-outs, retries, keys, and what is never raised.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 import traceback
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.error import FaultError
+from dragoman.core import turn
+from dragoman.core.error import TOO_MANY, FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
@@ -289,14 +291,17 @@ async def test_missing_key_is_reported_with_its_option(status) -> None:
 @pytest.mark.parametrize("status", [401, 403])
 async def test_refused_client_key_is_a_client_fault(status) -> None:
     caller = Caller(key=Secret("sk-client"))
-    async with remote(plain(status, {"error": {"message": "no"}}), pass_client_key=True) as (
-        engine,
-        up,
-    ):
-        found = await fault(engine, caller=caller)
+    refusal = plain(status, {"error": {"message": "no"}})
+    async with remote(refusal, probed=refusal, pass_client_key=True) as (engine, up):
+        found = [await fault(engine, caller=caller), await fault(engine)]
         assert up.asked[0].headers["authorization"] == "Bearer sk-client"
-    assert found.blame == "client"
-    assert wire_error.status(found) == status
+        for asks in (caller, Caller()):
+            with pytest.raises(FaultError) as listed:
+                await engine.models(asks)
+            found.append(listed.value.fault)
+    assert {each.blame for each in found} == {"client"}
+    assert {wire_error.status(each) for each in found} == {status}
+    assert "none is in this request" in found[1].message
 
 
 async def test_client_key_is_sent_only_where_configured() -> None:
@@ -307,6 +312,12 @@ async def test_client_key_is_sent_only_where_configured() -> None:
             headers = up.asked[0].headers
         assert CANARY not in repr(headers)
         assert headers.get("authorization") == ("Bearer ours" if options else None)
+
+
+@pytest.mark.parametrize("passes", [False, True])
+async def test_our_key_that_is_refused_is_our_fault(passes) -> None:
+    async with remote(plain(401, REFUSED), key="ours", pass_client_key=passes) as (engine, _):
+        assert (await fault(engine)).code == "upstream_authentication"
 
 
 async def test_configured_key_is_the_default_for_clients_without_one() -> None:
@@ -383,3 +394,18 @@ async def test_event_over_the_limit_is_a_fault(monkeypatch) -> None:
     async with remote(long) as (engine, _):
         found = await fault(engine, asking(stream=True))
     assert found.code == "upstream_error"
+
+
+@pytest.mark.parametrize("tail", ["\n\n", ""])
+async def test_an_item_too_many_leaves_those_before_it_in_one_read(monkeypatch, tail) -> None:
+    monkeypatch.setattr(turn, "MAX_ITEMS", 3)
+    item = {"type": "message", "role": "assistant", "content": []}
+    added = json.dumps({"type": "response.output_item.added", "output_index": 0, "item": item})
+    body = "\n\n".join([f"data: {added}"] * 4) + tail
+    async with remote(plain(200, body.encode(), type="text/event-stream"), wire="responses") as (
+        engine,
+        _,
+    ):
+        found = await events(engine, asking(stream=True))
+    assert [type(event).__name__ for event in found] == ["Started", *["ItemAdded"] * 3, "Failed"]
+    assert found[-1].fault == TOO_MANY

@@ -262,18 +262,19 @@ async def test_many_items_are_counted_in_a_thread(monkeypatch: pytest.MonkeyPatc
 async def test_a_reader_of_a_deleted_response_gets_an_error(begun: bool) -> None:
     store = MemoryStore()
     cues = (*OPENING, word("Hi"), asyncio.Event(), *closing("Hi")) if begun else (asyncio.Event(),)
-    async with storing(Stub(*cues), store, header_hold=20) as server:
+    engine = Stub(*cues)
+    async with storing(engine, store, header_hold=20) as server:
         id = (await server.ask(background=True)).json["id"]
-        if begun:
-            while not await store.log(id[5:]):
-                await asyncio.sleep(0)
+        while not (await store.log(id[5:]) if begun else engine.asked):
+            await asyncio.sleep(0)
         server.memory.runs.live.clear()  # it runs elsewhere
         reader = server.reading(f"/{id}?stream=true")
         reading = asyncio.create_task(reader())
         if begun:
             await reader.until(lambda: b"output_text.delta" in reader.body)
         else:
-            await asyncio.sleep(0.01)
+            while not store._pubsub._subscribers:
+                await asyncio.sleep(0)
         await store.delete("", id[5:])
         await asyncio.wait_for(reading, 5)
         assert reader.status == (200 if begun else 404)

@@ -53,7 +53,10 @@ class Server:
         headers = {"authorization": f"Bearer {key}"} if key else None
         calls = [Call(self.app, path, body, headers=headers) for _ in range(number)]
         self.calls.setdefault(key, []).extend(calls)
-        self.tasks += [asyncio.create_task(call()) for call in calls]
+        tasks = [asyncio.create_task(call()) for call in calls]
+        self.tasks += tasks
+        if path == RESPONSES:
+            await asyncio.gather(*tasks)
         for _ in range(20):
             await asyncio.sleep(0)
         return calls

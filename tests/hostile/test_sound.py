@@ -256,6 +256,13 @@ async def test_a_session_has_one_turn_recognised_at_a_time_and_a_bounded_number_
     free.set()
     assert await asyncio.gather(*turns) == ["Hi", "Hi", "Hi"]
     assert await turn(11) == "Hi"  # alone, a turn may be of any length
+    free.clear()
+    short = [asyncio.ensure_future(turn(0)) for _ in range(600)]
+    await asyncio.sleep(0)
+    with pytest.raises(FaultError, match="10 minutes of sound wait"):
+        await turn(0)  # each is a task, however short
+    free.set()
+    assert len(await asyncio.gather(*short)) == 600
 
 
 @pytest.mark.parametrize("size", [331, 961, 100_003])

@@ -2,14 +2,19 @@
 go on meanwhile."""
 
 import asyncio
+import gc
 import json
 import socket
 import struct
 import threading
 import time
+from collections import Counter
 
 import pytest
 from aioice.stun import Class, Message, Method
+from aiortc import rtcrtpreceiver
+from aiortc.jitterbuffer import JitterFrame
+from aiortc.rtcrtpparameters import RTCRtpCodecParameters as Codec
 from aiortc.rtp import RtcpRtpfbPacket, RtpPacket
 
 from dragoman.core.error import FaultError
@@ -23,6 +28,7 @@ from dragoman.net.threads import BusyError, Threads
 from dragoman.net.url import parse_url
 from dragoman.net.webrtc import Peer
 from dragoman.net.websocket import RefusedError, open_websocket
+from dragoman.server import calls
 from dragoman.tools import page, search
 from dragoman.tools.function import OutputType
 from dragoman.tools.page import read
@@ -376,6 +382,23 @@ async def test_a_message_without_end_ends_a_call(monkeypatch) -> None:
                 await asyncio.sleep(0.005)
 
 
+async def test_channels_that_are_opened_and_reset_are_bounded(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        association = call.line.peer._connection.sctp
+        assert len(association._data_channels) == 1
+        association._data_channels |= dict.fromkeys(range(100, 1_200))
+        with monkeypatch.context() as patch:
+            patch.setattr(association, "_data_channel_closed", association._data_channels.pop)
+            await phone.say({"type": "x"})
+            async with asyncio.timeout(5):
+                while app._realtime.calls:
+                    await asyncio.sleep(0.005)
+
+
 async def test_sound_is_not_sent_again_and_a_client_is_at_few_addresses(monkeypatch) -> None:
     on_loopback(monkeypatch)
     async with calling() as (app, phone):
@@ -403,6 +426,139 @@ async def test_sound_is_not_sent_again_and_a_client_is_at_few_addresses(monkeypa
         for _ in range(1_000):
             ice.data_received(b"\0", 1)
         assert ice._queue.qsize() <= webrtc.MAX_UNHANDLED
+
+
+async def test_sound_that_comes_faster_than_it_is_decoded_is_dropped(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    decoded: list[object] = []
+
+    class Slow:
+        def decode(self, frame: object) -> list[object]:
+            decoded.append(frame)
+            time.sleep(0.001)
+            return []
+
+    monkeypatch.setattr(rtcrtpreceiver, "get_decoder", lambda codec: Slow())
+    async with calling() as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        (receiver,) = call.line.peer._connection.getReceivers()
+        route, packet = receiver.transport._rtp_router.route_rtp, RtpPacket(96, ssrc=7)
+        assert route(packet) is receiver
+        for _ in range(2_000):
+            receiver._RTCRtpReceiver__decoder_queue.put((Codec("audio/opus", 48_000), b""))
+        assert route(packet) is None
+        # The end of a call does not wait for what is left.
+        receiver._handle_disconnect()
+        assert len(decoded) < 1_000
+
+
+async def test_commands_that_wait_are_bounded_though_they_are_empty(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        monkeypatch.setattr(calls, "MAX_UNREAD", 1_000)
+        for _ in range(20):
+            call.line.received("")
+        assert (await phone.until("error"))["error"]["code"] == "request_too_large"
+
+
+async def test_all_records_of_a_datagram_are_read(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        server, datagrams = call.line.peer._connection.sctp, list[int]()
+        handle = server._handle_data
+
+        async def counted(data: bytes) -> None:
+            datagrams.append(server.transport._RTCDtlsTransport__rx_packets)
+            await handle(data)
+
+        monkeypatch.setattr(server, "_handle_data", counted)
+        association, dtls, records = phone.peer.sctp, phone.peer.sctp.transport, b""
+
+        async def gather(data: bytes) -> None:
+            nonlocal records
+            dtls._ssl.send(data)
+            records += dtls._ssl.bio_read(1_500)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dtls, "_send_data", gather)
+            for number in range(5):
+                tsn = (association._local_tsn + number) % 2**32
+                body = tsn.to_bytes(4, "big") + b"\0\1\0\0\0\0\0\x33" + b"{}"
+                await association._send_chunk(chunk(0, body, 7) + b"\0\0")
+        await dtls.transport._send(records)
+        for _ in range(5):
+            await phone.until("error")
+        assert Counter(datagrams).most_common(1)[0][1] == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("a=fingerprint:", "a=x:"), ("a=sctp-port:5000", "a=sctp-port:99999")]
+)
+async def test_an_offer_that_cannot_be_connected_ends_its_call(
+    old, new, monkeypatch, caplog
+) -> None:
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        offer = (await phone.offer()).replace(old, new)
+        headers = {"content-type": "application/sdp"}
+        answer = await phone.post(f"{CALLS}?model=stub", offer, **headers)
+        await phone.take(answer.text)
+        async with asyncio.timeout(10):
+            while app._realtime.calls:
+                await asyncio.sleep(0.005)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_sound_that_cannot_be_decoded_is_not_logged(monkeypatch, caplog) -> None:
+    on_loopback(monkeypatch)
+    async with calling() as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        (receiver,) = call.line.peer._connection.getReceivers()
+        frame = JitterFrame(b"\xff" * 4, 0)
+        receiver._RTCRtpReceiver__decoder_queue.put((Codec("audio/opus", 48_000), frame))
+        async with asyncio.timeout(10):
+            while not receiver._RTCRtpReceiver__decoder_error.is_set():
+                await asyncio.sleep(0.005)
+    assert "failed to decode" not in caplog.text
+
+
+async def test_what_is_sent_and_not_acknowledged_is_bounded(monkeypatch) -> None:
+    acknowledged = chunk(3, bytes(12))
+    webrtc.check_packet(bytes(12) + acknowledged, webrtc.MAX_ACKED)
+    with pytest.raises(ConnectionError):
+        webrtc.check_packet(bytes(12) + acknowledged * 2, webrtc.MAX_ACKED * 2 // 3)
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        monkeypatch.setattr(webrtc, "MAX_ACKED", 20)
+        association = phone.peer.sctp
+        first = association._last_received_tsn
+
+        async def gaps() -> None:
+            span = association._last_received_tsn - first
+            body = first.to_bytes(4, "big") + b"\0\1\0\0" + b"\0\1\0\0" + b"\0\2"
+            await association._send_chunk(chunk(3, body + max(span, 2).to_bytes(2, "big")))
+            association._sack_needed = False
+
+        monkeypatch.setattr(association, "_send_sack", gaps)
+        async with asyncio.timeout(20):
+            while app._realtime.calls:
+                await phone.say({"type": "x"})
+                await asyncio.sleep(0.005)
+        assert len(call.line.peer._connection.sctp._sent_queue) < 100
 
 
 async def test_calls_are_made_one_at_a_time(monkeypatch) -> None:

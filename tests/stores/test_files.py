@@ -272,6 +272,22 @@ async def test_deleted_file_is_out_of_all_vector_stores(store: Store) -> None:
         assert await store._read(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
+async def test_chunks_of_a_file_that_is_removed_during_a_purge_are_deleted(store: Store) -> None:
+    await filled(store, "cat")
+    purge = store._purge()
+    found = await store._read(*_flat(next(purge)))
+    await store._write("UPDATE indexed_files SET status = 'deleted'")  # by another server
+    await store._write(*_flat(purge.send(found)))
+    await store._purged(None)
+    for table in ("chunks", "indexed_files"):
+        assert await store._read(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+def _flat(step):
+    statement, values = step
+    return statement, *values
+
+
 async def test_sweep_deletes_what_has_expired(store: Store) -> None:
     made = await filled(store, "cat")
     await store.change_vector_store(replace(made, days=1))

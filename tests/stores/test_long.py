@@ -26,6 +26,7 @@ from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
+from dragoman.stores.statements import Steps
 from tests.postgres import Postgres
 from tests.stores.test_conformance import EVENTS, answer, record
 
@@ -233,3 +234,18 @@ async def test_a_look_that_fails_fails_for_all(store: Store, monkeypatch) -> Non
     for found in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(found, StoreError)
     assert not store._asked._asking
+
+
+async def test_a_long_statement_in_memory_does_not_hold_the_loop() -> None:
+    store, go = MemoryStore(), threading.Event()
+
+    def steps() -> Steps[bool]:
+        yield "SELECT 1", ()
+        return go.wait(5)
+
+    writing = asyncio.ensure_future(store._transact((), steps))
+    reading = asyncio.create_task(store._read("SELECT 2"))
+    await asyncio.sleep(0)
+    go.set()
+    assert await writing
+    assert await reading == [(2,)]

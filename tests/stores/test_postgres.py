@@ -3,16 +3,20 @@
 import asyncio
 import sys
 from contextlib import suppress
+from itertools import count
+from types import SimpleNamespace
 
 import asyncpg
 import pytest
 from msgspec.structs import replace
 
 from dragoman.core.event import Started
+from dragoman.core.files import IndexedFile, StoredFile, VectorStore
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores.base import LogSegment, LongError, Record, StoreError
+from dragoman.stores import retention
+from dragoman.stores.base import LogSegment, LongError, Piece, Record, StoreError
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.retention import Retention
@@ -188,3 +192,120 @@ async def test_a_slow_statement_opens_no_breaker_where_others_are_answered(
         await slow
     await store._read("SELECT 1")
     await store.close()
+
+
+# ---- files that are deleted while they are indexed -----------------------------------------------
+
+INDEX = IndexedFile(store="v", file="f", name="f.txt", created_at=50)
+
+
+async def indexing(address: str) -> tuple[PostgresStore, int]:
+    """A store with a file that is being indexed for one of two vector stores."""
+    store = PostgresStore(address)
+    for id in ("v", "w"):
+        made = VectorStore(id=id, tenant="t", created_at=50, active_at=50, name="notes")
+        await store.add_vector_store(made, 10)
+    file = StoredFile(id="f", tenant="t", name="f.txt", purpose="assistants", size=3, created_at=50)
+    await store.add_file(file, b"cat", 10, 1_000)
+    return store, await store.index_file("t", INDEX)
+
+
+async def test_chunks_are_not_added_to_a_file_that_is_being_removed(postgres: Postgres) -> None:
+    address = await postgres.database()
+    store, seq = await indexing(address)
+    connection = await asyncpg.connect(address)
+    async with connection.transaction():
+        await connection.execute("UPDATE dragoman.indexed_files SET status = 'deleted'")
+        adding = asyncio.create_task(store.add_pieces(seq, [Piece("cat", ["cat"])], 10))
+        await waiting(connection)
+    assert not await adding
+    assert await store._read("SELECT count(*) FROM chunks") == [(0,)]
+    await connection.close()
+    await store.close()
+
+
+async def test_a_file_that_is_being_deleted_is_not_indexed_elsewhere(postgres: Postgres) -> None:
+    address = await postgres.database()
+    store, seq = await indexing(address)
+    connection = await asyncpg.connect(address)
+    async with connection.transaction():  # another server adds chunks of it to the first
+        await connection.execute("SELECT 1 FROM dragoman.indexed_files FOR UPDATE")
+        deleting = asyncio.create_task(store.delete_file("t", "f"))
+        await waiting(connection)
+        adding = asyncio.create_task(store.index_file("t", replace(INDEX, store="w")))
+        await waiting(connection, 2)
+    assert await deleting
+    assert await adding != seq
+    assert await store.file_data("t", "f") is None
+    await connection.close()
+    await store.close()
+
+
+async def waiting(connection: asyncpg.Connection, most: int = 1) -> None:
+    """Return when so many wait for locks in the database."""
+    statement = """SELECT count(*) FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+    async with asyncio.timeout(60.0):
+        while await connection.fetchval(statement) < most:
+            await connection.execute("SELECT pg_stat_clear_snapshot()")
+            await asyncio.sleep(0.01)
+
+
+# ---- sessions ------------------------------------------------------------------------------------
+
+
+async def test_isolation_is_that_which_the_statements_were_written_for(postgres: Postgres) -> None:
+    address = await postgres.database()
+    connection = await asyncpg.connect(address)
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(
+        f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"
+    )
+    store = PostgresStore(address)
+    assert await store._read("SHOW transaction_isolation") == [("read committed",)]
+    assert await store._write("SHOW transaction_isolation") == [("read committed",)]
+    await store.begin(record("a"))
+    async with connection.transaction():
+        await connection.execute("UPDATE dragoman.runs SET lease = lease")
+        ending = store.finish("a", whole("a").response)
+        await waiting(connection)
+    assert await ending
+    await connection.close()
+    await store.close()
+
+
+async def test_a_database_that_was_read_only_is_written_to_again(postgres: Postgres) -> None:
+    address = await postgres.database()
+    connection = await asyncpg.connect(address)
+    name = await connection.fetchval("SELECT current_database()")
+    store = PostgresStore(address)
+    await store.ready()
+    change = f"ALTER DATABASE {name} SET default_transaction_read_only = "
+    await connection.execute(f"{change} on")
+    await store._pool.expire_connections()  # sessions have what was set when they began
+    with pytest.raises(StoreError, match="read-only"):
+        await store.begin(record("a"))
+    await connection.execute("SET default_transaction_read_only = off")
+    await connection.execute(f"{change} off")
+    await store.begin(record("a"))
+    await connection.close()
+    await store.close()
+
+
+async def test_writes_of_other_servers_do_not_wait_for_a_sweep(
+    postgres: Postgres, monkeypatch
+) -> None:
+    address = await postgres.database()
+    here, there = PostgresStore(address, Retention(max_age=10.0)), PostgresStore(address)
+    for number in range(50):
+        await here.put(whole(f"r{number}"))
+    ticks = count()  # after each row a transaction has taken long enough
+    monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda: next(ticks) % 3 // 2))
+    await there.ready()
+    sweeping = asyncio.create_task(here.sweep(1_000.0))
+    await there.put(whole("a"))
+    left = await there._read("SELECT 1 FROM responses WHERE id <> 'a'")
+    assert left
+    assert await sweeping >= 50
+    await here.close()
+    await there.close()

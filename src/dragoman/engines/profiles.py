@@ -14,11 +14,13 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.core.error import hint
 from dragoman.core.item import JSON
 from dragoman.core.lower import UNLIMITED, UpstreamLimits
 from dragoman.core.response import CONSTRAINT_FIELDS, TEXT_CONSTRAINTS
 from dragoman.core.turn import Think
 from dragoman.wire.protocol import Dialect
+from dragoman.wire.registry import WIRES
 
 _CAREFUL = UpstreamLimits(
     custom_tools=False,
@@ -194,6 +196,23 @@ PROFILES: tuple[Profile, ...] = (
 BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}
 ALONE = BY_NAME["anthropic"]
 """The profile of a server with neither Chat nor Responses, but with this one's protocol."""
+
+
+AUTO = "auto"
+"""The value of `wire` for detection."""
+
+
+def unknown_kind(wire: str, profile: str | None) -> tuple[str, str] | None:
+    """Which of these two no server is called with, and the reason.
+
+    >>> unknown_kind("auto", "vlm")[1].partition("; ")[2]
+    'did you mean vllm?'
+    """
+    for field, value, known in (("wire", wire, (AUTO, *WIRES)), ("profile", profile, BY_NAME)):
+        if value is not None and value not in known:
+            kinds = ", ".join(sorted(known))
+            return field, f"is {value!r}, and must be one of {kinds}{hint(value, known)}"
+    return None
 
 
 def by_url(base_url: str) -> Profile | None:

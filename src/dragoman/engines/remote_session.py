@@ -19,6 +19,7 @@ from dragoman.wire.realtime.beta import to_beta, to_ga
 from dragoman.wire.realtime.commands import encode_command
 from dragoman.wire.realtime.events import decode_event
 
+from .base import fault_from
 from .session import SessionSink
 
 MAX_MESSAGE = 32 * 1024 * 1024
@@ -194,6 +195,8 @@ class RemoteSession:
             reason = f" ({code} {error.rcvd.reason})" if error.rcvd is not None else ""
             message = f"The session's server closed the connection{reason}. Open another session."
             self._over(Fault("upstream_cut", message, "upstream"))
+        except Exception as error:  # the client would wait forever
+            self._over(fault_from(error, self._key))
 
     async def _write(self, socket: WebSocket) -> None:
         with suppress(CLOSED):  # the reader reports it

@@ -18,15 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import (
-    CUT,
-    LONGEST_NAME,
-    Code,
-    Fault,
-    FaultError,
-    bad_request,
-    hint,
-)
+from dragoman.core.error import CUT, LONGEST_NAME, Code, Fault, FaultError, bad_request
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Decoder, Model, Secret
 from dragoman.core.loss import Loss
@@ -52,7 +44,7 @@ from dragoman.wire import json
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
 
-from .profiles import ALONE, BY_NAME, GENERIC, Profile, by_answers, by_url
+from .profiles import ALONE, AUTO, BY_NAME, GENERIC, Profile, by_answers, by_url, unknown_kind
 
 _log = logging.getLogger("dragoman")
 _T = TypeVar("_T")
@@ -328,23 +320,6 @@ class Room(Struct):
     shared: bool = False
 
 
-AUTO = "auto"
-"""The value of `wire` for detection."""
-
-
-def unknown_kind(wire: str, profile: str | None) -> tuple[str, str] | None:
-    """Which of these two no server is called with, and the reason.
-
-    >>> unknown_kind("auto", "vlm")[1].partition("; ")[2]
-    'did you mean vllm?'
-    """
-    for field, value, known in (("wire", wire, (AUTO, *WIRES)), ("profile", profile, BY_NAME)):
-        if value is not None and value not in known:
-            kinds = ", ".join(sorted(known))
-            return field, f"is {value!r}, and must be one of {kinds}{hint(value, known)}"
-    return None
-
-
 class Upstream:
     """A server. `wires` are its protocols, none until they are detected; `limits` and
     `profile` describe what it accepts, and `headers` are sent with every request. `recognised`:
@@ -470,7 +445,7 @@ class Upstream:
         if not answer.status:
             raise FaultError(unreachable(f"{self.name} did not answer"))
         if answer.status in (401, 403):
-            raise FaultError(key_refused(self.name, answer.status, self.key_for(caller)))
+            raise FaultError(self._unauthorised(answer.status, caller))
         if answer.status in REDIRECTS:
             raise FaultError(self._redirected(answer.status, answer.location))
         if answer.status != 200:
@@ -573,12 +548,20 @@ class Upstream:
                         break
         retry_after = bounded(response.header("retry-after"))
         fault = wire_error.decode(response.status, body, retry_after)
-        if response.status in (401, 403) and not self._passes(caller):
-            return key_refused(self.name, response.status, self._key)
-        if response.status in (401, 403):
-            code: Code = "authentication" if response.status == 401 else "permission"
-            return replace(fault, code=code, blame="client")
-        return fault
+        if response.status not in (401, 403):
+            return fault
+        refused = self._unauthorised(response.status, caller)
+        passed = self._passes(caller)
+        return replace(fault, code=refused.code, blame="client") if passed else refused
+
+    def _unauthorised(self, status: int, caller: Caller) -> Fault:
+        """The fault for a key that is refused, or not there: ours, or the caller's own."""
+        if not (passed := self._passes(caller)) and (self._key or not self.passes_client_key):
+            return key_refused(self.name, status, self._key)
+        code: Code = "authentication" if status == 401 else "permission"
+        who = self.name[0].upper() + self.name[1:]
+        problem = "refused the key of" if passed else "asks for its clients' keys, and none is in"
+        return Fault(code, f"{who} {problem} this request ({status}).", "client", status=status)
 
     def take_turns(self, work: Callable[[], None]) -> None:
         """Schedule work on a large answer: a little in each turn of
@@ -679,8 +662,7 @@ class UpstreamRequest(Struct):
                 guarantee=end.guarantee if self.guarantee is None else self.guarantee,
             )
             limit, usage = self.upstream.profile.silent_context, end.usage
-            used = usage and (usage.input_tokens or 0) + (usage.output_tokens or 0)
-            if limit is not None and used == limit:
+            if limit and usage and (usage.input_tokens or 0) + (usage.output_tokens or 0) == limit:
                 why = (
                     f"prompt and answer together are exactly {limit} tokens: this server cuts "
                     "longer prompts without saying so; raise its context size"
@@ -690,9 +672,18 @@ class UpstreamRequest(Struct):
         restore = self.lowered.restore
         return batch if restore is None else restore(batch)
 
+    def closed(self) -> list[Event]:
+        """The last events, once no more bytes come: behind those that were decoded before, also
+        where one of them is an item too many."""
+        try:
+            return self.decoder.close()
+        except FaultError as error:
+            self.turn.fail(error.fault)
+            return self.turn.take()
+
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else the fault."""
         turn = self.raw_turn
         if not turn.all_finished and (not turn.has_output or isinstance(error, _EXPLAINED)):
             turn.fail(broken(error))
-        return [*self.decoder.close(), *self.turn.take()]
+        return [*self.closed(), *self.turn.take()]

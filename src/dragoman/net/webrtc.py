@@ -8,6 +8,7 @@ network. It finds us at our candidates, and is answered where it came from (RFC 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -56,10 +57,11 @@ MAX_UNHANDLED = 256
 MAX_CHUNKS = 64
 """Chunks of SCTP in one datagram."""
 MAX_ACKED = 10_000
-"""Chunks that the gaps in a datagram's acknowledgements span: aiortc looks at each."""
+"""Chunks that the acknowledgements in a datagram are compared with: those that their gaps span, and
+for each acknowledgement those that were sent and are not acknowledged without a gap."""
 MAX_WAITING = 1_000
-"""Chunks of messages that are not whole, chunks behind a loss, and streams: aiortc looks at all of
-them for each chunk. The window it grants, 1 MiB, has room for fewer of usual size."""
+"""Chunks of messages that are not whole, chunks behind a loss, streams and channels: aiortc looks
+at most of them for each chunk. The window it grants, 1 MiB, has room for fewer of usual size."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
 _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
@@ -140,6 +142,10 @@ class Peer:
         self._connection.on("connectionstatechange", self._state_changed)
         self._connection.on("datachannel", self._channel_made)
         self._connection.on("track", self._track_made)
+        self._connect = self._connection._RTCPeerConnection__connect
+        self._connection._RTCPeerConnection__connect = self._connect_or_end
+        # A line for each packet of sound that cannot be decoded would fill a disk.
+        logging.getLogger("aiortc.rtcrtpreceiver").setLevel(logging.ERROR)
         self._answered = False
         self._channel: Any = None
         self._early: list[str] | None = []  # what is sent before there is a channel; None for none
@@ -180,7 +186,7 @@ class Peer:
             raise FaultError(bad_request(problem[:300], "sdp")) from error
         for transceiver in connection.getTransceivers():
             dtls = transceiver.receiver.transport
-            _bound_sources(dtls._rtp_router)
+            _bound_sound(transceiver.receiver)
             _take_turns(dtls)
             # Sound is not sent again: the answer offers no NACK.
             transceiver.sender._retransmit = _ignored
@@ -243,9 +249,20 @@ class Peer:
         state, listener = self._connection.connectionState, self._listener
         if listener is not None and state == "connected":
             listener.connected()
-        elif listener is not None and state in ("failed", "closed"):
-            self._listener = None
+        elif state in ("failed", "closed"):
+            self._ended()
+
+    def _ended(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
             listener.ended()
+
+    async def _connect_or_end(self) -> None:
+        """Have an odd offer end the call: aiortc would end its task with a traceback."""
+        try:
+            await self._connect()
+        except Exception:
+            self._ended()
 
     def _channel_made(self, channel: Any) -> None:
         if self._channel is not None:
@@ -323,26 +340,39 @@ def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
     )
 
 
-def _bound_sources(router: Any) -> None:
-    """Have packets of more sources go nowhere."""
+def _bound_sound(receiver: Any) -> None:
+    """Have packets of more sources, or that come faster than they are decoded, go nowhere."""
+    router, encoded = receiver.transport._rtp_router, receiver._RTCRtpReceiver__decoder_queue
     route, known = router.route_rtp, set[int]()
+    stop = receiver._RTCRtpReceiver__stop_decoder
 
     def bounded(packet: Any) -> Any:
         if len(known) < MAX_SOURCES:
             known.add(packet.ssrc)
-        return route(packet) if packet.ssrc in known else None
+        waiting = encoded.qsize() + receiver.track._queue.qsize()
+        return route(packet) if packet.ssrc in known and waiting < MAX_UNHANDLED else None
+
+    def stop_now() -> None:
+        while not encoded.empty():  # aiortc blocks the loop until all are decoded
+            encoded.get_nowait()
+        stop()
 
     router.route_rtp = bounded
+    receiver._RTCRtpReceiver__stop_decoder = stop_now
 
 
 def _take_turns(dtls: Any) -> None:
     """Have others run between datagrams, and have one that breaks a protocol end the call: aiortc
-    would end its task with a traceback."""
-    receive = dtls._recv_next
+    would end its task with a traceback. It reads one record of each, and would store the others."""
+    receive, ssl = dtls._recv_next, import_module("OpenSSL.SSL")
 
     async def receive_one() -> None:
         try:
             await receive()
+            with suppress(ssl.WantReadError):
+                while dtls.encrypted and (data := dtls._ssl.recv(MAX_DATAGRAM)):
+                    if dtls._data_receiver is not None:
+                        await dtls._data_receiver._handle_data(data)
         except ConnectionError:
             raise
         except Exception as error:
@@ -363,12 +393,15 @@ def _bound_association(sctp: Any) -> None:
     async def bounded(data: bytes) -> None:
         streams = sctp._inbound_streams.values()
         waiting = sum(len(each.reassembly) for each in streams) + len(streams)
-        if waiting + len(sctp._sack_misordered) > MAX_WAITING:
+        waiting += len(sctp._sack_misordered) + len(sctp._data_channels)
+        if waiting > MAX_WAITING:
             raise ConnectionError
-        check_packet(data)
+        check_packet(data, len(sctp._sent_queue))
         await handle(data)
 
     sctp._handle_data = bounded
+    # Nothing is given up, whatever the peer's channel asks for: each time takes a search.
+    sctp._maybe_abandon = lambda chunk: False
 
 
 _SACK = 3
@@ -376,8 +409,9 @@ _PARAMETERS = {1: 20, 2: 20, 4: 4, 5: 4, 6: 4, 9: 4, 130: 4}
 """The kinds of chunks that have parameters, and where those begin."""
 
 
-def check_packet(data: bytes) -> None:
+def check_packet(data: bytes, sent: int = 0) -> None:
     """Raise ConnectionError for a packet of SCTP that takes aiortc long, or forever (RFC 9260, 3).
+    `sent` chunks are compared with each acknowledgement.
 
     >>> check_packet(bytes(12) + b"\\x04\\x00\\x00\\x08" + b"\\x00\\x01\\x00\\x04")
     >>> check_packet(bytes(12) + b"\\x04\\x00\\x00\\x08" + b"\\x00\\x01\\x00\\x00")
@@ -391,7 +425,7 @@ def check_packet(data: bytes) -> None:
                 pass
         elif chunk[0] == _SACK:
             gaps = chunk[16:][: 4 * int.from_bytes(chunk[12:14], "big")]
-            acked += sum(
+            acked += sent + sum(
                 max(end - start, 0) for start, end in iter_unpack("!HH", gaps[: len(gaps) & ~3])
             )
     if len(chunks) > MAX_CHUNKS or acked > MAX_ACKED:

@@ -70,6 +70,8 @@ MAX_EVENT = 1024 * 1024
 """Bytes, or characters of long texts, of an event that is sent by the data channel."""
 AHEAD_MS = 60_000
 """Milliseconds of sound that answers may be ahead of playback: then they are paused."""
+_EACH = 64
+"""Bytes that a command takes while it waits, beside its own."""
 _FORMATS = ("input_format", "output_format")
 
 ENDED = Fault("cancelled", "The call has ended.", "client")
@@ -355,7 +357,7 @@ class Line:
         """A command has come. The next one is taken behind it."""
         data = text.encode() if isinstance(text, str) else text
         self._inbox.append(data)
-        self._waiting += len(data)
+        self._waiting += len(data) + _EACH
         if self._waiting > MAX_UNREAD:
             self._call.stop(TOO_FAST)
         elif self._taking is None or self._taking.done():
@@ -364,7 +366,7 @@ class Line:
     async def _take(self) -> None:
         while self._inbox:
             data = self._inbox.popleft()
-            self._waiting -= len(data)
+            self._waiting -= len(data) + _EACH
             try:
                 await self._call.take(self, data)
             except Exception as problem:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from dragoman.core.error import FaultError, bad_request, hint
 from dragoman.core.interfaces import Secret
 from dragoman.engines.find_format import NAMES, is_format
-from dragoman.engines.upstream import AUTO, unknown_kind
+from dragoman.engines.profiles import AUTO, unknown_kind
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.wire.completions import COMPLETIONS

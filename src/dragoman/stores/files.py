@@ -235,6 +235,8 @@ class Files(ABC):
             if not found:
                 return None
             ((store,),) = found
+            # A deletion that began before ends first, and a later one finds this index.
+            yield "SELECT 1 FROM files WHERE id = $1 FOR UPDATE", (file.file,)
             yield from _unindex("store = $1 AND file = $2", (store, file.file))
             statement = """INSERT INTO indexed_files (store, file, batch, status, begun, about)
                 VALUES ($1, $2, $3, $4, $5, $6) RETURNING seq"""
@@ -480,7 +482,9 @@ class Files(ABC):
             yield f"DELETE FROM chunks WHERE seq IN ({places(len(some))})", some
         if len(found) == PURGED:
             return True
-        yield "DELETE FROM indexed_files WHERE status = 'deleted'", ()
+        # Another server may have marked some since: those still have chunks.
+        left = "EXISTS (SELECT 1 FROM chunks c WHERE c.file = indexed_files.seq)"
+        yield f"DELETE FROM indexed_files WHERE status = 'deleted' AND NOT {left}", ()
         return False
 
     async def _forget_files(self, now: float) -> None:

@@ -1,7 +1,7 @@
 """A store in this process's memory, for tests and for servers without persistence.
 
 It is a SQLite database without a file, and is lost when the process
-ends. Operations run synchronously, in the thread of the event loop.
+ends. Operations run one after the other, in a thread of its own, as a search may take long.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,6 +45,7 @@ class MemoryStore(Store):
         self._connection = sqlite3.connect(NO_FILE, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._secret = migrate(self._connection, NO_FILE)
+        self._thread = ThreadPoolExecutor(1, "dragoman-memory")
 
     def __del__(self) -> None:
         self._connection.close()
@@ -51,12 +54,18 @@ class MemoryStore(Store):
         await compact(self)
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        return found(self._connection, statement, values)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, found, self._connection, statement, values)
 
     def _transact(
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> Awaitable[T]:
-        write = Write(inserts, steps, asyncio.get_running_loop().create_future())
-        commit(self._connection, [write])
-        settle([write])
+        loop = asyncio.get_running_loop()
+        write = Write(inserts, steps, loop.create_future())
+
+        def over(_: Future[str]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, [write])
+
+        self._thread.submit(commit, self._connection, [write]).add_done_callback(over)
         return write.future

@@ -317,7 +317,11 @@ class PostgresStore(Store):
             async with self._turn(patience), pool.acquire(timeout=patience) as connection:
                 began = time.monotonic()
                 timer = asyncio.get_running_loop().call_later(patience, connection.terminate)
-                yield connection
+                try:
+                    yield connection
+                except ERRORS:  # of its session: read-only, or without its prepared statements
+                    connection.terminate()
+                    raise
         except ERRORS as error:
             seconds = time.monotonic() - began
             if timer is not None and seconds >= patience and self._answered > began:

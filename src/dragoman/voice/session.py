@@ -72,9 +72,10 @@ class Voice:
         ):
             yield words
             return
-        if self._waiting and self._waiting + len(audio) > _BACKLOG:
+        size = max(len(audio), _LEAST)
+        if self._waiting and self._waiting + size > _BACKLOG:
             raise FaultError(_TOO_MUCH)
-        self._waiting += len(audio)
+        self._waiting += size
         try:
             async with self._turn:
                 pieces = self.transcriber.transcribe(audio, listening)
@@ -82,7 +83,7 @@ class Voice:
                     async for piece in pieces:
                         yield piece.text
         finally:
-            self._waiting -= len(audio)
+            self._waiting -= size
 
     def speaking(self, engine: Engine) -> Engine:
         """The engine, with spoken answers where a request has audio."""
@@ -112,6 +113,8 @@ class Voice:
 
 _BACKLOG = 600_000 * BYTES_PER_MS
 """Bytes of a session's sound that wait to be recognised."""
+_LEAST = 1_000 * BYTES_PER_MS
+"""What a piece of it counts for at the least: each is a task, which its item may not outlive."""
 _TOO_MUCH = Fault("overloaded", "More than 10 minutes of sound wait to be recognised.", "client")
 _RECENT = 30_000 * BYTES_PER_MS
 """Bytes of the latest sound that are kept for recognition at a pause."""

@@ -306,17 +306,15 @@ def decode_strings(each: Sequence[bytes]) -> list[str]:
     return cast(list[str], texts[:good])
 
 
-def dump(value: JSON, more: bytes = b"") -> bytes:
-    """Encode as compact JSON, keys in the order they have; behind those of an object, `more` that
-    is encoded already.
+def dump(value: JSON) -> bytes:
+    """Encode as compact JSON, keys in the order they have.
 
     A lone surrogate becomes U+FFFD.
     """
     try:
-        data = _encoder.encode(value)
+        return _encoder.encode(value)
     except (TypeError, UnicodeEncodeError):
-        return in_pieces(value, more, value_of)
-    return b"%b,%b}" % (data[:-1], more) if more else data
+        return in_pieces(value, b"", value_of)
 
 
 def dump_all(values: Sequence[JSON]) -> bytes:
@@ -327,7 +325,7 @@ def dump_all(values: Sequence[JSON]) -> bytes:
     """
     try:
         return _encoder.encode_lines(values)[:-1]
-    except UnicodeEncodeError:
+    except (TypeError, UnicodeEncodeError):
         return b"\n".join(map(dump, values))
 
 

@@ -644,3 +644,16 @@ async def test_a_session_that_cannot_be_followed_is_logged_and_goes_on(monkeypat
     (line,) = [each.message for each in caplog.records if "opened again" in each.message]
     assert "is not opened again if it is lost: " in line
     assert "as many as a session may have" in line
+
+
+async def test_an_event_that_cannot_be_passed_on_ends_the_session(monkeypatch) -> None:
+    def fails(self, found, frames):
+        raise TypeError
+
+    async with talking(Stub(*saying("Hi"))) as (_, talk):
+        await talk.until("session.created")
+        monkeypatch.setattr(relay.Relay, "_pass_on", fails)
+        await talk.say(USER)
+        assert (await talk.until("error"))[-1]["error"]["type"] == "server_error"
+        with pytest.raises(ConnectionClosed):
+            await talk.next()

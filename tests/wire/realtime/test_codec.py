@@ -617,6 +617,18 @@ def test_odd_values_pass_between_the_dialects_as_they_are() -> None:
     ]
 
 
+@pytest.mark.parametrize("odd", [None, 7, "x", [], [{}], {}])
+def test_odd_values_are_alike_in_both_dialects(odd) -> None:
+    parts = [{"type": odd}, {"type": {"a": odd}}, odd]
+    item = {"type": "conversation.item.create", "item": {"role": "assistant", "content": parts}}
+    assert to_ga(item) == to_beta(item) == [item]
+    (nested,) = to_ga({"response": {"audio": odd, "voice": "v"}})
+    assert nested["response"]["audio"]["output"] == {"voice": "v"}
+    format = {"type": [odd]}
+    (flat,) = to_beta({"session": {"audio": {"input": {"format": format}}}})
+    assert flat["session"] == {"input_audio_format": format}
+
+
 def test_a_whole_session_may_be_spoken_in_the_beta_dialect() -> None:
     """What our encoder says, read as clients of that time do: flat, and with its names."""
     config = replace(SessionConfig(model="m"), transcription=Transcription(model="whisper-1"))

@@ -108,8 +108,8 @@ def _with_parts(item: JSON, names: dict[str, str]) -> JSON:
     if not isinstance(content, list):
         return item
     parts = [
-        {**part, "type": names.get(part.get("type", ""), part.get("type"))}
-        if isinstance(part, dict)
+        {**part, "type": names.get(kind, kind)}
+        if isinstance(part, dict) and isinstance(kind := part.get("type"), str)
         else part
         for part in content
     ]
@@ -126,7 +126,9 @@ def _nested(flat: Object) -> Object:
         *path, last = _PLACES[name]
         outer = nested
         for step in path:
-            outer = outer.setdefault(step, {})
+            if not isinstance(outer.get(step), dict):
+                outer[step] = {}
+            outer = outer[step]
         outer[last] = _change(name, value, _to_ga)
     return nested
 
@@ -161,7 +163,8 @@ def _to_ga(name: str, value: JSON) -> JSON:
 
 def _to_beta(name: str, value: JSON) -> JSON:
     if name.endswith("audio_format") and isinstance(value, dict):
-        return _FORMAT_NAMES.get(value.get("type"), value)
+        kind = value.get("type")
+        return _FORMAT_NAMES.get(kind, value) if isinstance(kind, str) else value
     if name == "modalities" and isinstance(value, list):
         return ["text", "audio"] if "audio" in value else value
     return value
