@@ -180,7 +180,8 @@ class Turn:
         ):
             part.data.writelines(pieces)
             index, number = item.index, part.index
-            self.events += [Delta(index, number, "text", piece) for piece in pieces]
+            for piece in pieces:
+                self.events.append(Delta(index, number, "text", piece))
         else:
             for piece in pieces:
                 self.text(piece, choice)

@@ -42,7 +42,7 @@ from dragoman.wire.losses import read_header
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
-from .base import ENDS, Deferred, Driver, fault_from, new_id, receive_last, stream_of
+from .base import Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
 from .upstream import (
@@ -192,17 +192,18 @@ class UpstreamAnswer(Struct, eq=False):
             if over:
                 self._end(events, connection.error)
                 return
-            if (ended := request.decoder.ended) and self._state == State.TAIL:
-                self._late += events
-                return
-            if ended and self._ready is None:
-                self._state = State.TAIL
-                self._wait_for_late_usage()
+            if request.decoder.ended:
+                if self._state == State.TAIL:
+                    self._late += events
+                    return
+                if self._ready is None:
+                    self._state = State.TAIL
+                    self._wait_for_late_usage()
             elif events and self._timer is not None:
                 self._stop_timer()
             if events:
                 self._silent = 0
-                if request.lowered.restore is not None or isinstance(events[-1], ENDS):
+                if request.lowered.restore is not None or request.turn.over:
                     events = request.restored(events)
                 if events:
                     self._sink.receive(events)
@@ -344,7 +345,7 @@ class UpstreamAnswer(Struct, eq=False):
         request = self._request
         try:
             if error is None or request.decoder.ended:
-                events = self._late + events + request.decoder.close()
+                events = self._late + events + request.closed()
             else:
                 events = events + request.broken(error)
             self.cancel()
@@ -394,13 +395,13 @@ class UpstreamAnswer(Struct, eq=False):
 
     async def _decode_apart(self, data: bytes, over: bool) -> None:
         """Decode large data in a thread, not to block the loop. Reading is paused meanwhile."""
-        connection, decoder = self._exchange.connection, self._request.decoder
+        connection, request = self._exchange.connection, self._request
         connection.pause()
         self._stop_timer()
 
         def decoded() -> list[Event]:
-            events = decoder.feed(data)
-            return events + decoder.close() if over and connection.error is None else events
+            events = request.decoder.feed(data)
+            return events + request.closed() if over and connection.error is None else events
 
         events = await self._remote.upstream.apart(decoded)
         self._state, self._ready, self._unseen = State.BODY, (events, over), -1

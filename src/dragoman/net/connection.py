@@ -72,7 +72,6 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_answered",
         "_bodiless",
         "_buffered",
         "_by",
@@ -158,7 +157,6 @@ class Connection(asyncio.Protocol):
         self.trailers: list[tuple[bytes, bytes]] = []
         self._fields = self.headers
         self._bodiless = bodiless
-        self._answered = False
         self._keep_alive = False
         self._until_eof = False
         self._overhead = 0  # bytes since the last body data
@@ -259,7 +257,6 @@ class Connection(asyncio.Protocol):
                 self.abort()
             self._keep_alive = False
             return
-        self._answered = True
         size = len(data)
         self._overhead += size
         before = len(self.parts) if size > _LARGE_READ else 0
@@ -361,14 +358,15 @@ class Connection(asyncio.Protocol):
             self._fail(self._disconnected(error))
 
     def _disconnected(self, error: Exception | None) -> DisconnectedError:
-        if not self._answered:
+        # All bytes that did not complete the headers yet are overhead.
+        if nothing := self._state == _HEAD and not self._overhead:
             moment = "before answering"
         else:
             moment = "inside the headers" if self._state == _HEAD else "in the middle of its answer"
         detail = getattr(error, "strerror", None)
         return DisconnectedError(
             f"{self.peer} closed the connection {moment}" + (f" ({detail})" if detail else ""),
-            before_first_byte=not self._answered,
+            before_first_byte=nothing,
             reused=self.reused,
         )
 

@@ -177,9 +177,10 @@ class App:
                     self._browsers.check(exchange)
                     if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
                         return None
-                if path == CALLS:
-                    secret = self._realtime.redeem(exchange)
-                caller = self._caller(exchange) if secret is None else secret.caller
+                if path == CALLS and (secret := self._realtime.redeem(exchange)) is not None:
+                    caller = secret.caller
+                else:
+                    caller = self._caller(exchange)
                 exchange.tenant = caller.tenant
                 exchange.budget = self.budget
             if b"upgrade" in headers and exchange.header(b"upgrade").lower() == "websocket":
@@ -270,9 +271,9 @@ class App:
         if _HOPS in headers:
             count = exchange.header(_HOPS)
             hops = int(count[:9]) if count.isdecimal() else 0
-        if hops > MAX_HOPS:
-            problem = f"has passed {hops} servers like this one; an upstream leads back to it"
-            raise FaultError(bad_request(problem, HOPS_HEADER))
+            if hops > MAX_HOPS:
+                problem = f"has passed {hops} servers like this one; an upstream leads back to it"
+                raise FaultError(bad_request(problem, HOPS_HEADER))
         if exchange.entry is not None:
             exchange.entry.tenant, exchange.entry.key = tenant, key
         for name, value in exchange.passed:

@@ -135,7 +135,7 @@ class Exchange:
             given = ""  # a key is not to be logged
         self.id = given if given and _SANE_ID.fullmatch(given) else next(request_ids[0])
         id = self.id.encode()
-        self.marks: Headers = [(name, id) for name in ID_HEADERS]
+        self.marks: Headers = [*zip(ID_HEADERS, repeat(id), strict=False)]
 
     # ---- implemented by hosts ------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class HTTPExchange(Exchange):
         """The head; it is sent with the first piece of the body."""
         if body is not None:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        lines = b"".join(map(b"%b: %b\r\n".__mod__, headers))
         if lines.count(b"\n") + lines.count(b"\r") != 2 * len(headers):
             raise RuntimeError("a header would have ended its line")
         connection = self.connection
@@ -120,20 +120,21 @@ class HTTPExchange(Exchange):
         self._chunked = body is None and self.chunks and not self._bodiless
         close = b"" if self.keep_alive else b"connection: close\r\n"
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
-        parts = (STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n")
-        if body is not None and len(body) > HIGH_WATER_LIMIT and not self.disconnected:
+        head = b"".join((STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n"))
+        if body is None:
+            self.response_started, self._head = True, head
+            connection.stop_timer()
+            return
+        if len(body) > HIGH_WATER_LIMIT and not self.disconnected:
             connection.hold(self.tenant, len(body))  # and not for one that gives nothing back
         self.response_started = True
-        if body is None:
-            self._head = b"".join(parts)
-            connection.stop_timer()
-        elif not self.disconnected:
+        if not self.disconnected:
             whole = b"" if self._bodiless else body
             if len(whole) > LARGE:
-                connection.transport.write(b"".join(parts))
+                connection.transport.write(head)
                 connection.transport.write(memoryview(whole))
             else:
-                connection.transport.write(b"".join((*parts, whole)))
+                connection.transport.write(head + whole)
             connection.complete(self)
 
     def write(self, body: bytes, *, more: bool) -> bool:
@@ -154,12 +155,13 @@ class HTTPExchange(Exchange):
                     connection.transport.write(part)
                 self._head = after
         if self._chunked:
-            end = b"" if more else b"0\r\n\r\n"
-            body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if not more:
+                body += b"0\r\n\r\n"
         if self._head:  # which goes with something else where there is no room for this
             body, self._head = self._head + body, b""
-        if body:
-            connection.transport.write(body)
+        connection.transport.write(body)
         if not more:
             connection.complete(self)
         elif large and not (self.counted or connection.flow.write_paused):  # it was read at once

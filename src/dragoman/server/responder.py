@@ -410,7 +410,8 @@ class Stream(Responder):
         stored = plan.run is not None or first is not None
         self._data = not stored and any(w in agent for w in service.settings.heartbeat_data)
         self._skip = first or 0
-        self._since = asyncio.get_running_loop().time()  # of the last write
+        self._now = asyncio.get_running_loop().time
+        self._since = self._now()  # of the last write
 
     def receive(self, events: list[Event]) -> None:
         """Encode a batch, and write it."""
@@ -419,7 +420,8 @@ class Stream(Responder):
         if self.batches is not None:
             self.batches.append(events)
             return
-        exchange, encoder, last = self.exchange, self._encoder, events[-1]
+        exchange, last = self.exchange, events[-1]
+        end = last if isinstance(last, TERMINAL) else None
         try:
             if not self._begun and self.made is None:
                 first = events[0]
@@ -433,37 +435,37 @@ class Stream(Responder):
                         exchange.write(comment, more=True)
                     self._losses += first.losses
                     self._guarantee = first.guarantee or self._guarantee
-            if self.made is not None:
+            if self._hold is None:  # only large amounts are accounted for
+                data = self._encoder.feed(events) if end is None else self._encoded(events)
+            elif self.made is not None:
                 data, self.made = self.made, None
-            elif self._hold is not None and self.is_much(events):  # else it is short
+            elif self.is_much(events):
                 self.apart(self._encoded, events)
-                return  # only large amounts are accounted for
-            elif isinstance(last, Finished):
-                data = self._encoded(events)
+                return
             else:
-                data = encoder.feed(events)
+                data = self._encoded(events)
             self._begun = True
             if self._skip:
                 data = self._unseen(data)
-                if self._skip and isinstance(last, TERMINAL) and not exchange.status:
+                if self._skip and end is not None and not exchange.status:
                     problem = "is beyond the last event of this response"
                     self.refuse(bad_request(problem, "starting_after"))
                     self.leave()
                     return
-            if isinstance(last, TERMINAL):
-                self._end(data, last)
+            if end is not None:
+                self._end(data, end)
             elif data:
                 if not exchange.status:
                     self._open()
                 full = exchange.write(data, more=True)
                 if not self._paused:  # or the client's timeout is running since then
-                    self._since = asyncio.get_running_loop().time()
+                    self._since = self._now()
                     if full:
                         self.pause()
                 else:
                     self._unread += len(data)
         except FaultError as error:
-            if isinstance(last, TERMINAL):  # no room for the end: another end would be as large
+            if end is not None:  # no room for the end: another end would be as large
                 self.stop(replace(error.fault, code="stalled"))
             else:
                 self.broken(error)
@@ -493,7 +495,7 @@ class Stream(Responder):
         """Send the headers."""
         headers = report_headers(self._losses, self._guarantee)
         self.exchange.open(200, [*SSE_HEADERS, *headers])
-        self._since = asyncio.get_running_loop().time()
+        self._since = self._now()
         self.schedule()  # the next deadline is another one
 
     def _end(self, data: bytes, end: Finished | Failed) -> None:
@@ -519,7 +521,7 @@ class Stream(Responder):
 
     def drained(self) -> None:
         """The same; the client is reading."""
-        self._since = asyncio.get_running_loop().time()
+        self._since = self._now()
         super().drained()
 
     def due(self) -> float:

@@ -481,10 +481,12 @@ class SqliteStore(Store):
             self._since = 0.0
             turns = [self._queue.get()]
             count = 0
-            with suppress(Empty):
+            try:
                 while count < GROUP:
                     turns.append(self._queue.get_nowait())
                     count += len(turns[-1] or ())
+            except Empty:
+                pass
             open = None not in turns
             handed = self._handed = [turn for turn in turns if turn]
             if turns == [None]:
@@ -507,8 +509,10 @@ class SqliteStore(Store):
                 self._breaker.worked()
                 self._wait(self._patience)
             for turn in handed:
-                with suppress(RuntimeError):  # the loop is closed
+                try:
                     turn[0].future.get_loop().call_soon_threadsafe(settle, turn)
+                except RuntimeError:  # the loop is closed
+                    continue
 
     def _wait(self, patience: float) -> None:
         """Set how long the writer waits for other processes."""

@@ -377,13 +377,12 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             todo.append((("tool_choice",), table.kinds[_CHOICE], (), choice.tools[:1]))
     else:
         table = losses.answer
-        row = table.apart.get(("Response.choices", ""))
-        if row is not None and any(root.choices):
+        if any(root.choices) and (row := table.apart.get(("Response.choices", ""))) is not None:
             others = {*root.choices} - {0}
             notes += [("choices[*]", row.action, row.why, (number,)) for number in others]
             root = replace(root, output=root.choice(0), choices=())
-        row = table.apart.get(("Response.output", SEVERAL))
-        if row is not None and len(root.output) > 1 and _several_messages(root):
+        row = table.apart.get(("Response.output", SEVERAL)) if root.output[1:] else None
+        if row is not None and _several_messages(root):
             notes.append(("output", row.action, row.why, ()))
         kinds = table.kinds[""]
         if root.usage is None:

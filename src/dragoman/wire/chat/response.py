@@ -70,10 +70,14 @@ LEGACY_REASONS = FINISH_REASONS | {"tool_calls": "function_call"}
 class _Choice:
     """The encoding state of one choice."""
 
-    __slots__ = ("calls", "has_content", "legacy", "length", "open", "open_calls", "text_head")
+    __slots__ = (
+        *("calls", "has_content", "legacy", "length", "open", "open_calls", "text_head"),
+        "text_tail",
+    )
 
-    def __init__(self, text_head: bytes) -> None:
+    def __init__(self, text_head: bytes, text_tail: bytes) -> None:
         self.text_head = text_head  # a chunk with text, up to the text
+        self.text_tail = text_tail  # and from its end
         self.open = False  # the role has been sent
         self.has_content = False  # content has been sent, even an empty one
         self.length = 0  # of all content so far
@@ -142,13 +146,12 @@ class Encoder(ChoicesEncoder):
         """A chunk for each of these pieces of a text."""
         choice: _Choice = self._items[index].choice
         choice.has_content = True
-        head, tail = choice.text_head, b'},"logprobs":null,"finish_reason":null}' + self._tail
         size = sum(map(len, texts))
         choice.length += size
-        if len(texts) == 1 or size > LONG:
-            return b"".join([head + json.dump(long(text)) + tail for text in texts])
+        data = json.dump_all(texts if size <= LONG else list(map(long, texts)))
         # The encoded JSON has no line ends, so each one separates two chunks.
-        return head + json.dump_all(texts).replace(b"\n", tail + head) + tail
+        head, tail = choice.text_head, choice.text_tail
+        return head + data.replace(b"\n", tail + head) + tail
 
     def _one(self, event: Event) -> bytes:
         """The bytes for one event; empty where this wire has no chunk for it."""
@@ -302,7 +305,8 @@ class Encoder(ChoicesEncoder):
 
     def _choice(self, number: int) -> _Choice:
         opening = b'{"index":' + str(number).encode() + b',"delta":{"content":'
-        choice = self._choices[number] = _Choice(self._head + opening)
+        ending = b'},"logprobs":null,"finish_reason":null}'
+        choice = self._choices[number] = _Choice(self._head + opening, ending + self._tail)
         return choice
 
     def _open(self, number: int, content: str | None = None) -> bytes:
@@ -321,9 +325,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     """The body of an answer."""
     extra = dict(response.extra.get(NAME, ())) if response.extra else {}
     ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())} if extra else {}
-    legacy = bool(request.extra and LEGACY in request.extra)
-    reasons = LEGACY_REASONS if legacy else FINISH_REASONS
-    wanted = bool(request.sampling.logprobs)
+    legacy = request.extra and LEGACY in request.extra
+    wanted = request.sampling.logprobs
     choices: list[JSON] = []
     for number, reason in enumerate(response.reasons):
         items = response.choice(number) if response.choices else response.output
@@ -378,9 +381,10 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                     continue
             if item.extra:
                 merge(more, from_extra(item.extra))
+        text = "".join(content)
         message: dict[str, JSON] = {
             "role": "assistant",
-            "content": (t if len(t := "".join(content)) <= LONG else Long(t)) if content else None,
+            "content": (text if len(text) <= LONG else Long(text)) if content else None,
             "refusal": long("".join(refusal)) if any(refusal) else None,
             "annotations": annotations,
         }
@@ -396,7 +400,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
             "index": number,
             "message": merge(message, more) if more else message,
             "logprobs": None,
-            "finish_reason": reasons.get(reason, "stop"),
+            "finish_reason": (LEGACY_REASONS if legacy else FINISH_REASONS).get(reason, "stop"),
         }
         end = ends.get(number)
         late = end.pop("logprobs", {}).get("content") if end else None  # usually of calls

@@ -27,6 +27,7 @@ from dragoman.core.item import (
     Audio,
     CustomToolCall,
     FunctionCall,
+    Reasoning,
     Refusal,
     Summary,
     Text,
@@ -67,6 +68,8 @@ _NAMED = {name: {**_NAMES, "reasoning": name} for name in ("reasoning_text", "re
 """What the deltas of a kind are called; the name for reasoning is the dialect's."""
 
 
+_HIDING = frozenset((Reasoning, Unknown))
+"""The items of which `shown` may leave something out."""
 _OBJECTS = re.compile(rb"\ndata: (\{.*)")
 """The objects in what a stream gets: JSON has no line ends in it, and `[DONE]` is none."""
 
@@ -134,21 +137,22 @@ class Encoder:
                 place += 1
                 continue
             self._unfolded.writelines(run)
-            before, after = self._before, self._after
             number, self._number = self._number, self._number + len(run)
             if len(run) == 1:
-                if len(run[0]) > LONG:
-                    out += (b'%b%d,"delta":' % (before, number), json.dump(Long(run[0])), after)
+                text = run[0]
+                if len(text) > LONG:
+                    head = b'%b%d,"delta":' % (self._before, number)
+                    out += (head, json.dump(Long(text)), self._after)
                     continue
                 try:  # as `dump` does
-                    data = json.encode(run[0])
+                    data = json.encode(text)
                 except UnicodeEncodeError:
-                    data = json.dump(run[0])
-                out.append(b'%b%d,"delta":%b%b' % (before, number, data, after))
+                    data = json.dump(text)
+                out.append(b'%b%d,"delta":%b%b' % (self._before, number, data, self._after))
                 continue
             # As text, which is put together faster than bytes, and encoded once.
             texts = json.dump_all(run).decode().split("\n")
-            opening, ending = before.decode(), after.decode()
+            opening, ending = self._before.decode(), self._after.decode()
             lines = [f'{opening}{n},"delta":{text}{ending}' for n, text in enumerate(texts, number)]
             out.append("".join(lines).encode())
         data = b"".join(out)
@@ -349,6 +353,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect = STA
     if response.choices:  # this wire has one alternative
         first = response.choice(0)
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
-    hidden = shown(response.output, request.include, encrypted=request.store is not True)
-    response = replace(response, output=hidden)
+    if not _HIDING.isdisjoint(map(type, response.output)):
+        hidden = shown(response.output, request.include, encrypted=request.store is not True)
+        response = replace(response, output=hidden)
     return encode_object(response, Echo(request))

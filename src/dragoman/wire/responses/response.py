@@ -25,7 +25,7 @@ from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
 from dragoman.wire.cache import Cache
 from dragoman.wire.json import LIMITS, Fields, Limits, dense
-from dragoman.wire.pieces import marked
+from dragoman.wire.pieces import in_pieces, marked
 from dragoman.wire.tools import without_secrets
 from dragoman.wire.usage import decode_usage
 
@@ -225,7 +225,10 @@ def encode_object(response: Response, echo: Echo) -> bytes:
         "usage": None if response.usage is None else encode_usage(response.usage),
     }
     if not (more := response.extra and response.extra.get(WIRE)):
-        return json.dump(own, echo.data)
+        try:
+            return b"%b,%b}" % (json.encode(own)[:-1], echo.data)
+        except (TypeError, UnicodeEncodeError):  # as `dump` does
+            return in_pieces(own, echo.data, json.value_of)
     own |= json.load(b"{%b}" % echo.data)
     return json.dump(own | more)
 
