@@ -672,9 +672,18 @@ class UpstreamRequest(Struct):
         restore = self.lowered.restore
         return batch if restore is None else restore(batch)
 
+    def closed(self) -> list[Event]:
+        """The last events, once no more bytes come: behind those that were decoded before, also
+        where one of them is an item too many."""
+        try:
+            return self.decoder.close()
+        except FaultError as error:
+            self.turn.fail(error.fault)
+            return self.turn.take()
+
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else the fault."""
         turn = self.raw_turn
         if not turn.all_finished and (not turn.has_output or isinstance(error, _EXPLAINED)):
             turn.fail(broken(error))
-        return [*self.decoder.close(), *self.turn.take()]
+        return [*self.closed(), *self.turn.take()]
