@@ -28,6 +28,10 @@ STALLED = Fault(
 )
 
 
+STEP = 4096
+"""Bytes of many requests, or frames, that are parsed in one turn of the loop: hundreds of pings."""
+
+
 class Gate:
     """Admits `running` at once and lets `waiting` more queue: round-robin over tenants, in order
     within one.
