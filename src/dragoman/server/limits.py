@@ -365,7 +365,7 @@ LETTERS = 100
 """Characters of text that cost as much to encode as a token with its log-probability."""
 
 
-def tokens_of(events: Sequence[Event | Item], most: int) -> int:
+def values_in(events: Sequence[Event | Item], most: int) -> int:
     """How many values the lists and objects of events have: tokens with log-probabilities, their
     alternatives, annotations, and what is not known. For its text, each event has as many as take
     as long. Counted until there are more than `most`."""

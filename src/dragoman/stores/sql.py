@@ -475,8 +475,7 @@ class Store(Files):
                 if size > room.left:
                     raise TooMuchError
                 room.hold(size)
-                where = f"digest IN ({places(len(some))})"  # always the same data
-                data = await self._read(f"SELECT digest, data FROM parts WHERE {where}", *some)
+                data = await self._read(statement, size, *some)
             found += [row[:2] for row in data if row[1] is not None]
         parts = Parts(found, room)
         return await self.apart(parts.size + sum(map(len, packed)), work, *given, parts)
