@@ -198,8 +198,8 @@ async def test_long_items_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatc
     where: list[bool] = []
     dump = wire_json.dump
 
-    def noted(value: Any, more: bytes = b"") -> bytes:
-        data = dump(value, more)
+    def noted(value: Any) -> bytes:
+        data = dump(value)
         if len(data) > LONG:
             where.append(threading.current_thread() is threading.main_thread())
         return data
