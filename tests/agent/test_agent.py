@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -16,11 +17,12 @@ from dragoman.client import AnswerError, connect
 from dragoman.core.error import Fault
 from dragoman.core.event import Delta
 from dragoman.core.interfaces import Capabilities
-from dragoman.core.item import Compaction, FunctionCallOutput, Message, Refusal
+from dragoman.core.item import Compaction, FunctionCallOutput, Message, Reasoning, Refusal, Thought
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Wrapper
 from dragoman.engines.compaction import estimate
+from dragoman.engines.script import spoken
 from dragoman.tools.function import tool
 from dragoman.tools.run import Context, Result, failed
 from tests.agent.stage import Model, call
@@ -107,6 +109,13 @@ async def test_a_schema_is_asked_for_at_once_where_there_is_no_correction() -> N
     run = await Agent(model, tools=[add], output=Point, corrections=0).run("Go.")
     assert run.value == Point(2)
     assert model.asked[0].format is not None
+
+
+async def test_a_typed_answer_that_was_cut_off_and_continued_is_one_value() -> None:
+    cut = replace(spoken('{"x": '), status="incomplete", reasons=("length",))
+    model = Model(cut, [Reasoning((Thought("Where was I?"),)), Message("assistant", "2}")])
+    run = await Agent(model, output=Point, continuations=1).run("Go.")
+    assert (run.value, len(model.asked)) == (Point(2), 2)
 
 
 async def test_an_answer_that_never_fits_has_no_value() -> None:
@@ -346,6 +355,32 @@ async def test_a_conversation_that_is_too_long_is_compacted_and_goes_on() -> Non
     shown = [item.text for item in model.asked[3].items]
     assert "She is Ada." in shown[0]
     assert shown[1:] == ["Go.", "Done.", "More."]
+
+
+async def test_a_conversation_with_half_of_a_surrogate_pair_can_be_saved() -> None:
+    agent = Agent(Model("Fine."))
+    await agent.run("Half: \ud83d")
+    other = Agent(Model("Fine."))
+    other.load(agent.dump())
+    assert [item.text for item in other.history] == ["Half: ?", "Fine."]
+
+
+def test_two_may_save_to_one_file_at_a_time(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "agent.json"
+    first, second = (Agent(Model("x"), history=[Message("user", text)]) for text in ("1", "2"))
+    write = Path.write_bytes
+
+    def interrupted(draft: Path, data: bytes) -> int:
+        monkeypatch.undo()
+        written = write(draft, data)
+        second.save(path)  # meanwhile
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    first.save(path)
+    second.load(path)
+    assert second.history == first.history
+    assert [each.name for each in tmp_path.iterdir()] == ["agent.json"]
 
 
 async def test_what_was_not_saved_by_an_agent_is_refused() -> None:

@@ -212,6 +212,17 @@ async def test_call_that_needs_consent_waits_for_it(stored, approve) -> None:
         assert len([item for item in last if isinstance(item, FunctionCallOutput)]) == 1
 
 
+async def test_consent_without_the_tool_is_answered_for_the_model() -> None:
+    model = Model(wants("buy", "shop", what="tea"), "Well.")
+    async with storing(HostedTools(model, [mcp()])) as server:
+        first = await server.ask(stream=True, tools=[MCP])
+        body = checked(parse(first.body)[0])[-1]["response"]
+        allowed = {"approval_request_id": body["output"][0]["id"], "approve": True}
+        given = [{"type": "mcp_approval_response", **allowed}]
+        await server.ask(input=given, previous_response_id=body["id"])
+    assert model.asked[1].items[-1].output == "This tool is not there any more."
+
+
 async def test_a_failed_call_is_shown_as_failed_and_the_model_gets_the_error() -> None:
     async def fails(text: str) -> Shown:
         raise ToolError("The shop is closed.")

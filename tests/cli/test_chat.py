@@ -504,8 +504,9 @@ def test_calls_that_need_consent_are_asked_about(
     assert f"{result}" in shown.partition("It is ")[2]
 
 
+@pytest.mark.parametrize("place", ["https://shop.example", "stdio:python shop.py"])
 def test_tools_of_the_server_run_here_and_their_calls_are_shown(
-    up: Mock, typed: Typed, monkeypatch
+    place, up: Mock, typed: Typed, monkeypatch
 ) -> None:
     async def buy(text: str) -> Shown:
         return Shown("bought", {"output": "bought"})
@@ -521,7 +522,7 @@ def test_tools_of_the_server_run_here_and_their_calls_are_shown(
         return answering(call(tools[0]["function"]["name"], "{}"), finish="tool_calls")
 
     up.handler = answer
-    shown = seen("chat", "--at", up.base_url, "--tool", "mcp:shop=https://shop.example")
+    shown = seen("chat", "--at", up.base_url, "--tool", f"mcp:shop={place}")
     assert shown.count("Allow shop.buy {}? [y/N] ") == 2
     assert "[mcp_call] buy" in shown
     assert "It is bought" in shown

@@ -600,9 +600,10 @@ def test_arguments_of_a_call_by_the_server_come_before_it_is_in_progress() -> No
     ]
 
 
-def test_sound_that_is_none_fails_the_answer() -> None:
+@pytest.mark.parametrize("conversation", [True, False])
+def test_sound_that_is_none_fails_the_answer_and_is_not_shown(conversation) -> None:
     session = opened(**VOICE)
-    session.receive(Respond())
+    session.receive(Respond(conversation=conversation))
     (work,) = of(session, Generate)
     broken = [
         ItemAdded(0, Message("assistant")),
@@ -610,7 +611,9 @@ def test_sound_that_is_none_fails_the_answer() -> None:
         Delta(0, 0, "audio", "A"),
         Delta(0, 0, "audio", "AAAA"),
     ]
-    done = session.receive(Answered(work.response_id, broken))[-1]
+    *events, done = session.receive(Answered(work.response_id, broken))
+    shown = [event.event for event in events if isinstance(event, Answer)]
+    assert not any(isinstance(event, Delta) for event in shown)
     assert isinstance(done, ResponseDone)
     assert done.response.fault is not None
     assert done.response.status == "failed"

@@ -9,6 +9,7 @@ from dragoman.core.session import FORGOTTEN
 from dragoman.core.session_values import (
     ROOT,
     Append,
+    BufferSpeechStopped,
     Cancel,
     Clear,
     Commit,
@@ -20,10 +21,12 @@ from dragoman.core.session_values import (
     Retrieve,
     SessionConfig,
     SessionLimits,
+    SpeechStarted,
+    SpeechStopped,
 )
 from dragoman.core.sound import Spoken, from_base64
 
-from .test_session import MS, of, opened, refusal, user
+from .test_session import MS, VOICE, of, opened, refusal, user
 
 
 def test_what_a_session_holds_is_bounded() -> None:
@@ -88,6 +91,26 @@ def test_sound_beyond_the_limit_is_dropped_and_reported() -> None:
     (part,) = found.item.parts
     assert isinstance(part, Audio)
     assert part.data is None
+
+
+def test_the_sound_of_a_turn_for_which_there_is_no_room_is_dropped() -> None:
+    session = opened(SessionConfig(model="m"), **VOICE, limits=SessionLimits(items=2))
+    for end in (200, 400):
+        session.receive(Append(audio=MS * 200))
+        session.receive(SpeechStarted(end - 150))
+        assert len(session.receive(SpeechStopped(end))) > 3
+        session.receive(Cancel())
+    session.receive(Append(audio=MS * 200))
+    session.receive(SpeechStarted(450))
+    stopped, refused = session.receive(SpeechStopped(600))
+    assert stopped == BufferSpeechStopped("item_s0005", 600)
+    assert refusal([refused]).code == "too_large"
+    assert len(session.items.entries()) == 2
+    assert not session.active
+    session.receive(Delete(item_id="item_s0001"))
+    session.receive(Append(audio=MS * 200))
+    session.receive(SpeechStarted(650))
+    assert len(session.receive(SpeechStopped(800))) > 3
 
 
 def test_odd_bytes_never_split_a_sample() -> None:

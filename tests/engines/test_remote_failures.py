@@ -7,6 +7,7 @@ table cannot say: time-outs, retries, keys, and what is never raised.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 import traceback
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.error import FaultError
+from dragoman.core import turn
+from dragoman.core.error import TOO_MANY, FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
@@ -392,3 +394,18 @@ async def test_event_over_the_limit_is_a_fault(monkeypatch) -> None:
     async with remote(long) as (engine, _):
         found = await fault(engine, asking(stream=True))
     assert found.code == "upstream_error"
+
+
+@pytest.mark.parametrize("tail", ["\n\n", ""])
+async def test_an_item_too_many_leaves_those_before_it_in_one_read(monkeypatch, tail) -> None:
+    monkeypatch.setattr(turn, "MAX_ITEMS", 3)
+    item = {"type": "message", "role": "assistant", "content": []}
+    added = json.dumps({"type": "response.output_item.added", "output_index": 0, "item": item})
+    body = "\n\n".join([f"data: {added}"] * 4) + tail
+    async with remote(plain(200, body.encode(), type="text/event-stream"), wire="responses") as (
+        engine,
+        _,
+    ):
+        found = await events(engine, asking(stream=True))
+    assert [type(event).__name__ for event in found] == ["Started", *["ItemAdded"] * 3, "Failed"]
+    assert found[-1].fault == TOO_MANY

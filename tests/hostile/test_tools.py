@@ -18,7 +18,7 @@ from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Namespa
 from dragoman.core.tools import ToolFilter
 from dragoman.server.state.files import AT_ONCE
 from dragoman.tools import chunks, files, web
-from dragoman.tools.mcp import LIST, MOST_KNOWN, _known
+from dragoman.tools.mcp import LIST, MOST_KNOWN, Server, _known
 from dragoman.tools.run import MOST_WRITTEN, ToolError
 from dragoman.tools.web import KIND, Browser, options_of
 from dragoman.wire.files import MOST_CONDITIONS, decode_search
@@ -28,6 +28,7 @@ from tests.agent.hosting import mcp, python, search, wants
 from tests.agent.stage import Model
 from tests.server.state.storing import storing
 from tests.server.test_files import Embedder, filing, library
+from tests.tools.mcp_fake import listed, opened
 
 FUNCTION = {"type": "function", "name": "f"}
 
@@ -37,6 +38,9 @@ def test_arguments_of_many_values_are_not_decoded() -> None:
     for read in (files._queries, partial(web._arguments, "search")):
         with pytest.raises(ToolError, match="more than 100000 values"):
             read(written)
+    digits = json.dumps({"queries": ["a"], "a": 0}).replace("0", "9" * 1_000_001)
+    with pytest.raises(ToolError, match="more than 1000000 digits"):
+        files._queries(digits)
 
 
 # ---- choices ---------------------------------------------------------------------------------
@@ -142,6 +146,13 @@ def test_h4_a_list_of_more_tools_than_a_server_has_is_not_used() -> None:
 
     assert _known([listed(MOST_KNOWN + 1)], "x") is None
     assert len(_known([listed(2), listed(MOST_KNOWN + 1)], "x") or ()) == 2
+
+
+async def test_a_list_in_the_conversation_that_is_too_long_is_not_counted_whole(caplog) -> None:
+    items = [listed(*[{"input_schema": {"x": "x" * 750_000}}] * 3)]
+    async with opened(Server(name="s", url="http://127.0.0.1:1"), items=items) as session:
+        assert session.tools == ()
+    assert "has 3 tools of 15" in caplog.text  # as large as two of them
 
 
 # ---- files -----------------------------------------------------------------------------------

@@ -382,6 +382,23 @@ async def test_a_message_without_end_ends_a_call(monkeypatch) -> None:
                 await asyncio.sleep(0.005)
 
 
+async def test_channels_that_are_opened_and_reset_are_bounded(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling(voiced=False, audio=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        association = call.line.peer._connection.sctp
+        assert len(association._data_channels) == 1
+        association._data_channels |= dict.fromkeys(range(100, 1_200))
+        with monkeypatch.context() as patch:
+            patch.setattr(association, "_data_channel_closed", association._data_channels.pop)
+            await phone.say({"type": "x"})
+            async with asyncio.timeout(5):
+                while app._realtime.calls:
+                    await asyncio.sleep(0.005)
+
+
 async def test_sound_is_not_sent_again_and_a_client_is_at_few_addresses(monkeypatch) -> None:
     on_loopback(monkeypatch)
     async with calling() as (app, phone):

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from dragoman.core.error import FaultError
 from dragoman.core.interfaces import ANYONE
 from dragoman.server.app import App
 from dragoman.server.limits import Budget, measured, weigh, widened
@@ -39,6 +40,16 @@ def test_4_10_values_take_no_more_than_they_weigh(value: str) -> None:
         tracemalloc.stop()
     assert decoded
     assert took < 1.2 * weigh(data)
+
+
+def test_a_body_of_long_numbers_is_refused_and_digits_in_texts_are_not_counted() -> None:
+    number = "9" * 4_000
+    many, few = (f"[{','.join([number] * count)}]" for count in (501, 500))
+    for body in (many, f"[{number * 501}]", f"[0.{number * 501}]", f'["\\"", {many}]'):
+        with pytest.raises(FaultError, match="numbers have more than 2000000 digits"):
+            check_size(body.encode(), LIMITS)
+    for body in (few, f'["{many}"]', f'["\\"{many}", {few}]'):
+        check_size(body.encode(), LIMITS)
 
 
 TEXTS = {

@@ -1,6 +1,7 @@
 """The tool that searches files: text, chunks, words and scores, and citations of what it found."""
 
 import json
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.files import Found
-from dragoman.core.interfaces import ANYONE
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Annotation, CustomToolCall, FunctionCall, Unknown
 from dragoman.formats.citations import Citations
+from dragoman.tools import files
 from dragoman.tools.chunks import (
     LONGEST_WORD,
     UnreadableError,
@@ -224,6 +226,19 @@ async def test_model_is_shown_numbered_pieces_and_the_client_results() -> None:
     )
     await reading.close()
     await FileSearch().close()
+
+
+async def test_long_conversations_are_read_in_a_thread(monkeypatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(files, "recorded", lambda _: threads.append(threading.get_ident()))
+    tool = FileSearch()
+    tool.searched = Shelf()
+    asked: Any = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+    items = [Unknown("responses", "file_search_call", {})] * 2
+    for size in (0, 1):
+        await tool.open(asked, items, Caller(size=size))
+    own = threading.get_ident()
+    assert [each == own for each in threads] == [True, True, False, False]
 
 
 async def test_later_answer_goes_on_counting_and_cites_what_was_shown_before() -> None:

@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 import pytest
 from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCNotification
+from mcp.types import JSONRPCNotification, JSONRPCResponse
 
 from dragoman.core.interfaces import Caller
 from dragoman.net.errors import ConnectError
@@ -67,6 +67,11 @@ HOSTILE = {
     ),
     "many numbers": (
         {"content": [], "structuredContent": {"a": [0] * 100_010}},
+        "or 20000 values",
+        -32700,
+    ),
+    "many digits": (
+        {"content": [], "structuredContent": {"a": [10**4_000] * 260}},
         "or 20000 values",
         -32700,
     ),
@@ -158,6 +163,57 @@ async def test_a_server_of_the_stateless_protocol_that_asks_for_input_is_refused
             await calling
         await answering.asked[-1].gone
         assert fake.count("notifications/cancelled") == 0
+
+
+async def test_a_stream_that_only_has_comments_ends_soon_after_its_call(monkeypatch) -> None:
+    monkeypatch.setattr(mcp, "GRACE", 0.1)
+    fake = Fake(tools_call=Reply([head(), *[b": still here\n\n"] * 10_000], pause=0.05))
+    async with served(fake, seconds=0.3) as (server, answering), opened(server) as session:
+        result = await ran(session, "t")
+        assert "did not answer the call" in result.output.output
+        calls = [each for each in answering.asked if b'"tools/call"' in each.body]
+        await calls[0].gone
+
+
+async def test_arguments_that_look_like_a_cancellation_are_arguments() -> None:
+    fake = Fake()
+    async with served(fake) as (server, _), opened(server) as session:
+        result = await ran(session, "t", '{"query": "notifications/cancelled"}')
+    assert result.output.output == "ok"
+
+
+async def test_messages_are_not_made_texts_for_a_log() -> None:
+    message = JSONRPCResponse(jsonrpc="2.0", id=1, result={"text": "x" * 10_000})
+    assert len(f"{message}") < 1_000
+
+
+async def test_lists_are_cleaned_in_pieces_and_not_kept_by_the_sdk(monkeypatch) -> None:
+    fake, longest = Fake(), 0
+    clean = mcp_client.clean
+
+    def cleaned(text: str) -> str:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return clean(text)
+
+    def pages(message: Any) -> Any:
+        cursor = (message.get("params") or {}).get("cursor")
+        more = {"outputSchema": {"type": "object", "x": "x" * 1_000}, "description": "x" * 300_000}
+        tool = {"name": f"t{fake.count('tools/list')}", "inputSchema": {"type": "object"}, **more}
+        return {"tools": [tool], "nextCursor": None if cursor else "more"}
+
+    monkeypatch.setattr(mcp_client, "clean", cleaned)
+    fake.answers["tools/list"] = pages
+    async with served(fake) as (server, _):
+        hosted = MCP([server])
+        await hosted.open(asked(), (), Caller())
+        (link,) = hosted._links.values()
+        link._connection.changed = True
+        session = await hosted.open(asked(), (), Caller())
+        assert [each.spec.name for each in session.tools] == ["t3", "t4"]
+        assert link._connection._client.session._tool_output_schemas == {"t3": None, "t4": None}
+        await hosted.close()
+    assert longest == mcp_client.LONG
 
 
 async def test_a_call_that_is_cancelled_is_cancelled_at_a_server_with_sessions() -> None:
@@ -318,6 +374,10 @@ ENDINGS = {
         "ended before it answered",
     ),
     "no messages": ("os.write(1, b'\\n' * 10_002); time.sleep(60)", "ended before it answered"),
+    "asks and reads nothing": (
+        "[send(id=n, method='ping') for n in range(20_000)]; time.sleep(60)",
+        "ended before it answered",
+    ),
     "never answers": ("time.sleep(60)", "did not answer the call"),
     "does not end": (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
@@ -376,6 +436,7 @@ async def test_a_program_that_goes_wrong_is_ended_and_started_anew(monkeypatch, 
     assert "ended by itself: 'why'" in caplog.text
     assert "a line of more than 8388608 bytes" in caplog.text
     assert "10000 lines in a row" in caplog.text
+    assert "takes no answers" in caplog.text
 
 
 async def test_others_run_between_the_events_of_a_stream(monkeypatch) -> None:
@@ -428,7 +489,7 @@ async def test_of_a_servers_notifications_only_progress_is_passed_on() -> None:
         for note in notes:
             yield SessionMessage(note)
 
-    connection: Any = SimpleNamespace(changed=False)
+    connection: Any = SimpleNamespace(changed=False, asked=0)
     passed = [each.message async for each in mcp_client._Bounded(stream(), connection)]
     assert passed == [notes[1], notes[4]]
     assert connection.changed

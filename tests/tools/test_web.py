@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import re
+import threading
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,10 +16,11 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Annotation, FunctionCall, Unknown
 from dragoman.formats.citations import Citations
+from dragoman.tools import page as page_module
 from dragoman.tools import search as search_module
 from dragoman.tools import web as web_module
 from dragoman.tools.run import Context, Runner
-from dragoman.tools.web import KIND, SIZES, options_of
+from dragoman.tools.web import KIND, SIZES, Browser, options_of
 from tests.net.peer import plain
 from tests.tools.browsing import STORY, Model, Site, resolving, web
 
@@ -92,6 +95,34 @@ async def test_r4_51_r4_53_a_page_is_scrolled_without_being_fetched_again(model,
     assert await model.refused("open", loc=403) == "There is no line 403. The lines are 0 to 402."
     assert "[3] " in await model.shown("open", loc=0)  # what was not shown has no cursor
     assert site.paths == ["/"]
+
+
+async def test_pages_are_searched_and_long_conversations_read_in_threads(
+    tool, site, monkeypatch
+) -> None:
+    threads: list[int] = []
+
+    def recorded(work: Any) -> Any:
+        def run(*given: Any) -> Any:
+            threads.append(threading.get_ident())
+            return work(*given)
+
+        return run
+
+    for module in (page_module, web_module):
+        monkeypatch.setattr(module, "flat", recorded(module.flat))
+    monkeypatch.setattr(Browser, "_restore", recorded(Browser._restore))
+    model = await Model(tool, caller=Caller(size=1)).begin()
+    await model.shown("search", query="x")
+    site.found = [site.result("/", content="Paragraph 7")]
+    await model.shown("search", query="x")
+    await model.shown("open", id=0)
+    await model.shown("find", pattern="paragraph 9")
+    model.options = {"external_web_access": False}
+    await model.begin()
+    await model.shown("search", query="story")
+    assert len(threads) == 2 + len(model.items)  # those that were restored, and not the last
+    assert threading.get_ident() not in threads
 
 
 async def test_many_lines_are_shown_where_they_are_asked_for_up_to_a_limit(model, site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -30,13 +31,13 @@ from dragoman.core.item import (
     Refusal,
 )
 from dragoman.core.request import Request
-from dragoman.engines.base import enforce_contract
+from dragoman.engines.base import enforce_contract, new_id
 from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
 
 from .budget import Budget, Meter, Price
-from .loop import INTERRUPTED, Approve, Decision, Loop, unanswered
+from .loop import CONTINUE, INTERRUPTED, Approve, Decision, Loop, unanswered
 
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
 MOVED_ON = "It was not run: the user said something else first."
@@ -225,7 +226,11 @@ class Agent:
         saved = Saved(
             1, self.name, self.model, self.history, usage, meter.cost, meter.calls, meter.rounds
         )
-        return msgspec.json.encode(saved)
+        try:
+            return msgspec.json.encode(saved)
+        except UnicodeEncodeError:  # the input has half of a surrogate pair
+            text = json.dumps(msgspec.to_builtins(saved), ensure_ascii=False)
+            return text.encode(errors="replace")
 
     def load(self, data: bytes | str | Path) -> None:
         """Restore what `dump` gave, or `save` wrote to a file. The meter, which others may share,
@@ -242,9 +247,12 @@ class Agent:
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""
         path = Path(path)
-        draft = path.with_name(path.name + ".part")
-        draft.write_bytes(self.dump())
-        draft.replace(path)
+        draft = path.with_name(f"{path.name}.{new_id()}.part")  # another one may be saving, too
+        try:
+            draft.write_bytes(self.dump())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Close the engine."""
@@ -316,7 +324,7 @@ class RunStream(Stream):
         value: Any = run.text
         if typed is not None:
             try:
-                value = typed.value(_last_text(run.output))
+                value = _value(typed, run.output)
             except ToolError:
                 value = None
         return replace(run, pending=pending, value=None if pending else value)
@@ -432,7 +440,7 @@ class _AgentLoop(Loop):
         if typed is None or not self._left or any(isinstance(part, Refusal) for part in parts):
             return None
         try:
-            typed.value(_last_text(output))
+            _value(typed, request.items)
         except ToolError as error:
             self._left -= 1
             items = (*request.items, Message("user", f"{error} Answer again, in JSON alone."))
@@ -464,9 +472,22 @@ class _AgentLoop(Loop):
                 self.done.append(not_run(call, INTERRUPTED).output)
 
 
-def _last_text(output: Sequence[Item]) -> str:
-    """The text of the last message."""
-    return next((item.text for item in reversed(output) if isinstance(item, Message)), "")
+def _value(typed: OutputType, items: Sequence[Item]) -> Any:
+    """The value of the last message, or of the last ones where an answer was cut off and continued.
+    Raises ToolError."""
+    text, problem = "", ToolError("There is no answer.")
+    for item in reversed(items):
+        if isinstance(item, Message) and item.role == "assistant":
+            try:
+                return typed.value(item.text + text)
+            except ToolError as error:
+                problem = problem if text else error
+            text = item.text + text
+        elif isinstance(item, Message) and item.text == CONTINUE:
+            continue
+        elif text and isinstance(item, (Message, *_OUTPUTS)):
+            break
+    raise problem
 
 
 async def _first_model(engine: Engine) -> str:

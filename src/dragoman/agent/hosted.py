@@ -328,9 +328,11 @@ def for_model(
                 found.append(made)
                 answer = answers.get(item.id or "")
                 reason = answer.value.get("reason") if answer is not None else None
-                if runner is not None and runner.find(made) is None:
+                allowed = answer is not None and answer.value.get("approve") is True
+                gone = allowed if runner is None else runner.find(made) is None
+                if gone:
                     outputs.append(FunctionCallOutput(call.call_id, GONE))
-                elif answer is not None and answer.value.get("approve") is True:
+                elif allowed:
                     decisions[call.call_id] = True
                 else:
                     words = f"{NOT_ALLOWED} {reason}" if reason else NOT_ALLOWED

@@ -243,9 +243,10 @@ def _chat(options: Namespace) -> int:
 async def _agent(options: Namespace) -> tuple[Agent, str]:
     """An agent with the named tools, and its description in a line."""
     client = await _client(options)
-    tools = [each for each in options.tools if each.endswith(".py")]
+    # The command of an MCP server may end like a file.
+    tools = [t for t in options.tools if t.endswith(".py") and not t.startswith("mcp:")]
     mine = [tool for each in tools for tool in tools_in(Path(each))]
-    servers = [HostedTool(use=each) for each in options.tools if not each.endswith(".py")]
+    servers = [HostedTool(use=each) for each in options.tools if each not in tools]
     engine: Engine = client
     settings: dict[str, Any] = {"reasoning": options.effort} if options.effort else {}
     if servers:

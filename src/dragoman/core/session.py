@@ -130,7 +130,6 @@ TOO_OLD = Fault(
     "client",
 )
 
-
 FORGOTTEN = Loss("audio", "dropped", "the session holds as much sound as it may")
 """The oldest sound is no longer stored. That is no `error`: Pipecat's client ends at one."""
 
@@ -356,9 +355,9 @@ class Session:
         audio, self._buffer = self._buffer, self._buffer[size:]  # not copied: it may be long
         del audio[size:]
         self._begins += size
-        self._utterance = ""
-        self._quiet_since = self.position
+        self._utterance, self._quiet_since = "", self.position
         self._buffer_state = "filled" if self._buffer else "empty"
+        self.items.check_room(0)  # the sound of a turn for which there is no room is dropped
         self._emit(BufferCommitted(id, self.items.last, (FORGOTTEN,) if self._cut else ()))
         self._cut = False
         item = Message("user", (Audio(format="pcm16"),), id=id, status="completed")
@@ -635,7 +634,14 @@ class Session:
 
     def _show(self, answer: _Answer, events: list[Event]) -> None:
         """Tell the client of these, and keep what belongs to the conversation."""
+        sound = b""
         for event in events:
+            if isinstance(event, Delta) and event.kind == "audio":
+                try:
+                    sound = b64decode(event.data)
+                except ValueError:
+                    self._stop(answer, None, NO_SOUND)
+                    return
             place = getattr(event, "index", 0)
             item = answer.view.items[place]
             id, kind = item_id(item), type_of(item)
@@ -657,14 +663,8 @@ class Session:
                     spoken = self.items.find(id).spoken.setdefault(number, Spoken())
                     if sense == "transcript":
                         spoken.add_text(data)
-                    else:
-                        try:
-                            sound = b64decode(data)
-                        except ValueError:
-                            self._stop(answer, None, NO_SOUND)
-                            return
-                        if spoken.add_sound(len(sound)):
-                            self._store((id, number), sound)
+                    elif spoken.add_sound(len(sound)):
+                        self._store((id, number), sound)
                 case _:
                     self._emit(shown)
         while answer.view.hidden:

@@ -345,7 +345,7 @@ class UpstreamAnswer(Struct, eq=False):
         request = self._request
         try:
             if error is None or request.decoder.ended:
-                events = self._late + events + request.decoder.close()
+                events = self._late + events + request.closed()
             else:
                 events = events + request.broken(error)
             self.cancel()
@@ -395,13 +395,13 @@ class UpstreamAnswer(Struct, eq=False):
 
     async def _decode_apart(self, data: bytes, over: bool) -> None:
         """Decode large data in a thread, not to block the loop. Reading is paused meanwhile."""
-        connection, decoder = self._exchange.connection, self._request.decoder
+        connection, request = self._exchange.connection, self._request
         connection.pause()
         self._stop_timer()
 
         def decoded() -> list[Event]:
-            events = decoder.feed(data)
-            return events + decoder.close() if over and connection.error is None else events
+            events = request.decoder.feed(data)
+            return events + request.closed() if over and connection.error is None else events
 
         events = await self._remote.upstream.apart(decoded)
         self._state, self._ready, self._unseen = State.BODY, (events, over), -1

@@ -288,8 +288,9 @@ async def question(
         return Answer()
 
 
-PIECES = 4
-"""Pieces of large answers that are decoded in one turn of the event loop, all answers together."""
+PIECES = 1
+"""Pieces of large answers that are decoded in one turn of the event loop, all answers together: one
+with hundreds of calls takes 20 ms."""
 LISTING = 5.0
 """Seconds for a server to list its models."""
 LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
@@ -672,9 +673,18 @@ class UpstreamRequest(Struct):
         restore = self.lowered.restore
         return batch if restore is None else restore(batch)
 
+    def closed(self) -> list[Event]:
+        """The last events, once no more bytes come: behind those that were decoded before, also
+        where one of them is an item too many."""
+        try:
+            return self.decoder.close()
+        except FaultError as error:
+            self.turn.fail(error.fault)
+            return self.turn.take()
+
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else the fault."""
         turn = self.raw_turn
         if not turn.all_finished and (not turn.has_output or isinstance(error, _EXPLAINED)):
             turn.fail(broken(error))
-        return [*self.decoder.close(), *self.turn.take()]
+        return [*self.closed(), *self.turn.take()]

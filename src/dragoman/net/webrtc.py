@@ -60,8 +60,8 @@ MAX_ACKED = 10_000
 """Chunks that the acknowledgements in a datagram are compared with: those that their gaps span, and
 for each acknowledgement those that were sent and are not acknowledged without a gap."""
 MAX_WAITING = 1_000
-"""Chunks of messages that are not whole, chunks behind a loss, and streams: aiortc looks at all of
-them for each chunk. The window it grants, 1 MiB, has room for fewer of usual size."""
+"""Chunks of messages that are not whole, chunks behind a loss, streams and channels: aiortc looks
+at most of them for each chunk. The window it grants, 1 MiB, has room for fewer of usual size."""
 _CANDIDATES = ("a=candidate:", "a=end-of-candidates")
 _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
@@ -393,7 +393,8 @@ def _bound_association(sctp: Any) -> None:
     async def bounded(data: bytes) -> None:
         streams = sctp._inbound_streams.values()
         waiting = sum(len(each.reassembly) for each in streams) + len(streams)
-        if waiting + len(sctp._sack_misordered) > MAX_WAITING:
+        waiting += len(sctp._sack_misordered) + len(sctp._data_channels)
+        if waiting > MAX_WAITING:
             raise ConnectionError
         check_packet(data, len(sctp._sent_queue))
         await handle(data)

@@ -6,9 +6,11 @@ What the model is shown of each call are numbered pieces of files. It cites them
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -71,7 +73,8 @@ class FileSearch:
             raise FaultError(NO_LIBRARY)
         stores, search = decode_options(asked)
         await self.searched.check(caller, stores)
-        return Reading(self.searched, stores, search, items, caller)
+        make = partial(Reading, self.searched, stores, search, items, caller)
+        return await asyncio.to_thread(make) if caller.size else make()  # many items take long
 
     async def close(self) -> None:
         """There is nothing to be closed: the store is the server's."""

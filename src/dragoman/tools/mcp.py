@@ -503,7 +503,11 @@ class _Session(Session):
         wanted = Filter(wanted) if isinstance(wanted, list) else wanted or Filter()
         only = Filter(None if server.allowed_tools is None else list(server.allowed_tools))
         tools = [tool for tool in tools if wanted.fits(tool) and only.fits(tool)]
-        size = len(msgspec.json.encode(tools))
+        size = 0
+        for tool in tools:
+            size += len(msgspec.json.encode(tool))
+            if size > MOST_SCHEMAS:  # a list of the conversation may be as long as that
+                break
         if len(tools) > MOST_TOOLS or size > MOST_SCHEMAS:
             problem = f"The MCP server {server.name!r} has {len(tools)} tools of {size} bytes, and "
             problem += f"{MOST_TOOLS} of {MOST_SCHEMAS} bytes can be used. Name those that are "

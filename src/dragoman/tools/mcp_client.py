@@ -27,10 +27,14 @@ from mcp.types import (
     CallToolResult,
     Implementation,
     InputRequiredResult,
+    JSONRPCError,
     JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
     PaginatedRequestParams,
     jsonrpc_message_adapter,
 )
+from msgspec import Raw
 from pydantic import TypeAdapter, ValidationError
 
 from dragoman.core.error import MAX_MESSAGE, Fault, FaultError
@@ -42,16 +46,20 @@ from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import ConnectError, NetError, NetTimeoutError
 from dragoman.net.url import Proxies, parse_url
-from dragoman.wire.json import split_at_quotes
+from dragoman.wire.json import has_many_digits, raw_fields, split_at_quotes
 
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one message of a server, and of its answer to one request, decoded."""
 MOST_VALUES = 20_000
 """The most arrays and objects in a message: they cost the most time; five others count as one."""
+MOST_DIGITS = 1_000_000
+"""The most digits of all numbers in a message."""
 MOST_OTHER = 10_000
 """The most lines in a row of a program that are no message."""
 PIECE, MOST_LINES = 4 * 1024, 100
 """Bytes of a stream that are parsed before others run, where what has come has more lines."""
+MOST_ASKED = 64
+"""Requests of a server that wait for an answer: the SDK starts a task for each."""
 MOST_BLOCKS = 256
 """Blocks of one result; more are left out, with a note for the model."""
 MOST_ERROR = 64 * 1024
@@ -61,6 +69,8 @@ MOST_LISTED = 2_000
 MOST_LIST = 2 * 1024 * 1024
 """Bytes of their names, descriptions and schemas."""
 MOST_PAGES = 100
+LONG = 64 * 1024
+"""Characters of a description, and bytes of an answer, that are read at once."""
 PATIENCE = 2.0
 """Seconds for a program to exit after its input is closed, and again after SIGTERM."""
 CONNECT = 10.0
@@ -75,6 +85,9 @@ for _name, _level in (("mcp", logging.CRITICAL), ("client", logging.CRITICAL), (
     # They log data of servers, with tracebacks, and URLs with their queries.
     if logging.getLogger(_name).level == logging.NOTSET:
         logging.getLogger(_name).setLevel(_level)
+for _message in (JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse):
+    # They are made texts for that, whether logged or not: a large one takes half a second.
+    type.__setattr__(_message, "__str__", object.__repr__)
 
 _UNREACHED, _UNANSWERED, _STATUS = -32090, -32091, -32092
 """Codes of errors that are ours, in the place of an answer: nothing was sent; nothing came back; a
@@ -89,8 +102,7 @@ Streams = AbstractAsyncContextManager[Any]
 
 
 class GoneError(Exception):
-    """The server has lost the session, or has ended; the request was not
-    processed."""
+    """The server has lost the session, or has ended; the request was not processed."""
 
 
 class Connection:
@@ -104,6 +116,7 @@ class Connection:
     def __init__(self, name: str, transport: Callable[[Connection], Streams]) -> None:
         self.name = name
         self.gone = self.changed = False
+        self.asked = 0  # requests of the server without an answer
         self._transport = transport
         self._end = asyncio.Event()
         self._client: Client | None = None
@@ -146,7 +159,7 @@ class Connection:
     @asynccontextmanager
     async def _streams(self) -> AsyncGenerator[Any]:
         async with self._transport(self) as (read, write):
-            yield _Bounded(read, self), write
+            yield _Bounded(read, self), _Bounded(write, self)
 
     async def close(self) -> None:
         """End the session, and the program."""
@@ -176,16 +189,16 @@ class Connection:
                         found.append(
                             {
                                 "name": tool.name,
-                                "description": clean(tool.description or "") or None,
+                                "description": await _cleaned(tool.description or "") or None,
                                 "input_schema": tool.input_schema,
                                 "annotations": about
                                 and about.model_dump(by_alias=True, mode="json", exclude_none=True),
                             }
                         )
                         size += len(msgspec.json.encode(found[-1]))
-                    if len(found) > MOST_LISTED or size > MOST_LIST:
-                        why = f"lists more than {MOST_LISTED} tools, or {MOST_LIST} bytes of them"
-                        raise FaultError(_fault("upstream_error", f"{self._whose} {why}."))
+                        if len(found) > MOST_LISTED or size > MOST_LIST:
+                            why = f"lists more than {MOST_LISTED} tools, or {MOST_LIST} bytes of"
+                            raise FaultError(_fault("upstream_error", f"{self._whose} {why} them."))
                     cursor = page.next_cursor
                     if not cursor:
                         return found
@@ -197,9 +210,19 @@ class Connection:
         except Exception as error:
             self._raise_gone(error)
             raise FaultError(self._problem(error)) from error
+        finally:
+            if self._client is not None:
+                self._forget({tool["name"] for tool in found})
         raise FaultError(
             _fault("upstream_error", f"{self._whose} lists its tools on over {MOST_PAGES} pages.")
         )
+
+    def _forget(self, names: set[JSON]) -> None:
+        """Drop what the SDK remembers of other tools: of lists with pages it does so never."""
+        session: Any = cast(Client, self._client).session
+        for known in (session._tool_output_schemas, session._x_mcp_header_maps):
+            for name in known.keys() - names:
+                del known[name]
 
     async def call(
         self, name: str, arguments: dict[str, JSON], seconds: float, report: Report
@@ -311,9 +334,20 @@ def clean(text: str) -> str:
     return _UNSEEN.sub("", text)
 
 
+async def _cleaned(text: str) -> str:
+    """The same, of a long text in pieces, between which others run."""
+    pieces: list[str] = []
+    for start in range(0, len(text), LONG):
+        pieces.append(clean(text[start : start + LONG]))
+        await asyncio.sleep(0)
+    return "".join(pieces)
+
+
 def _count_values(data: bytes) -> int:
     """The arrays and objects in JSON, and a fifth of its other values, without marks in its texts;
-    0 where they are few."""
+    0 where they are few. Many digits are too many values."""
+    if has_many_digits(data, MOST_DIGITS):
+        return MOST_VALUES + 1
     if data.count(b"{") + data.count(b"[") + data.count(b",") // 5 <= MOST_VALUES:
         return 0
     found = 0
@@ -327,7 +361,8 @@ def _count_values(data: bytes) -> int:
 
 class _Bounded:
     """A server's messages, with long lists cut: the SDK creates several objects for each member. Of
-    its notifications only reports of progress are passed on: the SDK starts a task for each."""
+    its notifications only reports of progress are passed on: the SDK starts a task for each, and
+    for each request, which are bounded. Over the other stream, it counts what is answered."""
 
     def __init__(self, stream: Any, connection: Connection) -> None:
         self._stream, self._connection = stream, connection
@@ -345,6 +380,11 @@ class _Bounded:
     def __aiter__(self) -> _Bounded:
         return self
 
+    async def send(self, item: SessionMessage) -> None:
+        """Send one of our messages."""
+        await self._stream.send(item)
+        self._connection.asked -= isinstance(item.message, JSONRPCResponse | JSONRPCError)
+
     async def __anext__(self) -> Any:
         while True:
             item = await anext(self._stream)
@@ -353,7 +393,12 @@ class _Bounded:
                     self._connection.changed = True
                 case JSONRPCNotification(method=method) if method != "notifications/progress":
                     pass
-                case _:
+                case JSONRPCRequest() if self._connection.asked >= MOST_ASKED:
+                    _log.warning("the MCP server %s takes no answers", self._connection.name)
+                    self._connection.gone = True
+                    raise StopAsyncIteration
+                case message:
+                    self._connection.asked += isinstance(message, JSONRPCRequest)
                     break
         result = getattr(getattr(item, "message", None), "result", None)
         if isinstance(result, dict):
@@ -363,6 +408,9 @@ class _Bounded:
                 blocks[MOST_BLOCKS:] = [{"type": "text", "text": words}]
             if isinstance(tools, list):
                 del tools[MOST_LISTED + 1 :]  # one too many, which is an error
+                for tool in tools:  # these are kept, and not used
+                    if isinstance(tool, dict):
+                        tool.pop("outputSchema", None)
         return item
 
 
@@ -407,7 +455,7 @@ class _Transport(httpx2.AsyncBaseTransport):
         self._connection, self._allow, self._tenant = connection, allow, tenant
         self._client = HTTPClient(
             proxies=Proxies.from_environ(os.environ),
-            timeouts=Timeouts(CONNECT, first_byte=seconds, idle=seconds, total=None),
+            timeouts=Timeouts(CONNECT, first_byte=seconds, idle=seconds, total=seconds),
             limits=Limits(connections=CONNECTIONS),
             name=f"the MCP server {connection.name!r}",
         )
@@ -420,7 +468,7 @@ class _Transport(httpx2.AsyncBaseTransport):
             # session, and is optional.
             return httpx2.Response(405)
         body = await request.aread()
-        if b'"notifications/cancelled"' in body:
+        if raw_fields(body or b"{}").get("method") == Raw(b'"notifications/cancelled"'):
             # A server that hangs accepts no cancellation either; others must not wait for that.
             task = asyncio.create_task(self._aside(request, body))
             self._asides.add(task)
@@ -523,10 +571,10 @@ class _Body(httpx2.AsyncByteStream):
         if _count_values(data) > MOST_VALUES:
             raise self._too_large()
         lines = data.count(b"\n") + data.count(b"\r") if self._stream else 0
-        step = PIECE if lines > MOST_LINES else max(len(data), 1)
+        step = PIECE if lines > MOST_LINES else LONG
         for start in range(0, len(data), step):
             yield data[start : start + step]
-            if step == PIECE:
+            if start + step < len(data):
                 await asyncio.sleep(0)  # others first
 
     async def aclose(self) -> None:
@@ -600,9 +648,8 @@ async def _program(
             with suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE):
                     await process.wait()
-            cast(
-                Any, process
-            )._transport.close()  # a pipe that is not read is not closed by its end
+            # A pipe that is not read is not closed by its end.
+            cast(Any, process)._transport.close()
 
 
 def _signal(process: asyncio.subprocess.Process, number: int) -> None:

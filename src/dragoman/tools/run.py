@@ -34,6 +34,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import CustomTool, FunctionTool, Namespace
 from dragoman.formats.citations import Cited
+from dragoman.wire.json import has_many_digits
 
 _log = logging.getLogger("dragoman")
 
@@ -50,6 +51,8 @@ LONGEST = 200_000
 """Characters of a result, where the tool has no limit of its own."""
 MOST_WRITTEN = 100_000
 """Values and names, about, in the arguments of a tool of the server: more are not decoded."""
+MOST_DIGITS = 1_000_000
+"""Digits of the numbers in them, together."""
 MOST_DATA = 20 * 1024 * 1024
 """Bytes of the images, sounds and files of a result."""
 PATIENCE = 1.0
@@ -320,9 +323,12 @@ class Runner:
 
 
 def check_written(text: str) -> None:
-    """Raise ToolError for arguments with so many values that to decode them takes long."""
+    """Raise ToolError for arguments with so many values, or so long ones, that it takes long to
+    decode them."""
     if sum(map(text.count, ",:[{")) > MOST_WRITTEN:
         raise ToolError(f"The arguments have more than {MOST_WRITTEN} values.")
+    if has_many_digits(text.encode("utf-8", "replace"), MOST_DIGITS):
+        raise ToolError(f"The numbers in the arguments have more than {MOST_DIGITS} digits.")
 
 
 class _LateError(Exception):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -34,7 +34,6 @@ from .page import (
     LONGER,
     LONGEST_TITLE,
     Link,
-    Page,
     UnreadableError,
     View,
     find_in,
@@ -68,6 +67,8 @@ from .search import (
     is_within,
     target,
 )
+
+_T = TypeVar("_T")
 
 KIND = "web_search_call"
 SIZES = {"low": (5, 2_000, 200), "medium": (10, 4_000, 400), "high": (20, 8_000, 800)}
@@ -363,11 +364,12 @@ class Web:
     ) -> Browser:
         """A browser for one answer. Raises FaultError for invalid or unsupported
         options."""
-        return Browser(self, options_of(asked), items, caller)
+        make = partial(Browser, self, options_of(asked), items, caller)
+        return await asyncio.to_thread(make) if caller.size else make()  # many items take long
 
-    async def in_turn(self, work: Callable[[], Page], tenant: str) -> Page:
-        """Read a page in a thread, in turn; the turn ends with the work, also where the caller was
-        cancelled."""
+    async def in_turn(self, work: Callable[[], _T], tenant: str) -> _T:
+        """Read or search pages in a thread, in turn; the turn ends with the work, also where the
+        caller was cancelled."""
         await self.reading.acquire(tenant)
         working = asyncio.ensure_future(asyncio.to_thread(work))
         working.add_done_callback(lambda _: self.reading.release(tenant))
@@ -490,7 +492,7 @@ class Browser(Session):
         if view.kind == "find":
             page = self._page(view.url, "page")
             await self._load(page)
-            again = find_in(page, view.pattern)
+            again = await self._in_turn(partial(find_in, page, view.pattern))
         elif view.kind != "results" and self._options.outside:
             again = await self._fetched(view.url, view.kind)
         elif view.seen:
@@ -505,18 +507,20 @@ class Browser(Session):
 
     async def _fetched(self, url: str, kind: Literal["page", "source"]) -> View:
         """A page of the web. Raises ToolError."""
-        web = self._web
-        fetched = await web.fetcher.fetch(url, self._options.may, self._caller.tenant)
+        fetched = await self._web.fetcher.fetch(url, self._options.may, self._caller.tenant)
         try:
             if self._caller.count is not None:
                 self._caller.count(len(fetched.body))
             reading = partial(read, fetched.body, fetched.kind, fetched.url)
-            page = await web.in_turn(partial(reading, source=kind == "source"), self._caller.tenant)
+            page = await self._in_turn(partial(reading, source=kind == "source"))
         except (FaultError, UnreadableError) as error:
             raise ToolError(str(error)) from None
         if fetched.cut:
             page.lines += ["", LONGER]
         return View(kind, fetched.url, page.title, page.lines, [Link(each) for each in page.links])
+
+    async def _in_turn(self, work: Callable[[], _T]) -> _T:
+        return await self._web.in_turn(work, self._caller.tenant)
 
     # ---- functions -------------------------------------------------------------------------
 
@@ -534,11 +538,9 @@ class Browser(Session):
             await before.wait()
         else:
             await before.wait()
-            words = text.lower().split()
             pages = {each.url: each for each in self._views.values() if each.kind == "page"}
-            held = [(each, flat([each.seen, *(each.lines or ())])[0]) for each in pages.values()]
-            matching = (each for each, shown in held if any(word in shown for word in words))
-            found = [Found(each.url, each.title) for each in matching][: options.results]
+            search = partial(_matching, tuple(pages.values()), text.lower().split())
+            found = (await self._in_turn(search))[: options.results]
         lines, links = list[str](), list[Link]()
         for number, each in enumerate(found):
             host, about = one_line(domain(each.url)), one_line(each.text)[: options.longest]
@@ -576,8 +578,10 @@ class Browser(Session):
                 view = self._page(view.url, "source")
         lines, place = await self._load(view), given.loc
         if place < 0:
-            found = line_with(link.words, lines) + view.first if link.words else link.line
-            place = max(found - AROUND, view.first)
+            place = link.line
+            if link.words:
+                place = view.first + await self._in_turn(partial(line_with, link.words, lines))
+            place = max(place - AROUND, view.first)
         return self._show(view, _action("open", "", view.url), place, given.num_lines)
 
     async def _link(self, view: View, number: int) -> Link:
@@ -604,7 +608,8 @@ class Browser(Session):
         if not given.pattern.strip():
             raise ToolError("There is nothing to find: fill in `pattern`.")
         await self._load(view)
-        return self._show(find_in(view, given.pattern), _action("find", given.pattern, view.url))
+        found = await self._in_turn(partial(find_in, view, given.pattern))
+        return self._show(found, _action("find", given.pattern, view.url))
 
     def _show(self, view: View, action: JSON, place: int = 0, count: int = -1) -> Shown:
         """Show lines from `place` on under a new cursor: `count` of them, or as many as
@@ -629,6 +634,14 @@ class Browser(Session):
         known = tuple(each.url for each in view.links) if view.kind == "results" else ()
         kept = Kept(view.kind, view.url, view.title, view.pattern, known)
         return Shown(text, {"action": action}, kept=msgspec.to_builtins(kept))
+
+
+def _matching(pages: Sequence[View], words: Sequence[str]) -> list[Found]:
+    """The pages that have any of these words."""
+    held = ((each, flat([each.seen, *(each.lines or ())])[0]) for each in pages)
+    return [
+        Found(each.url, each.title) for each, shown in held if any(word in shown for word in words)
+    ]
 
 
 class _Function(Tool):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Fault
+from dragoman.core.error import CUT, Fault, FaultError
 from dragoman.core.event import DeltaKind, Event, State
 from dragoman.core.fold import item_closed, unfold_item
 from dragoman.core.item import (
@@ -510,6 +510,8 @@ class Decoder:
             try:
                 for name, encoded in self._sse.feed(data[:end]):
                     self._event(name, encoded)
+            except FaultError as error:  # what came before it, in other frames, stands
+                self._turn.fail(error.fault)
             except ValueError as problem:
                 self._fail(str(problem))
             self._whole_frames = data[end - 2 : end] == b"\n\n"
