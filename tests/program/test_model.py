@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -302,6 +301,18 @@ def test_settings_of_the_model_apply_where_the_node_has_none() -> None:
         lm.with_sampling_params(heat=1)
 
 
+def test_limits_around_a_program_apply_to_what_it_generates() -> None:
+    @program
+    def answer(lm):
+        return lm + gen() + gen(max_tokens=7)
+
+    stage = Stage("x")
+    with assistant():
+        Model(stage, temperature=0.5) + token_limit(with_temperature(answer(), 0.7), 3) + gen()
+    asked = [(request.sampling.temperature, request.max_output_tokens) for request in stage.asked]
+    assert asked == [(0.7, 3), (0.7, 7), (0.5, None)]
+
+
 def test_a_model_is_made_of_whatever_connect_takes_and_of_clients() -> None:
     for target in ("script", Script("Hi"), connect(Script("Hi")), connect(Script("Hi")).sync):
         lm = question(Model(target))
@@ -352,14 +363,14 @@ def test_calls_without_an_end_are_stopped_and_the_error_names_the_limit() -> Non
 
 async def test_a_stream_that_is_closed_stops_the_answer() -> None:
     never = asyncio.Event()
-    lm = Model(Script([*_opening("one"), never.wait]))
+    lm = Model(Script([*opening("one"), never.wait]))
     async with assistant(), lm.stream(gen("x")) as stream:
         first = await anext(stream)
         assert str(first) == "one"
     assert stream.model["x"] == "one"
 
 
-def _opening(text: str) -> list:
+def opening(text: str) -> list:
     message = Message("assistant", (), "msg_1")
     return [
         Started("1", 0, "m"),
@@ -622,7 +633,7 @@ def test_a_snapshot_has_a_list_with_what_has_come_so_far() -> None:
 
 def test_a_stream_that_is_left_early_is_cancelled_without_async_too() -> None:
     never = asyncio.Event()
-    lm = Model(Script([*_opening("one"), never.wait]))
+    lm = Model(Script([*opening("one"), never.wait]))
     with assistant(), lm.stream(gen("x")) as stream:
         assert str(next(stream)) == "one"
     assert stream.model["x"] == "one"
@@ -662,27 +673,3 @@ def test_a_model_ends_the_processes_of_its_engine() -> None:
     lm = question(Model(Closing("x")))
     lm.close()
     assert closed == [True]
-
-
-FORKED = """
-import os
-from dragoman.program import Model, assistant, gen, regex, user
-
-def ask(lm):
-    with user():
-        lm += "Count to 3."
-    with assistant():
-        lm += gen("count", stop=".") + regex("[0-9]{2}", name="number")
-    return lm["count"], len(lm["number"])
-
-lm = Model("pocket", temperature=0)
-before = ask(lm)
-if (pid := os.fork()) == 0:
-    os._exit(0 if ask(lm) == before else 1)
-raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or ask(lm) != before)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_can_use_the_model_of_its_parent() -> None:
-    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=100)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Literal, Self, cast
 
 import msgspec
@@ -167,10 +167,12 @@ class _Scope(AbstractContextManager["_Scope"]):
         self.__exit__(*error)
 
 
-class OpenRole(Struct, frozen=True, eq=False):
-    """The role block that the code is in; compared by identity."""
+class OpenRole(Struct, eq=False):
+    """The role block that the code is in; compared by identity. Once it is `closed`, another may be
+    opened: that of a generator which was broken off is closed in another context."""
 
     name: str
+    closed: bool = False
 
 
 class Role(_Scope):
@@ -183,13 +185,16 @@ class Role(_Scope):
         self.name = name
 
     def __enter__(self) -> Self:
-        if (outer := open_role.get()) is not None:
+        outer = open_role.get()
+        if outer is not None and not outer.closed:
             fix = f"end `with {outer.name}():` first"
             raise ValueError(f"{self.name} cannot be inside {outer.name}; {fix}")
-        open_role.set(OpenRole(self.name))
+        self._open = OpenRole(self.name)
+        open_role.set(self._open)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._open.closed = True
         open_role.set(None)
 
 
@@ -212,6 +217,14 @@ class Block(_Scope):
 
 open_role: ContextVar[OpenRole | None] = ContextVar("open_role", default=None)
 open_blocks: ContextVar[tuple[Block, ...]] = ContextVar("open_blocks", default=())
+
+
+def outside() -> Context:
+    """This context without its role and blocks: that of a tool, which may run a program, too."""
+    context = copy_context()
+    context.run(open_role.set, None)
+    context.run(open_blocks.set, ())
+    return context
 
 
 def system() -> Role:

@@ -51,7 +51,7 @@ from dragoman.tools.run import Context, Runner
 
 from .grammar import bare, choices, find, fitting
 from .grammar import captures as captured
-from .history import Capture, State, open_role, since
+from .history import Capture, State, open_role, outside, since
 from .means import Ask, ProgramError, Target, by_probability, natives, unbound
 from .nodes import (
     Bound,
@@ -98,7 +98,7 @@ class Run:
         target: Target,
         settings: Mapping[str, Any],
         state: State,
-        call: Callable[[Call, State], Awaitable[State]],
+        call: Callable[[Call, State, Mapping[str, Any]], Awaitable[State]],
         emit: Emit | None,
     ) -> None:
         self.target, self.settings, self.state = target, settings, state
@@ -121,7 +121,7 @@ class Run:
             case GenAudio(options=own, voice=voice):
                 await self._speak(value, merged(options, own), voice)
             case Call():
-                self.state = await self._call(value, self.state)
+                self.state = await self._call(value, self.state, _sampling(options))
             case Rule(build=build) if loose(value, frozenset()):
                 await self.visit(build(), options)
             case Bound(body=body, options=own) if loose(body, frozenset()) or _is_text(body):
@@ -201,10 +201,7 @@ class Run:
                     items[-1] = _without_space(last)
         if ask.hint:
             items.append(Message("user", ask.hint))
-        given = {**self.settings}
-        for name, setting in asdict(options).items():
-            if setting is not None and name not in _OWN:
-                given[name] = setting
+        given = {**self.settings, **_sampling(options)}
         effort = given.pop("effort", None)
         if effort is None and "lark" in self.target.constraints and ask.plain and ask.extra:
             effort = "none"  # the model would reason before every choice
@@ -370,8 +367,11 @@ class Run:
         for call in calls:
             if self._emit:
                 self._emit("call", call.text, call.name, self.state)
-        results = [runner.run(call, Context(call, ANYONE)) for call in calls]
-        for call, result in zip(calls, await asyncio.gather(*results), strict=True):
+        begin = asyncio.get_running_loop().create_task
+        tasks = [
+            begin(runner.run(call, Context(call, ANYONE)), context=outside()) for call in calls
+        ]
+        for call, result in zip(calls, await asyncio.gather(*tasks), strict=True):
             self.state = self.state.added(result.output)
             if self._emit:
                 output = result.output.output
@@ -617,6 +617,12 @@ class _Watch:
             return text, None
         at, stop = min(hits)
         return text[:at], stop
+
+
+def _sampling(options: Options) -> dict[str, Any]:
+    """The sampling settings among options."""
+    given = asdict(options).items()
+    return {name: each for name, each in given if each is not None and name not in _OWN}
 
 
 def _spaced(text: str) -> bool:

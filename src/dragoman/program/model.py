@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, cast
+from weakref import finalize
 
 from msgspec import Struct
 
@@ -164,14 +165,16 @@ class Model:
         return Batch([ModelStream(self, (each,)) for each in nodes], at_once, progress)
 
     def _run(self, emit: Emit | None) -> Run:
-        async def call(value: Call, state: State) -> State:
-            return (await self._called(value, state, emit))._state
+        async def call(value: Call, state: State, given: Mapping[str, Any]) -> State:
+            model = self._of(state, {**self._settings, **given})
+            return (await self._called(value, model, emit))._state
 
         return Run(self._target, self._settings, self._state, call, emit)
 
-    async def _called(self, value: Call, state: State, emit: Emit | None) -> Model:
+    @staticmethod
+    async def _called(value: Call, model: Model, emit: Emit | None) -> Model:
         """Run a program: a synchronous one in a thread, whose `+` runs on this loop."""
-        function, model = value.function, self._of(state)
+        function = value.function
         if inspect.iscoroutinefunction(function):
             return _checked(value, await function(model, *value.args, **value.kwargs), Model)
         before, inside = _inside.get(), _Inside(asyncio.get_running_loop(), emit)
@@ -362,7 +365,7 @@ def _checked(value: Call, given: object, kind: type[_M]) -> _M:
 class ModelStream(Awaitable[_M]):
     """The deltas of some nodes as they are generated: iterate it, or await the final model.
 
-    To stop early, close it, or use it with `with` or `async with`.
+    To stop early, close it, or use it with `with` or `async with`. One that is dropped stops, too.
     """
 
     def __init__(self, model: _M, nodes: Iterable[object]) -> None:
@@ -381,7 +384,7 @@ class ModelStream(Awaitable[_M]):
     async def finish(self) -> _M:
         """Read to the end, and return the model."""
         if self._task is None:
-            self._task = self._begun(None)
+            self._task = self._begun(False)
         try:
             self._model = await self._task
         finally:
@@ -392,21 +395,26 @@ class ModelStream(Awaitable[_M]):
     def __await__(self) -> Generator[Any, Any, _M]:
         return self.finish().__await__()
 
-    def _begun(self, emit: Emit | None) -> asyncio.Task[_M]:
-        async def work() -> _M:
+    def _begun(self, streaming: bool) -> asyncio.Task[_M]:
+        start, value, ready, more = self._start, self._node, self._ready, self._more
+
+        def take(kind: Kind, text: str, name: str | None, state: State) -> None:
+            ready.append(Delta(kind, text, name, start._of(state)))
+            more.set()
+
+        async def work() -> _M:  # which knows nothing of this stream, so that it may be dropped
             inside = _inside.get()
-            run = self._start._run(emit or (inside.emit if inside else None))
+            run = start._run(take if streaming else inside.emit if inside else None)
             try:
-                await run.visit(self._node)
-                return self._start._of(run.state)
+                await run.visit(value)
+                return start._of(run.state)
             finally:
-                self._more.set()
+                more.set()
 
-        return asyncio.get_running_loop().create_task(work(), context=self._context)
-
-    def _take(self, kind: Kind, text: str, name: str | None, state: State) -> None:
-        self._ready.append(Delta(kind, text, name, self._start._of(state)))
-        self._more.set()
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work(), context=self._context)
+        finalize(self, _stop, loop, task).atexit = False
+        return task
 
     def __aiter__(self) -> ModelStream[_M]:
         return self
@@ -414,7 +422,7 @@ class ModelStream(Awaitable[_M]):
     async def _wait(self) -> bool:
         """Wait for a delta; false at the end."""
         if self._task is None:
-            self._task = self._begun(self._take)
+            self._task = self._begun(True)
         while not self._ready:
             if self._task.done():
                 self._model = self._task.result()
@@ -458,6 +466,11 @@ class ModelStream(Awaitable[_M]):
 
     def __exit__(self, *error: object) -> None:
         LOOP.run(self.close)
+
+
+def _stop(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(task.cancel)
 
 
 class Batch(Awaitable[list[_M]]):

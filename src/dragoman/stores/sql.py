@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -511,7 +512,8 @@ class Store(Files):
             RETURNING seq"""
         found: list[Record] = []
         for (seq,) in await self._write(statement, owner, now, until):
-            found += await self._records("WHERE r.seq = $1", seq)
+            with suppress(StoreError):  # it is damaged, and tried again when its lease expires
+                found += await self._records("WHERE r.seq = $1", seq)
         return tuple(found)
 
     # ---- conversations -------------------------------------------------------------------
@@ -592,8 +594,7 @@ class Store(Files):
         self._retention.check_room(count + len(items), size + sum(len(data) for _, data in items))
 
     async def check_room(self, id: str) -> None:
-        """Raise FaultError where a conversation is full. The items of an answer may exceed the
-        limit: they are never left out."""
+        """Raise FaultError where a conversation is full; items of an answer are stored anyway."""
         await self._transact((), partial(self._room, id))
 
     async def list_items(

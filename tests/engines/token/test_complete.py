@@ -3,6 +3,8 @@
 from contextlib import aclosing
 from typing import Any
 
+from msgspec.structs import replace
+
 from dragoman.core.event import Failed
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
@@ -40,6 +42,13 @@ async def test_ids_that_are_none_are_refused() -> None:
         for prompt in ([1, TOY.size], [-1], [], ""):
             response = await completed(engine, prompt, asked())
             assert response.error.code == "invalid_request"
+
+
+async def test_fields_that_are_not_carried_are_reported() -> None:
+    extra = {"completions": {"ignore_eos": True, "guided_choice": ["a"]}}
+    async with serving(Says("there")) as engine:
+        response = await completed(engine, "hi", replace(asked(), extra=extra))
+        assert [loss.field for loss in response.losses] == ["ignore_eos", "guided_choice"]
 
 
 async def test_an_echo_comes_first_and_is_searched_for_no_stop() -> None:

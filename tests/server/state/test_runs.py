@@ -363,6 +363,27 @@ async def test_the_runs_of_a_dead_server_are_ended_by_another(tmp_path) -> None:
         assert frames(replay.body)[-2].startswith(b"event: response.failed")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE responses SET record = x'00ff' WHERE id = 'r0'",
+        "INSERT INTO segments (seq, first, length, events) SELECT seq, 0, 1, x'ff' FROM responses",
+    ],
+)
+async def test_orphan_that_cannot_be_read_holds_up_no_other(tmp_path, damage) -> None:
+    store = opened("sqlite", tmp_path)
+    asked = Request(model="m", items=(Message("user", "Hi"),), store=True)
+    given = {"tenant": "", "wire": "responses", "created_at": 0, "request": asked, "lease": 1.0}
+    await store.begin(Record(id="r0", **given))
+    await store._write(f"{damage} RETURNING seq")
+    for number in range(1, 4):
+        await store.begin(Record(id=f"r{number}", **given))
+    await Runs(store, upkeep=False)._end_orphans()
+    left = "SELECT id FROM responses WHERE seq IN (SELECT seq FROM runs)"
+    assert await store._read(left) == [("r0",)]
+    await store.close()
+
+
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("said", [False, True])
 async def test_orphan_without_events_is_requeued_where_configured(tmp_path, requeue, said) -> None:

@@ -577,7 +577,7 @@ class TokenEngine:
             request=request,
             jobs=self._jobs(ids, request, ends, tenant, echo=echo),
             parser=lambda turn: RawParser(turn, self.tokenizer),
-            losses=self._unsupported_sampling(request.sampling),
+            losses=(*unsupported_fields(request), *self._unsupported_sampling(request.sampling)),
             echo=text if echo else None,
         )
 

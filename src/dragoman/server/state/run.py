@@ -675,26 +675,26 @@ class Runs:
                 own[id].stop()
 
     async def _end_orphans(self) -> None:
-        """End orphaned runs: their servers died, or, where it was this one, their end could not be
-        stored."""
+        """End orphaned runs: their servers died, or this one could not store their end."""
         now = await self.store.clock()
         for record in await self.store.take_orphans(self.owner, now, now + self.lease):
-            if record.id in self.live:
-                continue
-            log = await self.store.log(record.id)
-            events = [event for segment in log for event in segment.events]
-            stored, again = len(events), self._requeue and not record.cancelling
-            if again and not events and record.background and self.launch is not None:
-                items = record.request.items if record.conversation is not None else ()
-                run = Run(record, self, named(items, record.id))
-                with suppress(FaultError):  # too many wait: its lease expires, then it is retried
-                    turn = self.places.queue(record.tenant)
-                    self._launch(run, turn, None, Caller(tenant=record.tenant))
-                continue
-            if not events:
-                events.append(Started(record.id, record.created_at, record.request.model))
-            events.append(end_for(CANCELLED if record.cancelling else DIED))
-            response = await self.store.apart(8 * len(events), fold, events)  # many take long
-            rest, size = LogSegment(stored, tuple(events[stored:])), size_of(response)
-            end = self.announce(record, response) if record.background else ()
-            await self.store.finish(record.id, response, rest, (), end, size, record.tenant)
+            if record.id not in self.live:
+                await self._tended(self._end_orphan(record))  # one that fails holds up no other
+
+    async def _end_orphan(self, record: Record) -> None:
+        events = [event for segment in await self.store.log(record.id) for event in segment.events]
+        stored, again = len(events), self._requeue and not record.cancelling
+        if again and not events and record.background and self.launch is not None:
+            items = record.request.items if record.conversation is not None else ()
+            run = Run(record, self, named(items, record.id))
+            with suppress(FaultError):  # too many wait: its lease expires, then it is retried
+                turn = self.places.queue(record.tenant)
+                self._launch(run, turn, None, Caller(tenant=record.tenant))
+            return
+        if not events:
+            events.append(Started(record.id, record.created_at, record.request.model))
+        events.append(end_for(CANCELLED if record.cancelling else DIED))
+        response = await self.store.apart(8 * len(events), fold, events)  # many take long
+        rest, size = LogSegment(stored, tuple(events[stored:])), size_of(response)
+        end = self.announce(record, response) if record.background else ()
+        await self.store.finish(record.id, response, rest, (), end, size, record.tenant)
