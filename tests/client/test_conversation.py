@@ -201,6 +201,40 @@ async def test_r3_11_a_stream_gives_pieces_and_one_that_is_left_is_cancelled() -
         talk.interrupt()  # nothing to be interrupted
 
 
+async def test_after_a_stream_that_was_left_the_next_turn_is_answered() -> None:
+    engine = Stub(*saying("Good ")[:4], asyncio.Event())
+    async with Conversation(engine, model="stub") as talk:
+        async for _ in talk.stream("Hi"):
+            break
+        engine.cues = saying("day")
+        assert (await talk.say()).text == "day"
+        engine.cues = (*saying("Good ")[:4], asyncio.Event())
+        stream = talk.stream("Hi")
+        assert await anext(stream) == "Good "
+        talk.interrupt()
+        engine.cues = saying("night")
+        assert (await talk.say("Hi")).text == "night"
+        assert await collect(stream) == []
+
+
+async def test_unknown_settings_and_values_of_other_types_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"no setting 'modle'; did you mean model\?"):
+        Conversation("script", modle="m")
+    async with Conversation("script", model="script") as talk:
+        with pytest.raises(TypeError, match=r"^temperature: Expected"):
+            await talk.configure(temperature="hot")
+        with pytest.raises(TypeError, match="no setting 'voise'"):
+            await talk.say("Hi", voise="x")
+        assert (await talk.say("Count to two.")).text == "1, 2."
+
+
+async def test_without_a_model_the_first_listed_is_asked() -> None:
+    engine = Stub(*saying("day"))
+    async with Conversation(engine) as talk:
+        assert (await talk.say("Hi")).text == "day"
+    assert engine.asked[-1][0].model == "stub"
+
+
 async def test_r3_12_a_round_runs_calls_at_once_and_asks_once_for_the_next_answer() -> None:
     together = asyncio.Barrier(2)
     engine = Stub(*calling(("c1", "look", '{"n": 1}'), ("c2", "look", '{"n": 2}')))

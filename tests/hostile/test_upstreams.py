@@ -565,7 +565,7 @@ async def test_u5_pieces_of_large_answers_take_turns() -> None:
         await asyncio.sleep(0)
     assert done == list(range(20))
     grown = [after - before for before, after in itertools.pairwise([0, *turns])]
-    assert max(grown) == upstream.PIECES
+    assert max(grown) == upstream.PIECES == 1  # four of many calls each took 0.1 s
     await engine.close()
 
 

@@ -14,16 +14,18 @@ from collections.abc import (
     AsyncIterable,
     Callable,
     Iterable,
+    Mapping,
 )
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Self
 
+import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from dragoman.core.conversation import as_text, merged
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, hint
 from dragoman.core.event import Delta
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Secret
 from dragoman.core.item import Audio, FunctionCall, Item, Message
@@ -55,7 +57,7 @@ from dragoman.engines.session import LiveSession, TurnSession, Voice
 from dragoman.tools.function import as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool
 
-from .client import engine_of
+from .client import Client, engine_of
 from .duplex import Duplex, Listener, Loudspeaker, Speech, played, text_of
 
 PATIENCE = 60.0
@@ -125,13 +127,13 @@ class Conversation:
         self._given = [*history]
         self._caller = caller
         self._patience = patience
-        self._changes = changes
+        self._changes = _shaped(changes)
         self._make: Callable[[], LiveSession]
         if isinstance(target, str) and target.startswith(("ws://", "wss://")):
             self._make = partial(RemoteSession, target, model, self, key=key, beta=beta)
         else:
             config = SessionConfig(model=model, turn_detection=None)
-            engine = engine_of(target, {} if key is None else {"key": key})
+            engine = Client(engine_of(target, {} if key is None else {"key": key}))
             self._make = partial(TurnSession, engine, config, caller, self, voice)
         self.live: LiveSession = self._make()
         self.state = "new"
@@ -142,6 +144,7 @@ class Conversation:
         self._items: dict[str, Item] = {}
         self.active: set[str] = set()
         self._over: set[str] = set()
+        self._left: set[str] = set()  # answers that are being cancelled
         self.listeners: set[Listener] = set()
         self.fault: Fault | None = None
         self._labels = False  # the server repeats the labels of responses
@@ -209,6 +212,7 @@ class Conversation:
 
     async def configure(self, **changes: Any) -> SessionConfig:
         """Change the configuration. Raises FaultError where the session refuses."""
+        changes = _shaped(changes)
         await self.ask(Configure(changes=changes), SessionUpdated)
         self._changes |= changes
         return self.config
@@ -238,6 +242,7 @@ class Conversation:
     def interrupt(self) -> None:
         """Cancel the model's answer, if it is answering."""
         if self.active:
+            self._left |= self.active
             self.live.send(Cancel())
 
     # ---- turns -----------------------------------------------------------------------------------
@@ -271,11 +276,16 @@ class Conversation:
         self, *items: Item | str, **changes: Any
     ) -> AsyncGenerator[SessionEvent, None]:
         """The same, as the events of the answer. One that is left is cancelled."""
+        changes = _shaped(changes)
         for each in items:
             await self.add(each)
+        for _ in range(2):  # in which the loop closes a stream that was left
+            await asyncio.sleep(0)
         listener, mark, id = self.listen(), new_id(), ""
         over = False
         try:
+            while self._left:
+                await self.next_event(listener)
             command = Respond(event_id=mark, metadata={_MARK: mark}, changes=changes)
             self.live.send(command)
             while not over:
@@ -296,6 +306,7 @@ class Conversation:
         finally:
             self.listeners.discard(listener)
             if id and not over and self.state == "connected":
+                self._left |= self.active & {id}
                 self.live.send(Cancel(response_id=id))
 
     async def full_round(
@@ -383,6 +394,7 @@ class Conversation:
         if self.fault is None:
             self.fault = fault
             self.active.clear()
+            self._left.clear()
             if self.state == "connected":
                 self.state = "disconnected"
             for listener in self.listeners:
@@ -416,6 +428,7 @@ class Conversation:
                 self._labels = self._labels or _MARK in (response.metadata or {})
             case ResponseDone(response=response):
                 self.active.discard(response.id)
+                self._left.discard(response.id)
                 self._over.add(response.id)
                 for each in response.output:  # the only sign of it in the beta dialect
                     if (have := self._items.get(each.id or "")) is not None:
@@ -473,6 +486,27 @@ class Conversation:
             return await self._until(listener, kind, fits, event_id)
         finally:
             self.listeners.discard(listener)
+
+
+_TYPES = {field.name: field.type for field in fields(SessionConfig)}
+
+
+def _shaped(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes to a configuration. Raises TypeError for unknown ones, and other types.
+
+    >>> _shaped({"temperatur": 1})
+    Traceback (most recent call last):
+        ...
+    TypeError: there is no setting 'temperatur'; did you mean temperature?
+    """
+    for name, value in changes.items():
+        if name not in _TYPES:
+            raise TypeError(f"there is no setting {name!r}{hint(name, _TYPES)}")
+        try:
+            msgspec.convert(value, _TYPES[name])
+        except msgspec.ValidationError as error:
+            raise TypeError(f"{name}: {error}") from None
+    return dict(changes)
 
 
 def _is(event: SessionEvent, kind: str) -> bool:
