@@ -418,8 +418,7 @@ class Store(Files):
             values.append(paging.after)
             where += f""" AND r.seq {sign} (SELECT seq FROM responses
                 WHERE id = ${len(values)} AND tenant = $1)"""
-        tail = f"{where} ORDER BY r.seq {order} LIMIT $2"
-        found = await self._records(tail, *values, room=room)
+        found = await self._records(f"{where} ORDER BY r.seq {order} LIMIT $2", *values, room=room)
         return Page(tuple(found[: paging.limit]), len(found) > paging.limit)
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
