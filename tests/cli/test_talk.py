@@ -110,6 +110,7 @@ def test_errors_are_shown(voices, capfd) -> None:
         (("--output", "a.wav"), "--output needs --input"),
         (("--input", "said.wav", "--output", "no/a.wav"), "cannot be written"),
         (("--input", "said.wav", "--output", "a.txt"), "WAV is written, to a FILE.wav"),
+        (("--input", "said.wav", "--output", "./said.wav"), "is the recording of --input"),
         (("--input", "said.wav", "--speech", "none"), "This server cannot speak"),
         (("--input", "said.wav", "--transcription", "none", "--speech", "http://a"), "understand"),
     ],

@@ -195,6 +195,18 @@ async def test_p25_refusal_is_retried_where_configured(status, streamed) -> None
         assert len({asked.body for asked in up.asked}) == 1
 
 
+async def test_p25_refused_embeddings_are_retried_as_answers_are() -> None:
+    vectors = {"object": "list", "data": [{"index": 0, "embedding": [0.5]}], "model": "e"}
+    async with remote(chained(LIMIT, LIMIT, plain(200, vectors)), retries=2) as (engine, up):
+        assert "data" in await engine.embed({"model": "e", "input": "x"})
+        assert len(up.asked) == 3
+    for reply, asked in ((LIMIT, 3), (plain(400, b"no"), 1)):
+        async with remote(reply, retries=2) as (engine, up):
+            with pytest.raises(FaultError):
+                await engine.embed({"model": "e", "input": "x"})
+            assert len(up.asked) == asked
+
+
 async def test_p25_retries_are_limited() -> None:
     async with remote(LIMIT, retries=2) as (engine, up):
         found = await fault(engine)

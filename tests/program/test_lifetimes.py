@@ -97,3 +97,17 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or ask(lm) != 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_can_use_the_model_of_its_parent() -> None:
     subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=100)
+
+
+UNREAD = """
+from dragoman.program import Model, assistant, gen
+with assistant():
+    stream = Model("pocket").stream(gen("x"))
+next(stream)
+"""
+
+
+def test_a_process_ends_in_silence_with_a_stream_that_is_half_read() -> None:
+    command = [sys.executable, "-c", UNREAD]
+    ended = subprocess.run(command, capture_output=True, check=True, timeout=100)
+    assert ended.stderr == b""

@@ -93,6 +93,18 @@ def test_a_terminal_gets_plain_text(capsys) -> None:
     assert re.search(r"\n3 requests, .*\d s", text)
 
 
+def test_arguments_and_the_status_of_a_file_are_its_own(tmp_path, capsys) -> None:
+    page, file = tmp_path / "page.html", tmp_path / "status.py"
+    lines = ("import sys", "from dragoman.program import Model", "lm = Model('script')")
+    file.write_text("\n".join((*lines, "print(*sys.argv[1:])", "sys.exit(3)")))
+    with pytest.raises(SystemExit, match="3"):
+        main(["run", str(file), "a", "--html", str(page), "b", "--", "-c"])
+    assert capsys.readouterr().out == "a b -c\n"
+    assert "lm" in page.read_text()
+    assert main(["run", str(file), "--model", "m"]) == 1
+    assert "--model is for codex, claude and opencode" in capsys.readouterr().err
+
+
 def test_a_file_is_run_and_its_models_are_written_as_a_page(tmp_path, capsys) -> None:
     file, page = tmp_path / "one.py", tmp_path / "page.html"
     file.write_text(
@@ -103,7 +115,7 @@ def test_a_file_is_run_and_its_models_are_written_as_a_page(tmp_path, capsys) ->
         "with assistant():\n    second = first + gen('x')\n"
         "print(__name__)\n"
     )
-    assert main(["run", str(file), "--html", str(page), "--", "count to two"]) == 0
+    assert main(["run", str(file), "--html", str(page), "count to two"]) == 0
     assert capsys.readouterr().out == "__main__\n"
     text = Page(page.read_text()).text
     assert "second" in text

@@ -265,7 +265,8 @@ def parser() -> argparse.ArgumentParser:
     about = f"the program: {', '.join(_PROGRAMS)}, or a file of Python"
     add("program", type=_program, metavar="PROGRAM", help=about)
     add("--html", type=Path, metavar="PAGE", help=_HTML)
-    add("targets", nargs="*", default=[], metavar="TARGET", help=_TARGETS)
+    about = f"{_TARGETS}; of a file of Python, its arguments"
+    add("targets", nargs="*", default=[], metavar="TARGET", help=about)
     add("--model", "-m", help="the model's name; the first listed by default")
     add("--at", metavar="URL", help=_RUN_AT)
     add("--key-env", metavar="NAME", help="the variable that holds the key to it")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,6 +49,10 @@ NOT_INSTALLED = (
 NO_TARGET = (
     "There is no target {target!r}. What is for the program comes after --, as in "
     "`dragoman run {program} -- {target}`; a server is named with --upstream URL."
+)
+NOT_FOR_FILES = (
+    "--{} is for codex, claude and opencode, and not for {}, which names its models itself. "
+    "What is for the file comes after --."
 )
 BOTH = (
     "--at names a server that is running, and {given} what a server that is started is to serve: "
@@ -148,17 +151,29 @@ def _run_file(path: Path, options: Namespace) -> int:
     from dragoman.program import Model  # agent programs need it not
     from dragoman.program.show import page
 
-    sys.argv = [str(path), *options.arguments]
-    sys.path.insert(0, str(path.parent.absolute()))
+    for name in ("model", "at", "key_env", "upstream", "config"):
+        if getattr(options, name):
+            raise ConfigurationError(NOT_FOR_FILES.format(name.replace("_", "-"), path))
     try:  # what goes wrong later is the program's, with its lines
-        compile(path.read_bytes(), str(path), "exec")
+        code = compile(path.read_bytes(), str(path), "exec")
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = f"{error}" or "it is nested too deeply"
         raise ConfigurationError(f"{path} cannot be run: {reason}.") from None
     if options.html is not None and (problem := _no_page(options.html, path)):
         raise ConfigurationError(f"--html {options.html}: {problem}. Name another.")
-    names = runpy.run_path(str(path), run_name="__main__")
-    models = {name: each for name, each in names.items() if isinstance(each, Model)}
+    sys.argv = [str(path), *options.targets, *options.arguments]
+    sys.path.insert(0, str(path.parent.absolute()))
+    before, program = sys.modules["__main__"], ModuleType("__main__")
+    program.__file__ = str(path)
+    sys.modules["__main__"] = program
+    status: SystemExit | None = None
+    try:
+        exec(code, vars(program))  # noqa: S102 - the file is the user's own program
+    except SystemExit as left:  # its models are shown all the same
+        status = left
+    finally:
+        sys.modules["__main__"] = before
+    models = {name: each for name, each in vars(program).items() if isinstance(each, Model)}
     if options.html is not None:
         if not models:
             raise ConfigurationError(f"{path} has no model (dragoman.program) in a variable.")
@@ -168,6 +183,8 @@ def _run_file(path: Path, options: Namespace) -> int:
         except OSError as error:
             problem = f"the page cannot be written: {error.strerror}"
             raise ConfigurationError(f"--html {options.html}: {problem}.") from None
+    if status is not None:
+        raise status
     return 0
 
 

@@ -44,6 +44,8 @@ async def _talk(options: Namespace) -> int:
     recording = _read(options.input) if options.input else None
     if options.output:
         _probe(options.output)
+        if options.output.samefile(options.input):
+            raise ConfigurationError(f"--output {options.output}: is the recording of --input.")
     tools = [each for path in options.tools for each in tools_in(Path(path))]
     client = await _client(options)
     studio = Studio(None, None)

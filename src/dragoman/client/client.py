@@ -86,8 +86,16 @@ class LoopThread:
 
     @staticmethod
     def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        async def end() -> None:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:  # streams that were not read to their end
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=0.5)
+            loop.stop()
+
         with suppress(RuntimeError):  # it is closed or blocked, and the process ends
-            loop.call_soon_threadsafe(loop.stop)
+            loop.call_soon_threadsafe(lambda: loop.create_task(end()))
             thread.join(1.0)
             loop.close()
 

@@ -59,7 +59,7 @@ from .upstream import (
 )
 
 if TYPE_CHECKING:
-    from .turns import Turns
+    from .turns import ThreadPool
 
 _log = logging.getLogger("dragoman")
 
@@ -515,9 +515,8 @@ class Remote:
             )
         wanted = request.sampling.n
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
-            begin = partial(
-                self.start, room=room or Room(self.answer_limit, shared=True), looked=True
-            )
+            room = room or Room(self.answer_limit, shared=True)
+            begin = partial(self.start, room=room, looked=True)
             ask = partial(stream_of, begin, caller=caller)
             return Driver(fan_out(ask, request, caller.size), caller, sink)
         if asked is None:
@@ -584,22 +583,25 @@ class Remote:
 
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's embeddings, undecoded. Raises FaultError."""
-        upstream = self.upstream
+        upstream, asked, attempt = self.upstream, json.dump(request), 0
         url, fields = upstream.at(embeddings.PATH), (JSON_BODY, *upstream.headers(caller))
-        exchange = upstream.client.stream(
-            "POST", url, fields, json.dump(request), timeouts=self.timeouts
-        )
-        try:
-            async with exchange as response:
-                if response.status == 200:
-                    body = await response.read(count=caller.count)
-                    if len(body) <= LARGE:
-                        return embeddings.decode_response(body)
-                    return await upstream.apart(embeddings.decode_response, body)
-                fault = await upstream.refusal(response, caller)
-        except NetError as error:
-            fault = broken(error)
-        raise FaultError(upstream.without_secrets(fault, caller))
+        while True:
+            exchange = upstream.client.stream("POST", url, fields, asked, timeouts=self.timeouts)
+            try:
+                async with exchange as response:
+                    if response.status == 200:
+                        body = await response.read(count=caller.count)
+                        if len(body) <= LARGE:
+                            return embeddings.decode_response(body)
+                        return await upstream.apart(embeddings.decode_response, body)
+                    fault = await upstream.refusal(response, caller)
+                    seconds = wait(response.header("retry-after"), attempt)
+            except NetError as error:
+                fault, attempt = broken(error), self.retries
+            if attempt == self.retries or response.status not in BUSY:
+                raise FaultError(upstream.without_secrets(fault, caller))
+            attempt += 1
+            await asyncio.sleep(seconds)
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The server's listing of models. Raises FaultError where it has none."""
@@ -624,12 +626,12 @@ class Remote:
         await self.upstream.close()
 
     @cached_property
-    def _turns(self) -> Turns:
+    def _turns(self) -> ThreadPool:
         """The threads that prepare requests: one, as several would only contend for the GIL; more
         where it waits for other processes."""
-        from .turns import THREADS, Turns  # imported only where needed
+        from .turns import THREADS, ThreadPool  # imported only where needed
 
-        turns = Turns(THREADS if self._slow else 1)
+        turns = ThreadPool(THREADS if self._slow else 1)
         finalize(self, turns.close).atexit = False
         return turns
 

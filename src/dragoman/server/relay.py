@@ -146,7 +146,7 @@ def read_head(data: bytes) -> Head:
     """The head of an event; an empty one for an invalid event."""
     try:
         return _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Head()
 
 

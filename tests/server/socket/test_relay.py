@@ -657,3 +657,11 @@ async def test_an_event_that_cannot_be_passed_on_ends_the_session(monkeypatch) -
         assert (await talk.until("error"))[-1]["error"]["type"] == "server_error"
         with pytest.raises(ConnectionClosed):
             await talk.next()
+
+
+async def test_a_deeply_nested_event_is_passed_on_and_refused_by_its_receiver() -> None:
+    async with talking(Stub(*saying("Hi"))) as (_, talk):
+        await talk.socket.send('{"type": "x", "y": ' + "[" * 3_000 + "]" * 3_000 + "}")
+        assert "256 levels" in (await talk.until("error"))[-1]["error"]["message"]
+        await talk.say(USER, RESPOND)
+        await talk.until("response.done")
