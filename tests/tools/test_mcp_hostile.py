@@ -70,8 +70,8 @@ HOSTILE = {
         "or 20000 values",
         -32700,
     ),
-    "many digits": (
-        {"content": [], "structuredContent": {"a": [10**4_000] * 260}},
+    "long numbers": (
+        {"content": [], "structuredContent": {"a": [10**600] * 500}},
         "or 20000 values",
         -32700,
     ),

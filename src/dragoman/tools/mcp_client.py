@@ -46,14 +46,12 @@ from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import ConnectError, NetError, NetTimeoutError
 from dragoman.net.url import Proxies, parse_url
-from dragoman.wire.json import has_many_digits, raw_fields, split_at_quotes
+from dragoman.wire.json import has_long_number, raw_fields, split_at_quotes
 
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one message of a server, and of its answer to one request, decoded."""
 MOST_VALUES = 20_000
 """The most arrays and objects in a message: they cost the most time; five others count as one."""
-MOST_DIGITS = 1_000_000
-"""The most digits of all numbers in a message."""
 MOST_OTHER = 10_000
 """The most lines in a row of a program that are no message."""
 PIECE, MOST_LINES = 4 * 1024, 100
@@ -345,8 +343,8 @@ async def _cleaned(text: str) -> str:
 
 def _count_values(data: bytes) -> int:
     """The arrays and objects in JSON, and a fifth of its other values, without marks in its texts;
-    0 where they are few. Many digits are too many values."""
-    if has_many_digits(data, MOST_DIGITS):
+    0 where they are few. A long number is too many values."""
+    if has_long_number(data):
         return MOST_VALUES + 1
     if data.count(b"{") + data.count(b"[") + data.count(b",") // 5 <= MOST_VALUES:
         return 0

@@ -34,7 +34,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import CustomTool, FunctionTool, Namespace
 from dragoman.formats.citations import Cited
-from dragoman.wire.json import has_many_digits
+from dragoman.wire.json import MAX_DIGITS, has_long_number
 
 _log = logging.getLogger("dragoman")
 
@@ -51,8 +51,6 @@ LONGEST = 200_000
 """Characters of a result, where the tool has no limit of its own."""
 MOST_WRITTEN = 100_000
 """Values and names, about, in the arguments of a tool of the server: more are not decoded."""
-MOST_DIGITS = 1_000_000
-"""Digits of the numbers in them, together."""
 MOST_DATA = 20 * 1024 * 1024
 """Bytes of the images, sounds and files of a result."""
 PATIENCE = 1.0
@@ -327,8 +325,8 @@ def check_written(text: str) -> None:
     decode them."""
     if sum(map(text.count, ",:[{")) > MOST_WRITTEN:
         raise ToolError(f"The arguments have more than {MOST_WRITTEN} values.")
-    if has_many_digits(text.encode("utf-8", "replace"), MOST_DIGITS):
-        raise ToolError(f"The numbers in the arguments have more than {MOST_DIGITS} digits.")
+    if has_long_number(text.encode("utf-8", "replace")):
+        raise ToolError(f"The arguments have a number of more than {MAX_DIGITS} digits.")
 
 
 class _LateError(Exception):

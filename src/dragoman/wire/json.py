@@ -40,7 +40,7 @@ BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 ABSENT = Raw()
 """The default of a Raw field, to be compared by identity."""
 _encoder = msgspec.json.Encoder()
-encode = _encoder.encode
+encode, encode_lines = _encoder.encode, _encoder.encode_lines
 """Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
 LARGE = 1 << 20
 """Bytes of JSON from which decoders must not hold the GIL for long."""
@@ -119,9 +119,10 @@ def marks(data: bytes) -> int:
 
 MAX_ESCAPES = 4_000_000
 """The most backslashes in a body: each costs as much as many letters."""
-MAX_DIGITS = 2_000_000
-"""The most digits of all numbers of a body."""
-_DIGITS = b"0123456789"
+LONG, MAX_DIGITS = 1 << 18, 100
+"""The most digits of a number in JSON of so many bytes: many such numbers take quadratic time."""
+_MANY = b"0" * (MAX_DIGITS + 1)
+_AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 _SLICE = 1 << 18
 VALUE = 80
 """Bytes of a decoded value, about, at the most: an empty array has 80, a short text 72, an
@@ -134,8 +135,8 @@ def check_size(data: bytes, limits: Limits, found: int | None = None) -> int:
     and in slices, so that other threads can run.
     """
     most = limits.max_json_values
-    if has_many_digits(data, MAX_DIGITS):
-        raise FaultError(bad_request(f"The body's numbers have more than {MAX_DIGITS} digits."))
+    if has_long_number(data):
+        raise FaultError(bad_request(f"The body has a number of more than {MAX_DIGITS} digits."))
     starts = range(0, len(data), LARGE)
     escapes = [data.count(b"\\", at, at + LARGE) for at in starts if len(data) > MAX_ESCAPES]
     if sum(escapes) > MAX_ESCAPES:
@@ -171,14 +172,14 @@ def check_size(data: bytes, limits: Limits, found: int | None = None) -> int:
     raise FaultError(bad_request(problem if param else f"The body {problem}", param))
 
 
-def has_many_digits(data: bytes, most: int) -> bool:
-    """Whether the numbers in JSON have more digits than this together: one of thousands takes
-    quadratic time. They are counted where every 64th byte shows half as many, texts included."""
-    some = data[::64] if len(data) > most else b""
-    if 128 * (len(some) - len(some.translate(None, _DIGITS))) <= most:
+def has_long_number(data: bytes) -> bool:
+    """Whether JSON of more than LONG bytes has a number of more than MAX_DIGITS digits. It looks
+    at slices, so that other threads can run."""
+    slices = range(0, len(data) if len(data) > LONG else 0, LARGE)
+    if not any(_MANY in data[at : at + LARGE].translate(_AS_ZEROS) for at in slices):
         return False
-    outside = (b"".join(texts[within::2]) for within, texts in split_at_quotes(data))
-    return sum(len(each) - len(each.translate(None, _DIGITS)) for each in outside) > most
+    parts = (each for within, texts in split_at_quotes(data) for each in texts[within::2])
+    return any(_MANY in each.translate(_AS_ZEROS) for each in parts)  # or it is in a text
 
 
 def split_at_quotes(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
@@ -199,6 +200,8 @@ def load(body: bytes | str, decode: Callable[[bytes], JSON] = _decode) -> JSON:
     """Decode JSON. Lone surrogates are allowed: the other half may come with the next chunk.
     Raises ValueError with a message that has the problem and its place."""
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    if len(data) > LONG and has_long_number(data):
+        raise ValueError(f"has a number of more than {MAX_DIGITS} digits")
     try:
         value = decode(data)
     except RecursionError:
@@ -312,7 +315,7 @@ def dump(value: JSON) -> bytes:
     A lone surrogate becomes U+FFFD.
     """
     try:
-        return _encoder.encode(value)
+        return encode(value)
     except (TypeError, UnicodeEncodeError):
         return in_pieces(value, b"", value_of)
 
@@ -324,7 +327,7 @@ def dump_all(values: Sequence[JSON]) -> bytes:
     b'"a"\\n"b\\\\n"'
     """
     try:
-        return _encoder.encode_lines(values)[:-1]
+        return encode_lines(values)[:-1]
     except (TypeError, UnicodeEncodeError):
         return b"\n".join(map(dump, values))
 
