@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import msgspec
@@ -309,7 +309,8 @@ def unpack_events(data: bytes, parts: Parts | None = None) -> tuple[Event, ...]:
 def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]]:
     """A record as bytes, without what has a column of its own, and its response; and the parts they
     refer to, by their digests."""
-    request, parts = record.request, dict[bytes, bytes]()
+    request = record.request
+    parts: dict[bytes, bytes] = {}
     large = record.size > APART
     packed = pack
     if large and is_long((replace(request, items=()), record.response, *request.items)):
@@ -382,8 +383,8 @@ def _whole(body: _Body, parts: Parts) -> Request:
     if body.tools is not None:
         fields["tools"] = parts.value(body.tools, tuple[Tool, ...])
     parts.take(body.blocks)
-    blocks = (parts.value(block, tuple[Item, ...]) for block in body.blocks)
-    fields["items"] = (*(item for block in blocks for item in block), *body.request.items)
+    blocks = [parts.value(block, tuple[Item, ...]) for block in body.blocks]
+    fields["items"] = tuple(chain(*blocks, body.request.items))
     return replace(body.request, **fields)
 
 
