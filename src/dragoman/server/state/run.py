@@ -71,11 +71,8 @@ HELD = 600.0
 """Seconds that the end of a background run waits for a failing store."""
 
 NOT_STORED = Loss("store", "dropped", "this response could not be stored")
-DIED = Fault(
-    "internal",
-    "The server that was giving this answer stopped before its end. Ask again.",
-    "server",
-)
+_DIED = "The server that was giving this answer stopped before its end. Ask again."
+DIED = Fault("internal", _DIED, "server")
 DELETED = Fault("not_found", "This response was deleted while it was read.", "client")
 SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's end.", "server")
 
@@ -90,6 +87,14 @@ class Run:
     the answer cannot be retrieved before its end, and is stored in one write.
     """
 
+    ended = False
+    response: Response | None = None  # once it has
+    losses: tuple[Loss, ...] = ()  # those before the engine was called
+    task: asyncio.Task[None] | None = None  # of a run in the background
+    hold: Held | None = None  # of its request, in the background
+    turn: asyncio.Future[None] | None = None  # that it has or waits for, in the background
+    _ending: asyncio.Future[Any] | None = None
+
     def __init__(
         self, record: Record, runs: Runs, turn: tuple[Item, ...] = (), put: Put | None = None
     ) -> None:
@@ -97,12 +102,6 @@ class Run:
         self.events: list[Event] = []
         self.visible = 0
         self.begun = False  # it is in the store
-        self.ended = False
-        self.response: Response | None = None  # once the run has ended
-        self.task: asyncio.Task[None] | None = None  # of a run in the background
-        self.hold: Held | None = None  # of its request, in the background
-        self.turn: asyncio.Future[None] | None = None  # that it has or waits for
-        self.losses: tuple[Loss, ...] = ()  # those before the engine was called
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
         self._put = put
@@ -110,7 +109,6 @@ class Run:
         self._handle: Handle | None = None
         self._beginning: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._ending: asyncio.Future[Any] | None = None
         self._changed: asyncio.Event | None = None  # set for new events, where a reader waits
         self._appended = 0  # what `_size` was when its events were stored last
         self._size = 0  # bytes of a large answer
@@ -433,7 +431,7 @@ class Runs:
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
     of ended. One with events never is: nothing is answered twice. `launch` is set by the
-    responder, which has the engine, and `places`, the queue of background runs, by
+    responder, which has the engine, and `requeue` and `places`, the queue of background runs, by
     the application.
     """
 
@@ -444,7 +442,6 @@ class Runs:
         lease: float = LEASE,
         upkeep: bool = True,
         announce: Announce = lambda record, response: (),
-        requeue: bool = False,
     ) -> None:
         self.owner = new_id()
         self.launch: Launch | None = None
@@ -452,7 +449,7 @@ class Runs:
         self.store = store
         self.announce = announce
         self.live: dict[str, Run] = {}
-        self._requeue = requeue
+        self.requeue = False
         self.lease = lease
         self._over = False  # everything is released
         self._turn = asyncio.Lock()  # of readers of runs that have several
@@ -683,7 +680,7 @@ class Runs:
 
     async def _end_orphan(self, record: Record) -> None:
         events = [event for segment in await self.store.log(record.id) for event in segment.events]
-        stored, again = len(events), self._requeue and not record.cancelling
+        stored, again = len(events), self.requeue and not record.cancelling
         if again and not events and record.background and self.launch is not None:
             items = record.request.items if record.conversation is not None else ()
             run = Run(record, self, named(items, record.id))
