@@ -5,6 +5,7 @@ sandbox too, to see that they would be noticed.
 """
 
 import asyncio
+import gc
 import os
 import re
 import select
@@ -17,6 +18,7 @@ from copy import copy
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from dragoman.core.interfaces import ANYONE
 from dragoman.tools.python import NO_OUTPUT, Python
@@ -234,6 +236,30 @@ def test_a_start_that_is_cancelled_leaves_no_process(sandbox) -> None:
         assert not left
 
     asyncio.run(main())
+
+
+def test_starts_that_are_cancelled_close_no_descriptors_of_others(sandbox) -> None:
+    """Transports of uvloop did, where one was cancelled as it was made."""
+
+    async def main() -> None:
+        held = list[tuple[int, int]]()
+        for turns in range(60):
+            interpreter = sandbox.python.sandbox.interpreter()
+            run = asyncio.ensure_future(interpreter.run("1"))
+            for _ in range(turns % 6):
+                await asyncio.sleep(0)
+            run.cancel()
+            for _ in range(5):
+                held.append((new := os.memfd_create("other"), os.fstat(new).st_ino))
+                await asyncio.sleep(0)
+            await asyncio.wait([run])
+        del run, interpreter
+        gc.collect()
+        for descriptor, node in held:
+            assert os.fstat(descriptor).st_ino == node
+            os.close(descriptor)
+
+    uvloop.run(main())
 
 
 def exists(group: int) -> bool:

@@ -21,7 +21,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,8 +44,7 @@ DISK = 64 * MB
 OUTPUT = 50_000
 """Characters that one call may write."""
 NICE = 10
-"""The priority of code: the server goes first, also where it has many threads; on a busy machine it
-still has a tenth of what others have."""
+"""The priority of code, with which it has a tenth of what others have on a busy machine."""
 
 
 NOT_STARTED = (
@@ -585,9 +584,8 @@ def _spawn(words: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Pop
 class _Process:
     def __init__(self, command: tuple[list[str], list[str]], limits: Limits) -> None:
         self._command, self._limits = command, limits
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None
         self._inside = -1  # a descriptor of the interpreter, whose parent is `_process`
-        self._pipes: list[asyncio.BaseTransport] = []
 
     async def run(self, code: str) -> str:
         try:
@@ -602,11 +600,11 @@ class _Process:
         mark = secrets.token_hex(16).encode() + b"\n"
         limits, buffer, end = self._limits, bytearray(), -1
         why = "The interpreter ended."
+        writing = asyncio.ensure_future(self._write(b"%d %s%s" % (len(code), mark, code)))
         try:
             async with asyncio.timeout(limits.seconds):
                 signal.pidfd_send_signal(self._inside, signal.SIGCONT)
-                self._writer.write(b"%d %s%s" % (len(code), mark, code))
-                while received := await self._reader.read(1 << 16):
+                while received := await self._read():
                     buffer += received
                     end = buffer.find(b"\0" + mark, max(len(buffer) - len(received) - 64, 0))
                     if end >= 0:
@@ -619,14 +617,42 @@ class _Process:
             why = LATE.format(limits.seconds)
         except ProcessLookupError:
             pass
-        text = buffer if end < 0 else buffer[:end]
-        output = fitted(text.decode("utf-8", "replace"), limits.output)
+        finally:
+            writing.cancel()
+        output = fitted(buffer[: None if end < 0 else end].decode(errors="replace"), limits.output)
         if end < 0:
             raise LostError(why, output)
         return output
 
-    async def _start(self) -> None:
+    # By no transport: uvloop's close a descriptor twice, the second time when it is another's.
+
+    async def _read(self) -> bytes:
+        """What it has written; nothing at its end."""
         loop = asyncio.get_running_loop()
+        while True:
+            with suppress(BlockingIOError):
+                return os.read(self._output, 1 << 16)
+            await self._ready(self._output, loop.add_reader, loop.remove_reader)
+
+    async def _write(self, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(BrokenPipeError):
+            while data:
+                try:
+                    data = data[os.write(self._given, data) :]
+                except BlockingIOError:
+                    await self._ready(self._given, loop.add_writer, loop.remove_writer)
+
+    async def _ready(self, pipe: int, add: Callable[..., None], remove: Callable[..., Any]) -> None:
+        ready = asyncio.Event()
+        add(pipe, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            if self._process is not None:  # else it is closed
+                remove(pipe)
+
+    async def _start(self) -> None:
         ready: object = b""
         info, theirs = os.pipe()
         try:
@@ -637,14 +663,12 @@ class _Process:
                 self._process = _spawn(words, (theirs,))
             finally:
                 os.close(theirs)
-            self._reader = asyncio.StreamReader()
-            reading = asyncio.StreamReaderProtocol(self._reader)
-            pipe, _ = await loop.connect_read_pipe(lambda: reading, self._process.stdout)
-            self._pipes.append(pipe)
-            self._writer, _ = await loop.connect_write_pipe(asyncio.Protocol, self._process.stdin)
-            self._pipes.append(self._writer)
+            self._given = self._process.stdin.fileno()
+            self._output = self._process.stdout.fileno()
+            os.set_blocking(self._given, False)
+            os.set_blocking(self._output, False)
             async with asyncio.timeout(START_SECONDS):
-                ready = await self._reader.readline()
+                ready = await self._read()
             if ready == READY:  # bubblewrap has written this before the interpreter began
                 found = re.findall(rb'"child-pid": (\d+)', os.read(info, 4096))
                 self._inside = os.pidfd_open(int(b"".join(found)))
@@ -668,9 +692,9 @@ class _Process:
                 signal.pidfd_send_signal(self._inside, signal.SIGKILL)
             os.close(self._inside)
             self._inside = -1
-        if not self._pipes and process.stdin is not None:  # the loop has not got it yet
-            process.stdin.close()
-        for pipe in self._pipes:
-            pipe.close()
-        self._pipes.clear()
-        await asyncio.get_running_loop().run_in_executor(None, process.wait)
+        loop = asyncio.get_running_loop()
+        loop.remove_writer(self._given)
+        loop.remove_reader(self._output)
+        process.stdin.close()
+        process.stdout.close()
+        await loop.run_in_executor(None, process.wait)
