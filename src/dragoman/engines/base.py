@@ -647,10 +647,8 @@ async def enforce_contract(
 
 
 def _raise_cancelled(error: BaseException) -> None:
-    """Go on being cancelled: an error of the clean-up changes nothing. Without a cancellation, what
-    an engine awaited was cancelled, which is its failure as any other."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    """Unless it is what an engine awaited that was cancelled, which is a failure as any other."""
+    if (task := asyncio.current_task()) is not None and task.cancelling():
         raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
 
 
