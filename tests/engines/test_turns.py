@@ -12,11 +12,11 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.request import Request
 from dragoman.engines.child import here
 from dragoman.engines.remote import Remote
-from dragoman.engines.turns import Turns
+from dragoman.engines.turns import ThreadPool
 
 
 async def test_tenants_go_round() -> None:
-    turns, gate, order = Turns(1), threading.Event(), []
+    turns, gate, order = ThreadPool(1), threading.Event(), []
     held = asyncio.ensure_future(turns.run("a", gate.wait))
     await asyncio.sleep(0.01)
     waiting = [
@@ -31,7 +31,7 @@ async def test_tenants_go_round() -> None:
 
 
 async def test_one_tenant_leaves_a_thread_to_the_others() -> None:
-    turns, gate = Turns(3), threading.Event()
+    turns, gate = ThreadPool(3), threading.Event()
     held = [asyncio.ensure_future(turns.run("greedy", gate.wait)) for _ in range(10)]
     await asyncio.sleep(0.01)
     assert await asyncio.wait_for(turns.run("small", lambda: 7), 10) == 7
@@ -41,7 +41,7 @@ async def test_one_tenant_leaves_a_thread_to_the_others() -> None:
 
 
 async def test_cancelled_work_is_not_begun() -> None:
-    turns, gate, begun = Turns(1), threading.Event(), []
+    turns, gate, begun = ThreadPool(1), threading.Event(), []
     held = asyncio.ensure_future(turns.run("a", gate.wait))
     await asyncio.sleep(0.01)
     left = asyncio.ensure_future(turns.run("a", lambda: begun.append("left")))
@@ -56,7 +56,7 @@ async def test_cancelled_work_is_not_begun() -> None:
 
 
 async def test_a_process_ends_with_the_interest_in_it() -> None:
-    turns, said = Turns(), threading.Event()
+    turns, said = ThreadPool(), threading.Event()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     def work() -> None:
@@ -75,7 +75,7 @@ async def test_a_process_ends_with_the_interest_in_it() -> None:
 
 
 async def test_errors_and_panics_reach_the_one_who_waits() -> None:
-    turns = Turns()
+    turns = ThreadPool()
 
     class PanicError(BaseException):
         """As libraries in Rust raise."""
@@ -91,7 +91,7 @@ async def test_errors_and_panics_reach_the_one_who_waits() -> None:
 
 
 async def test_closing_cancels_what_waits() -> None:
-    turns, begun, gate = Turns(1), threading.Event(), threading.Event()
+    turns, begun, gate = ThreadPool(1), threading.Event(), threading.Event()
     held = asyncio.ensure_future(turns.run("a", lambda: begun.set() or gate.wait()))
     assert await asyncio.to_thread(begun.wait, 60)
     waiting = asyncio.ensure_future(turns.run("a", gate.wait))
@@ -108,7 +108,7 @@ def no_thread() -> None:
 
 
 async def test_threads_that_cannot_be_had_are_not_waited_for(monkeypatch) -> None:
-    turns = Turns(2)
+    turns = ThreadPool(2)
     with monkeypatch.context() as system:
         system.setattr(turns, "_start", no_thread)
         with pytest.raises(FaultError) as raised:

@@ -56,7 +56,7 @@ from dragoman.server import frames
 from dragoman.server.app import App
 from dragoman.server.channel import Later
 from dragoman.server.frames import Fragments, SocketProtocol
-from dragoman.server.limits import LETTERS, tokens_of
+from dragoman.server.limits import LETTERS, values_in
 from dragoman.server.responder import MANY_TOKENS, Stream
 from dragoman.server.settings import Settings
 from dragoman.stores import sql
@@ -198,8 +198,8 @@ async def test_long_items_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatc
     where: list[bool] = []
     dump = wire_json.dump
 
-    def noted(value: Any, more: bytes = b"") -> bytes:
-        data = dump(value, more)
+    def noted(value: Any) -> bytes:
+        data = dump(value)
         if len(data) > LONG:
             where.append(threading.current_thread() is threading.main_thread())
         return data
@@ -460,5 +460,5 @@ def test_whatever_is_large_counts_where_a_batch_is_judged(event) -> None:
     """What was no text of a message, and no call, was encoded on the event loop: 30 MB of
     reasoning, and unknown fields with millions of numbers."""
     few = [Delta(0, 0, "text", "word ") for _ in range(250)]
-    assert tokens_of([*few, Finished("completed", ("stop",))], 1000) < 10
-    assert tokens_of([*few, event], 500) > 500
+    assert values_in([*few, Finished("completed", ("stop",))], 1000) < 10
+    assert values_in([*few, event], 500) > 500

@@ -23,7 +23,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines import remote, upstream
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
-from dragoman.server.limits import tokens_of
+from dragoman.server.limits import values_in
 from dragoman.server.settings import Settings
 from dragoman.wire import embeddings, error
 from dragoman.wire import json as wire_json
@@ -664,8 +664,8 @@ def test_annotations_count_as_tokens_where_a_batch_is_judged() -> None:
     decoder, fold = WIRES["chat"].decoder(Turn("1", 0, "m")), Fold()
     read = [*decoder.feed(block({"content": "a"}) + block({"annotations": notes}) + END)]
     fold.feed_all(read)
-    assert 50 <= tokens_of(fold.response.output, 1000) < 60
-    assert 100 <= tokens_of(read, 1000) < 110  # at the end of the part, and of its item
+    assert 50 <= values_in(fold.response.output, 1000) < 60
+    assert 100 <= values_in(read, 1000) < 110  # at the end of the part, and of its item
 
 
 async def test_chunk_extensions_are_bounded() -> None:

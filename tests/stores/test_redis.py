@@ -133,3 +133,20 @@ async def test_entries_of_others_are_passed_over(address: str) -> None:
         async with asyncio.timeout(30):
             await notified.wait()
     await pubsub.close()
+
+
+async def test_an_answer_of_another_kind_does_not_end_reading(monkeypatch) -> None:
+    monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
+    pubsub, answers = RedisPubSub("redis://127.0.0.1:1"), iter((5, []))
+
+    async def newest(*_: object, **__: object) -> object:
+        return next(answers)
+
+    async def more(*_: object, **__: object) -> object:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(pubsub._redis, "xrevrange", newest)
+    monkeypatch.setattr(pubsub._redis, "xread", more)
+    async with asyncio.timeout(10), pubsub.subscribe("a"):
+        await pubsub._listening.wait()
+    await pubsub.close()

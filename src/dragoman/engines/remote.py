@@ -59,7 +59,7 @@ from .upstream import (
 )
 
 if TYPE_CHECKING:
-    from .turns import Turns
+    from .turns import ThreadPool
 
 _log = logging.getLogger("dragoman")
 
@@ -626,12 +626,12 @@ class Remote:
         await self.upstream.close()
 
     @cached_property
-    def _turns(self) -> Turns:
+    def _turns(self) -> ThreadPool:
         """The threads that prepare requests: one, as several would only contend for the GIL; more
         where it waits for other processes."""
-        from .turns import THREADS, Turns  # imported only where needed
+        from .turns import THREADS, ThreadPool  # imported only where needed
 
-        turns = Turns(THREADS if self._slow else 1)
+        turns = ThreadPool(THREADS if self._slow else 1)
         finalize(self, turns.close).atexit = False
         return turns
 

@@ -35,7 +35,7 @@ class Turn(Interest):
         self.future: Future[Any] = Future()
 
 
-class Turns:
+class ThreadPool:
     """Runs work on threads, which start when they are needed and end with `close`."""
 
     def __init__(self, threads: int = THREADS) -> None:

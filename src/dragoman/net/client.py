@@ -398,9 +398,12 @@ class Client:
         NetError.
         """
         parsed = parse_url(url) if isinstance(url, str) else url
-        loop = asyncio._get_running_loop()  # None in a thread, where a request is prepared
-        if loop is not self._loop and loop is not None:
-            self._loop, self._pools = loop, {}  # a connection belongs to its loop
+        try:
+            loop = asyncio.get_running_loop()
+            if loop is not self._loop:
+                self._loop, self._pools = loop, {}  # a connection belongs to its loop
+        except RuntimeError:  # in a thread, where a request is prepared
+            pass
         pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
         if pool is None:
             pool = self._pool(parsed, address)

@@ -12,11 +12,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from dragoman.core.error import FaultError
 
 from .asgi import ROOM
-from .limits import SMALL, Hold
+from .limits import SMALL, STEP, Hold
 from .settings import Settings
 
-STEP = 4096
-"""Bytes that are parsed in one turn of the loop: hundreds of pings."""
 LATER, TRIES = 0.1, 20
 """Seconds between attempts of a connection without room for its messages, and their number."""
 TRY_AGAIN_LATER = 1013

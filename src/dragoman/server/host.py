@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import gc
 import os
@@ -20,13 +19,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 
 from .app import App
 from .auth import SHORTEST, is_host, is_loopback, key_names, origin_of
-from .frames import SocketProtocol
 from .http import HTTPConfig, HTTPProtocol
 from .log import LINES, log_errors
 from .settings import Settings
@@ -307,7 +305,7 @@ class Server(uvicorn.Server):
                 app,
                 settings,
                 http=HTTPProtocol,
-                ws=SocketProtocol,
+                ws=_socket,
                 ws_max_size=settings.body_limit,
                 ws_per_message_deflate=False,
                 interface="asgi3",
@@ -371,7 +369,7 @@ class Server(uvicorn.Server):
         if self.force_exit and self.started:  # the second signal: stop at once
             self._loop.call_soon_threadsafe(self._app.stop_all)
 
-    def _give_back(self, trim: Callable[[int], int], enough: int) -> None:
+    def _give_back(self, trim: Callable[[int], object], enough: int) -> None:
         """Release memory after a load peak, periodically: the C library retains much of
         what was freed, and reference cycles are freed by the collector alone."""
         self._loop.call_later(LOOK, self._give_back, trim, enough)
@@ -391,14 +389,27 @@ class Server(uvicorn.Server):
         self.handle_exit(signal.SIGTERM, None)
 
 
-def _trimmer() -> Callable[[int], int] | None:
+def _socket(**options: Any) -> asyncio.Protocol:
+    """The protocol of a WebSocket, which is loaded for the first one: websockets takes 1.3 MB."""
+    from .frames import SocketProtocol
+
+    return SocketProtocol(**options)
+
+
+def _trimmer() -> Callable[[int], object] | None:
     """`malloc_trim` of the C library, where it has one (glibc)."""
     try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        os.confstr("CS_GNU_LIBC_VERSION")
         _resident()
-    except (AttributeError, OSError, TypeError):
+    except (OSError, ValueError):
         return None
-    return trim
+    return _trim
+
+
+def _trim(pad: int) -> None:
+    import ctypes  # only where memory is to be released
+
+    ctypes.CDLL(None).malloc_trim(pad)
 
 
 def _resident() -> int:

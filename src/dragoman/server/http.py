@@ -29,8 +29,7 @@ from .exchange import (
     request_ids,
     site,
 )
-from .frames import STEP, SocketProtocol
-from .limits import Budget, Hold
+from .limits import STEP, Budget, Hold
 from .settings import Settings
 
 _BODILESS = (204, 304)
@@ -498,7 +497,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self.send_400_response("A header of the WebSocket handshake is not ASCII.")
             return
         super().handle_websocket_upgrade()
-        protocol = cast(SocketProtocol, self.transport.get_protocol())
+        protocol: Any = self.transport.get_protocol()
         if not protocol.handshake_initiated:  # it sends no error for a head that it cannot parse
             self.connections.discard(protocol)
             self.connections.add(self)

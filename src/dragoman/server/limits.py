@@ -28,6 +28,10 @@ STALLED = Fault(
 )
 
 
+STEP = 4096
+"""Bytes of many requests, or frames, that are parsed in one turn of the loop: hundreds of pings."""
+
+
 class Gate:
     """Admits `running` at once and lets `waiting` more queue: round-robin over tenants, in order
     within one.
@@ -361,7 +365,7 @@ LETTERS = 100
 """Characters of text that cost as much to encode as a token with its log-probability."""
 
 
-def tokens_of(events: Sequence[Event | Item], most: int) -> int:
+def values_in(events: Sequence[Event | Item], most: int) -> int:
     """How many values the lists and objects of events have: tokens with log-probabilities, their
     alternatives, annotations, and what is not known. For its text, each event has as many as take
     as long. Counted until there are more than `most`."""

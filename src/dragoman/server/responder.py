@@ -43,7 +43,7 @@ from .limits import (
     check_head,
     measured,
     read_body,
-    tokens_of,
+    values_in,
     weigh,
     widened,
 )
@@ -306,7 +306,7 @@ class Responder(ABC):
         """Whether a batch takes long to encode, by its tokens with log-probabilities, other values
         and text; as does an end in an answer that had so many, or so many events: it repeats them,
         and lets go what waited for it."""
-        found = tokens_of(events, MANY_TOKENS)
+        found = values_in(events, MANY_TOKENS)
         self._found += found + len(events)
         ends = any(isinstance(each, ItemDone | Finished) for each in events)
         return (self._found if ends else found) > MANY_TOKENS
@@ -361,7 +361,7 @@ class Unary(Responder):
                 dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
                     if (hold := self._hold) is not None and (
-                        hold.size > HEAVY or tokens_of(response.output, MANY_TOKENS) > MANY_TOKENS
+                        hold.size > HEAVY or values_in(response.output, MANY_TOKENS) > MANY_TOKENS
                     ):
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self.apart(lambda _: make(), events)

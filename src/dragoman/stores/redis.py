@@ -77,7 +77,7 @@ class RedisPubSub(PubSub):
             try:
                 last = await self._newest() if last is None else await self._next(last)
                 self._listening.set()
-            except _ERRORS:
+            except Exception:  # also for an answer that is no stream's
                 await asyncio.sleep(RETRY)
 
     async def _newest(self) -> bytes:

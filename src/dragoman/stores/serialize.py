@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import msgspec
@@ -382,8 +382,8 @@ def _whole(body: _Body, parts: Parts) -> Request:
     if body.tools is not None:
         fields["tools"] = parts.value(body.tools, tuple[Tool, ...])
     parts.take(body.blocks)
-    blocks = (parts.value(block, tuple[Item, ...]) for block in body.blocks)
-    fields["items"] = (*(item for block in blocks for item in block), *body.request.items)
+    blocks = [parts.value(block, tuple[Item, ...]) for block in body.blocks]
+    fields["items"] = tuple(chain(*blocks, body.request.items))
     return replace(body.request, **fields)
 
 

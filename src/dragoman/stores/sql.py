@@ -418,8 +418,7 @@ class Store(Files):
             values.append(paging.after)
             where += f""" AND r.seq {sign} (SELECT seq FROM responses
                 WHERE id = ${len(values)} AND tenant = $1)"""
-        tail = f"{where} ORDER BY r.seq {order} LIMIT $2"
-        found = await self._records(tail, *values, room=room)
+        found = await self._records(f"{where} ORDER BY r.seq {order} LIMIT $2", *values, room=room)
         return Page(tuple(found[: paging.limit]), len(found) > paging.limit)
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
@@ -466,16 +465,17 @@ class Store(Files):
         these digests. Raises TooMuchError where there is no room for them."""
         room, found = room or Room(), list[Row]()
         for some in chunks({*more, *[digest for data in packed for digest in texts_of(data)]}):
-            where = f"WHERE digest IN ({places(len(some), 2)})"
-            statement = f"""SELECT digest, CASE WHEN size <= $1 THEN data END, size FROM parts,
-                (SELECT sum(length(data)) AS size FROM parts {where}) AS sizes {where}"""
+            where = f"digest IN ({places(len(some), 2)})"
+            statement = f"""SELECT digest, data, size FROM
+                (SELECT coalesce(sum(length(data)), 0) AS size FROM parts WHERE {where}) AS sizes
+                LEFT JOIN parts ON size <= $1 AND {where}"""
             fits = room.left if room.count is None else min(room.left, AT_ONCE)
             data = await self._read(statement, fits, *some)
-            if data and data[0][-1] > fits:
-                if data[0][-1] > room.left:
+            if (size := data[0][-1]) > fits:
+                if size > room.left:
                     raise TooMuchError
-                room.hold(data[0][-1])
-                data = await self._read(statement, data[0][-1], *some)
+                room.hold(size)
+                data = await self._read(statement, size, *some)
             found += [row[:2] for row in data if row[1] is not None]
         parts = Parts(found, room)
         return await self.apart(parts.size + sum(map(len, packed)), work, *given, parts)

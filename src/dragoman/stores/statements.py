@@ -203,10 +203,9 @@ def add_to(
 
 def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False) -> Steps[None]:
     """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
+    problem = "An item of a conversation needs an id of its own: %r."
     if nameless := [item for item, _ in items if not item.id]:
-        raise ConflictError(
-            f"An item of a conversation needs an id of its own: {nameless[0].id!r}."
-        )
+        raise ConflictError(problem % nameless[0].id)
     statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
     ((last,),) = yield statement, (id,)
     for some in _rows(items, last + 1):
@@ -215,9 +214,7 @@ def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False
             if place in added:
                 continue
             if not rename:
-                raise ConflictError(
-                    f"An item of a conversation needs an id of its own: {item.id!r}."
-                )
+                raise ConflictError(problem % item.id)
             ((own, data),) = pack_items([replace(item, id=f"{item.id}_{place}")])
             yield _added(id, [(place, own, data)])
 

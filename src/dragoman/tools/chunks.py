@@ -12,7 +12,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from html import unescape
 
 BYTES_PER_TOKEN = 4
 """Bytes of UTF-8 in a token, about, for estimates."""
@@ -93,6 +92,8 @@ _TAG = re.compile(r"/?[a-zA-Z][a-zA-Z0-9:-]{0,40}")
 
 def _from_html(page: str) -> str:
     """The text of a page, its blocks on lines of their own. Linear, whatever the page is."""
+    from html import unescape  # half a megabyte of names
+
     first, *pieces = page.split("<")
     found = [first]
     until = ""  # what ends that which is not seen

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, compress, repeat
+from itertools import chain, compress, islice, repeat
 from operator import attrgetter, call, ne
 from typing import Any, Literal, NamedTuple, cast
 
@@ -416,15 +416,16 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
             continue
         for field, name, row, normal in kind.rows:
-            if (test := row.test) is not None:
-                asked = [one for one in found if not field or getattr(one[1], field) != normal]
-                lost = [at for at, value in asked if test(value, root)]
-            else:
-                unset = (normal, *_UNSET)
-                lost = [at for at, v in found if not field or getattr(v, field) not in unset]
+            test, unset = row.test, (normal,) if row.test else (normal, *_UNSET)
+            lost = (
+                at
+                for at, value in found
+                if not field or getattr(value, field) not in unset
+                if test is None or test(value, root)
+            )
             # From two places on, all are named as "somewhere".
             shown = (where + name).lstrip(".")
-            notes += [(shown, row.action, row.why, at) for at in lost[:2]]
+            notes += [(shown, row.action, row.why, at) for at in islice(lost, 2)]
         for at, value in found:
             for wire, fields in (getattr(value, "extra", None) or {}).items():
                 if wire not in own:

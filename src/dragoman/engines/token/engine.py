@@ -27,7 +27,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
 from dragoman.engines.find_format import dated
-from dragoman.engines.turns import Turns
+from dragoman.engines.turns import ThreadPool
 from dragoman.formats.format import Format, Parser, Setting
 from dragoman.formats.grammar.demand import check_tools, unenforced
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer, shown_controls
@@ -395,7 +395,7 @@ class TokenEngine:
         self._ends = frozenset(controls[end] if isinstance(end, str) else end for end in ends)
         self._enforcer = Enforcer(tokenizer, scores=scores)
         self._scores = scores
-        self._turns = Turns()
+        self._turns = ThreadPool()
         self._source: Scheduler | StreamModel
         if isinstance(model, StreamModel):
             self._source = model

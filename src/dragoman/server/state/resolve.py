@@ -193,6 +193,7 @@ async def understand(
 
 _OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
 REFERRING = frozenset((ItemReference,))
+_CALLS = (FunctionCall, CustomToolCall)
 RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall, Unknown))
 """Items that need a lookup: references, and, where the answer is stored, calls that the client
 sends back, for their reasoning, and calls that this server ran, for their
@@ -349,9 +350,7 @@ async def recalled(
     answers = [answer for answer in asked.answers if answer.model != whole.model]
     near = {id(item) for answer in asked.answers for item in answer.response.output}
     calls: list[Call] = [
-        item
-        for item in whole.items
-        if isinstance(item, FunctionCall | CustomToolCall) and id(item) not in near
+        item for item in whole.items if isinstance(item, _CALLS) and id(item) not in near
     ]
     found, forgone = latest(calls), tuple[Loss, ...]()
     if len(found) < len(calls):

@@ -522,7 +522,7 @@ def _assistant_message(
     fields."""
     match turn:
         case [(_, Message(content=str(text), name=None, extra=None))]:  # as most of a history
-            return {"role": "assistant", "content": long(text)}
+            return {"role": "assistant", "content": text if len(text) <= LONG else Long(text)}
     contents: list[Content] = []
     reasoning: list[str] = []
     inline = ""  # reasoning in think tags runs into the text it belongs to with nothing between
