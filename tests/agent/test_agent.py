@@ -15,14 +15,22 @@ from dragoman.agent.agent import CUT_OFF, INTERRUPTED, MOVED_ON, NO_ANSWER
 from dragoman.agent.budget import Price
 from dragoman.client import AnswerError, connect
 from dragoman.core.error import Fault
-from dragoman.core.event import Delta
+from dragoman.core.event import Delta, ItemAdded, PartAdded, Started
 from dragoman.core.interfaces import Capabilities
-from dragoman.core.item import Compaction, FunctionCallOutput, Message, Reasoning, Refusal, Thought
+from dragoman.core.item import (
+    Compaction,
+    FunctionCallOutput,
+    Message,
+    Reasoning,
+    Refusal,
+    Text,
+    Thought,
+)
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Wrapper
 from dragoman.engines.compaction import estimate
-from dragoman.engines.script import spoken
+from dragoman.engines.script import Script, spoken
 from dragoman.tools.function import tool
 from dragoman.tools.run import Context, Result, failed
 from tests.agent.stage import Model, call
@@ -259,6 +267,26 @@ async def test_results_without_their_calls_are_not_in_the_conversation(close) ->
     assert not ran
     assert [type(item) for item in agent.history] == [Message, Message]
     assert (await agent.run("Go on.")).text == "Fine."
+
+
+async def test_the_text_so_far_stays_where_a_run_is_out_of_time() -> None:
+    cues = [
+        Started(id="1", created_at=0, model="any"),
+        ItemAdded(0, Message("assistant", id="msg_1")),
+        PartAdded(0, 0, Text("")),
+        Delta(0, 0, "text", "Once upon a"),
+        asyncio.Event().wait,
+    ]
+    agent = Agent(Script(cues, "time."))
+    async with agent.stream("A story.") as stream:
+        reading = asyncio.ensure_future(stream.finish())
+        while not stream.answer.text:
+            await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert [item.text for item in agent.history] == ["A story.", "Once upon a"]
+    assert (await agent.run("Go on.")).text == "time."
 
 
 async def test_calls_that_were_not_begun_wait_and_can_be_refused() -> None:

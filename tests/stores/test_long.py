@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from dragoman.core.fold import unfold
 from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.request import FunctionTool, Request
 from dragoman.net.threads import TenantLock
-from dragoman.stores import serialize, sql
+from dragoman.stores import base, serialize, sql
 from dragoman.stores.base import (
     LogSegment,
     Room,
@@ -205,6 +206,15 @@ async def test_tenants_that_wait_for_large_work_take_turns() -> None:
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["a", "b", "a", "a", "a", "a"]
+
+
+async def test_the_pause_after_large_work_is_bounded(monkeypatch) -> None:
+    turns, now = Turns(), [0.0]
+    monkeypatch.setattr(base, "PAUSE", 0.01)
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    await turns.take(now.__setitem__, 0, 100.0)
+    async with asyncio.timeout(10):
+        await turns.take(int)
 
 
 async def test_a_turn_that_came_to_a_cancelled_task_goes_to_the_next() -> None:

@@ -543,6 +543,7 @@ async def test_partials_methods_and_callable_objects_are_tools(function, result)
         (lambda: {"rows": range(3)}, '{"rows":[0,1,2]}'),
         (lambda: MappingProxyType({"a": 1}), '{"a":1}'),
         (lambda: array("d", [1.5]), "[1.5]"),
+        (lambda: {1: ["\udce9.txt"]}, '{"1": ["?.txt"]}'),
     ],
 )
 async def test_collections_of_all_kinds_are_lists_and_objects(value, expected) -> None:

@@ -384,7 +384,7 @@ class RunStream(Stream):
                             loop.done.append(event.item)
                         yield event
             finally:  # a cancelled or failed run leaves its completed items in the history
-                if self.response.status == "cancelled":  # and the text so far
+                if self.response.status in ("cancelled", "in_progress"):  # and the text so far
                     for item in self.response.output[len(loop.done) :]:
                         if isinstance(item, Message) and item.text:
                             loop.done.append(replace(item, status="incomplete"))

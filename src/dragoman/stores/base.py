@@ -95,6 +95,8 @@ PATIENCE = 5.0
 """The timeout of a store's operations, in seconds."""
 REST = 1.0
 """Seconds between attempts with a store that does not answer."""
+PAUSE = 1.0
+"""Seconds between two pieces of large work, at the most: who is next did not ask for the last."""
 SLOW = 1.0
 """Seconds from which a failure counts as a timeout."""
 REPEATED = 60.0
@@ -151,8 +153,8 @@ class Breaker:
 
 
 class Turns:
-    """Serialises work on large values in threads: one at a time, with pauses as long as it
-    took. In parallel they would only contend for the GIL, with the loop, too."""
+    """Serialises work on large values in threads: one at a time, with pauses as long as it took,
+    up to `PAUSE`. In parallel they would only contend for the GIL, with the loop, too."""
 
     def __init__(self) -> None:
         self._turn = TenantLock()
@@ -172,7 +174,8 @@ class Turns:
             raise
 
         def over(done: asyncio.Task[T]) -> None:
-            self._next = 2 * time.monotonic() - begun
+            now = time.monotonic()
+            self._next = now + min(now - begun, PAUSE)
             self._turn.release(tenant)
             _seen(done)
 

@@ -309,7 +309,8 @@ def unpack_events(data: bytes, parts: Parts | None = None) -> tuple[Event, ...]:
 def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]]:
     """A record as bytes, without what has a column of its own, and its response; and the parts they
     refer to, by their digests."""
-    request, parts = record.request, dict[bytes, bytes]()
+    request = record.request
+    parts: dict[bytes, bytes] = {}
     large = record.size > APART
     packed = pack
     if large and is_long((replace(request, items=()), record.response, *request.items)):

@@ -524,7 +524,11 @@ def _output(value: Any) -> Output:
             return tuple(each if isinstance(each, _PARTS) else Text(str(each)) for each in value)
         case _ if isinstance(value, _PARTS):
             return (value,)
-    return msgspec.json.encode(value, enc_hook=_encode).decode()
+    try:
+        return msgspec.json.encode(value, enc_hook=_encode).decode()
+    except UnicodeEncodeError:  # names of files may have half of a surrogate pair
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_encode)
+        return json.dumps(plain, ensure_ascii=False)
 
 
 def _encode(value: Any) -> Any:

@@ -40,7 +40,7 @@ BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 ABSENT = Raw()
 """The default of a Raw field, to be compared by identity."""
 _encoder = msgspec.json.Encoder()
-encode = _encoder.encode
+encode, encode_lines = _encoder.encode, _encoder.encode_lines
 """Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
 LARGE = 1 << 20
 """Bytes of JSON from which decoders must not hold the GIL for long."""
@@ -315,7 +315,7 @@ def dump(value: JSON) -> bytes:
     A lone surrogate becomes U+FFFD.
     """
     try:
-        return _encoder.encode(value)
+        return encode(value)
     except (TypeError, UnicodeEncodeError):
         return in_pieces(value, b"", value_of)
 
@@ -327,7 +327,7 @@ def dump_all(values: Sequence[JSON]) -> bytes:
     b'"a"\\n"b\\\\n"'
     """
     try:
-        return _encoder.encode_lines(values)[:-1]
+        return encode_lines(values)[:-1]
     except (TypeError, UnicodeEncodeError):
         return b"\n".join(map(dump, values))
 

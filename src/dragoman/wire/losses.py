@@ -377,7 +377,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             todo.append((("tool_choice",), table.kinds[_CHOICE], (), choice.tools[:1]))
     else:
         table = losses.answer
-        if any(root.choices) and (row := table.apart.get(("Response.choices", ""))) is not None:
+        if root.choices and (row := table.apart.get(("Response.choices", ""))) is not None:
             others = {*root.choices} - {0}
             notes += [("choices[*]", row.action, row.why, (number,)) for number in others]
             root = replace(root, output=root.choice(0), choices=())

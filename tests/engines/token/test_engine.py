@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Finished
+from dragoman.core.interfaces import Caller
 from dragoman.core.item import Message
+from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
 from dragoman.engines.token.constraints import Requirement
+from dragoman.engines.token.engine import SCORED, WRITTEN
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt
 from tests.engines.stage import answered, heard
@@ -488,3 +492,19 @@ def test_what_is_no_format_and_no_model_is_refused_when_the_engine_is_made(
 ) -> None:
     with pytest.raises(TypeError, match=problem):
         TokenEngine(format, model, TOY)
+
+
+async def test_large_answers_are_accounted_for() -> None:
+    counted: list[int] = []
+    request = asked("hi", max_tokens=2_000, logprobs=True, top_logprobs=4, temperature=0)
+    async with serving(Table()) as engine:
+        found = [event async for event in engine.stream(request, Caller(count=counted.append))]
+        assert isinstance(found[-1], Finished)
+        assert 1_000_000 < sum(counted) <= 2_000 * (WRITTEN + 5 * SCORED)
+
+        def refuse(size: int) -> None:
+            raise FaultError(Fault("overloaded", "There is no room."))
+
+        found = [event async for event in engine.stream(request, Caller(count=refuse))]
+        check(found)
+        assert (found[-1].fault.code, len(found) > 2) == ("overloaded", True)

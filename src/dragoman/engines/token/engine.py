@@ -319,6 +319,10 @@ TOGETHER = 64
 thousands of them no choice, which come together."""
 CONCURRENCY = 32
 QUEUE = 1_024
+LARGE = 128 * 1024
+"""Bytes of an answer that are accounted for at a time: the rest is small."""
+WRITTEN, SCORED = 16, 128
+"""Bytes of a token, and of one with its log-probability."""
 
 _SAMPLING_FIELDS = (
     *("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
@@ -409,7 +413,7 @@ class TokenEngine:
         self._honoured: frozenset[str] | None = getattr(model, "honoured", None)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        return self._answer(partial(self._planned, request, caller))
+        return self._answer(partial(self._planned, request, caller), caller.count)
 
     def complete(
         self,
@@ -421,7 +425,7 @@ class TokenEngine:
     ) -> AsyncGenerator[Event, None]:
         """Continue a raw prompt, a text or ids; the answer is text as it stands."""
         plan = partial(self._raw_plan, prompt, request, caller.tenant, echo)
-        return self._answer(partial(self._turns.run, caller.tenant, plan))
+        return self._answer(partial(self._turns.run, caller.tenant, plan), caller.count)
 
     async def count(self, request: Request, caller: Caller = ANYONE) -> int:
         """The number of tokens in a request's prompt. Raises FaultError."""
@@ -456,12 +460,14 @@ class TokenEngine:
 
     # ---- answering -----------------------------------------------------------------------
 
-    async def _answer(self, planning: Callable[[], Awaitable[Plan]]) -> AsyncGenerator[Event, None]:
+    async def _answer(
+        self, planning: Callable[[], Awaitable[Plan]], count: Callable[[int], None] | None
+    ) -> AsyncGenerator[Event, None]:
         """The events of a plan. A turn emits legal events and a source always ends, so that only an
         error before the start is handled here."""
         try:
             plan = await planning()
-            answer = self._decoded(plan)
+            answer = self._decoded(plan, count)
             if plan.requirement is not None:
                 answer = with_guarantee(answer, plan.requirement)
             async with aclosing(answer) as batches:
@@ -471,12 +477,18 @@ class TokenEngine:
         except Exception as error:
             yield Failed(fault_from(error))
 
-    async def _decoded(self, plan: Plan) -> Batches:
-        piece = self.tokenizer.piece
+    async def _decoded(self, plan: Plan, count: Callable[[int], None] | None) -> Batches:
+        piece, kept = self.tokenizer.piece, 0
+        scored = SCORED * (1 + (plan.request.sampling.top_logprobs or 0))
         decoders = [SequenceDecoder(plan, number, piece) for number in range(len(plan.jobs))]
         merge = Merge(len(decoders)) if len(decoders) > 1 else None
         async with aclosing(self._source.run(plan.jobs)) as new_tokens:
             async for index, new in new_tokens:
+                kept += WRITTEN * len(new.ids)
+                kept += scored * (len(new.tokens) + len(new.prompt or ()))
+                if kept > LARGE and count is not None:
+                    count(kept)
+                    kept = 0
                 for part in new.parts(TOGETHER):
                     events = decoders[index].take(part)
                     if merge is not None:

@@ -71,11 +71,8 @@ HELD = 600.0
 """Seconds that the end of a background run waits for a failing store."""
 
 NOT_STORED = Loss("store", "dropped", "this response could not be stored")
-DIED = Fault(
-    "internal",
-    "The server that was giving this answer stopped before its end. Ask again.",
-    "server",
-)
+_DIED = "The server that was giving this answer stopped before its end. Ask again."
+DIED = Fault("internal", _DIED, "server")
 DELETED = Fault("not_found", "This response was deleted while it was read.", "client")
 SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's end.", "server")
 
@@ -90,6 +87,14 @@ class Run:
     the answer cannot be retrieved before its end, and is stored in one write.
     """
 
+    ended = False
+    response: Response | None = None  # once it has
+    losses: tuple[Loss, ...] = ()  # those before the engine was called
+    task: asyncio.Task[None] | None = None  # of a run in the background
+    hold: Held | None = None  # of its request, in the background
+    turn: asyncio.Future[None] | None = None  # that it has or waits for, in the background
+    _ending: asyncio.Future[Any] | None = None
+
     def __init__(
         self, record: Record, runs: Runs, turn: tuple[Item, ...] = (), put: Put | None = None
     ) -> None:
@@ -97,12 +102,6 @@ class Run:
         self.events: list[Event] = []
         self.visible = 0
         self.begun = False  # it is in the store
-        self.ended = False
-        self.response: Response | None = None  # once the run has ended
-        self.task: asyncio.Task[None] | None = None  # of a run in the background
-        self.hold: Held | None = None  # of its request, in the background
-        self.turn: asyncio.Future[None] | None = None  # that it has or waits for
-        self.losses: tuple[Loss, ...] = ()  # those before the engine was called
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
         self._put = put
@@ -110,7 +109,6 @@ class Run:
         self._handle: Handle | None = None
         self._beginning: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._ending: asyncio.Future[Any] | None = None
         self._changed: asyncio.Event | None = None  # set for new events, where a reader waits
         self._appended = 0  # what `_size` was when its events were stored last
         self._size = 0  # bytes of a large answer
