@@ -481,6 +481,16 @@ async def test_messages_client_gets_blocks_and_brings_them_back() -> None:
         ]
 
 
+@pytest.mark.parametrize("odd", [True, 5, "x", {"a": 1}, [1], None])
+def test_calls_of_others_with_odd_results_are_shown_to_the_model(odd) -> None:
+    items = (
+        Unknown("responses", "file_search_call", {"queries": ["q"], "results": odd}, "fs_1"),
+        Unknown("responses", "code_interpreter_call", {"code": "1", "outputs": odd}, "ci_1"),
+    )
+    seen, _ = for_model(items)
+    assert [item.output for item in seen or () if isinstance(item, FunctionCallOutput)] == ["", ""]
+
+
 def test_record_of_a_call_is_kept_in_its_item() -> None:
     assert recorded(Unknown("responses", "web_search_call", {})) is None
 

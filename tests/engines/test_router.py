@@ -134,6 +134,21 @@ async def test_what_another_key_is_shown_decides_nothing_for_a_caller() -> None:
         assert (tenant == "full") <= (engine is routed._open[1])
 
 
+async def test_key_whose_listing_fails_is_routed_by_those_of_others() -> None:
+    class Keyed(Server):
+        passes_client_key = True
+
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+            if caller.tenant.startswith("slow"):
+                raise TimeoutError
+            return await super().models(caller)
+
+    routed = Router([Route(Keyed("first", "a")), Route(Keyed("second", "b"))])
+    for tenant in ("fast", "slow", "slower"):
+        engine, _ = await routed.route("b", Caller(tenant=tenant))
+        assert engine is routed._open[1]
+
+
 async def test_silent_engine_does_not_delay_routing(monkeypatch) -> None:
     monkeypatch.setattr(router, "PATIENCE", 0.01)
 

@@ -175,8 +175,14 @@ async def test_telephones_are_spoken_to_in_g711() -> None:
         assert session.session.position == 200
         session.send(Respond())
         await events.until(ResponseDone)
-    text, sound = speech(events)
-    assert (text, len(sound)) == ("ab", 2 * 8)
+        text, sound = speech(events)
+        assert (text, len(sound)) == ("ab", 2 * 8)
+        events.clear()
+        session.send(Respond(changes={"output_format": "pcm16"}))  # an answer in its own format
+        done = await events.until(ResponseDone)
+        assert done.response.output_format == "pcm16"
+        text, sound = speech(events)
+        assert (text, len(sound)) == ("ab", 2 * 48)
 
 
 async def test_without_a_voice_g711_is_refused_and_sound_goes_to_the_model() -> None:

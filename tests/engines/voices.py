@@ -78,6 +78,7 @@ class Voice:
         self.ears: list[Ears] = []
         self.words: list[Any] = ["Good ", "day. "]
         self.heard: list[bytes] = []
+        self.closed = False
         self.options: list[Transcription] = []
 
     def detector(self, detection: TurnDetection) -> Ears:
@@ -103,3 +104,6 @@ class Voice:
 
     def encode(self, audio: bytes, format: str) -> bytes:
         return audio[::6]
+
+    def close(self) -> None:
+        self.closed = True

@@ -289,3 +289,14 @@ async def test_a_recording_that_is_not_read_to_its_end_leaves_no_pipe() -> None:
     assert transport.is_closing()
     assert transport.get_pipe_transport(1).is_closing()
     await library.close()
+
+
+async def test_a_process_that_died_meanwhile_is_replaced() -> None:
+    library = Library("miniaudio")
+    for _ in range(2):
+        async with aclosing(library.ask({"rate": RATE}, wav(bytes(4_800)))) as pieces:
+            assert [len(pcm) async for _, pcm in pieces] == [4_800]
+        (process,) = library._all
+        process._process.kill()
+        await process._process.wait()
+    await library.close()

@@ -288,6 +288,20 @@ async def test_semantic_vad_forgets_what_it_listened_to_with_a_reset() -> None:
     assert detector.feed(bytes(2_000 * BYTES_PER_MS)) == []
 
 
+async def test_what_is_recognised_at_a_pause_is_one_at_a_time_and_ends_with_its_session() -> None:
+    listener = Listener(held=asyncio.Event())  # a server that hangs
+    client = await Client.open(Plays(), Studio(None, listener, "energy"))
+    for eagerness in ("low", "high"):  # each has a detector of its own
+        detection = TurnDetection(kind="semantic_vad", eagerness=eagerness)
+        client.session.send(Configure(changes={"turn_detection": detection}))
+        client.hear(bytes(400 * BYTES_PER_MS) + loud("x" * 60) + bytes(240 * BYTES_PER_MS))
+        await asyncio.sleep(0.01)
+    assert len(listener.asked) == 1
+    await client.session.close()
+    await asyncio.sleep(0.01)
+    assert listener.stopped == 1
+
+
 # ---- what is recognised early ----------------------------------------------------------------
 
 

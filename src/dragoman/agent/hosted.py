@@ -31,6 +31,7 @@ from dragoman.core.item import (
     Message,
     Text,
     Unknown,
+    objects,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
@@ -370,8 +371,7 @@ def _record(item: Unknown) -> Recorded | None:
     call_id = item.id or ""
     match item.kind, item.value:
         case "code_interpreter_call", {"code": str(code), **rest}:
-            outputs = rest.get("outputs") or []
-            logs = [each["logs"] for each in outputs if isinstance(each, dict) and "logs" in each]
+            logs = [each["logs"] for each in objects(rest.get("outputs")) if "logs" in each]
             return _python(call_id, code, "\n".join(map(_text, logs)))
         case (
             "mcp_call" | "mcp_approval_request",
@@ -380,7 +380,7 @@ def _record(item: Unknown) -> Recorded | None:
             output = rest.get("output") or rest.get("error") or ""
             return Recorded(call_id, name, arguments, _text(output), label)
         case "file_search_call", {"queries": [*queries], **rest}:
-            results = [each for each in rest.get("results") or () if isinstance(each, dict)]
+            results = objects(rest.get("results"))
             shown = [(_text(each.get("filename")), _text(each.get("text"))) for each in results]
             given = msgspec.json.encode({"queries": queries}).decode()
             return Recorded(call_id, "file_search", given, "\n\n".join(map(": ".join, shown)))

@@ -263,6 +263,15 @@ class Unknown(Struct, frozen=True, omit_defaults=True, tag="unknown"):
     extra: Extra | None = None
 
 
+def objects(values: JSON) -> list[dict[str, JSON]]:
+    """The objects of a list in an unknown item; none where the field is anything else.
+
+    >>> objects([{"a": 1}, "b"]), objects("c"), objects(None)
+    ([{'a': 1}], [], [])
+    """
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+
+
 Call = FunctionCall | CustomToolCall
 CallOutput = FunctionCallOutput | CustomToolCallOutput
 Item = (

@@ -130,7 +130,7 @@ class Router(Wrapper):
                 self._named.setdefault(name, (route.engine, model))
         self._open = [route.engine for route in self._routes if not route.models]
         self._listings = LRU[str, Listed](MOST_LISTED)  # by tenant
-        self._listed: dict[str, Engine] = {}  # by the last listing of any caller
+        self._listed: dict[str, Engine] = {}  # by each engine's last listing for any caller
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -216,16 +216,10 @@ class Router(Wrapper):
                 return
             listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
             listed.looked = time.monotonic()
-            # A new listing replaces the engine's old one, so that the table stays bounded; what an
-            # engine that cannot list its models listed before still counts.
             found = list(zip(self._open, listings, strict=True))
-            known = [engine for engine, models in found if models is not None]
-            engines = {name: e for name, e in listed.engines.items() if e not in known}
-            for engine, models in found:
-                for model in models or ():
-                    engines.setdefault(model.id, engine)
-            listed.engines = self._listed = engines
-            self._listings.put(tenant, listed, min(1 + len(engines), MOST_LISTED))
+            listed.engines = _renewed(listed.engines, found)
+            self._listed = _renewed(self._listed, found)
+            self._listings.put(tenant, listed, min(1 + len(listed.engines), MOST_LISTED))
 
     async def realtime_session(self, name: str, caller: Caller) -> RemoteSession | None:
         """A session of the model's server, where sessions are relayed; None where they
@@ -310,6 +304,19 @@ def no_model(name: str, names: Iterable[str]) -> Fault:
     wanted = f"There is no model {name[:200]!r}." if name else "The request names no model."
     message = f"{wanted} The models are: {shown}{more}."
     return Fault("model_not_found", message, "client", "model")
+
+
+def _renewed(
+    table: Mapping[str, Engine], found: Sequence[tuple[Engine, tuple[Model, ...] | None]]
+) -> dict[str, Engine]:
+    """A table after a listing. It replaces the engine's old one, so that the table stays bounded;
+    what an engine that cannot list its models listed before still counts."""
+    known = [engine for engine, models in found if models is not None]
+    engines = {name: engine for name, engine in table.items() if engine not in known}
+    for engine, models in found:
+        for model in models or ():
+            engines.setdefault(model.id, engine)
+    return engines
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...] | None:

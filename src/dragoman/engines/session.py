@@ -33,6 +33,8 @@ from dragoman.core.session_values import (
     Generate,
     Refused,
     Report,
+    ResponseCreated,
+    ResponseDone,
     SessionConfig,
     SessionEvent,
     SessionLimits,
@@ -102,6 +104,10 @@ class Voice(Protocol):
 
     def encode(self, audio: bytes, format: str) -> bytes:
         """PCM16 as G.711."""
+        ...
+
+    def close(self) -> None:
+        """The session has ended."""
         ...
 
 
@@ -212,6 +218,7 @@ class TurnSession:
             limits=limits,
         )
         self._turns: dict[str, Handle] = {}
+        self._formats: dict[str, AudioFormat] = {}  # of the sound of answers
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._detector: Detector | None = None
@@ -309,6 +316,8 @@ class TurnSession:
         self._turns.clear()
         for task in self._tasks:
             task.cancel()
+        if self._voice is not None:
+            self._voice.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
@@ -366,20 +375,23 @@ class TurnSession:
         self.report(command)
 
     def _hand_on(self, events: list[SessionEvent]) -> None:
-        format = self.session.config.output_format
-        if format != "pcm16" and self._voice is not None:
-            events = [self._encoded(event, format, self._voice) for event in events]
+        if self._voice is not None:
+            events = [self._encoded(event, self._voice) for event in events]
         if self.sink is not None:
             self.sink.receive(events)
 
-    def _encoded(self, event: SessionEvent, format: AudioFormat, voice: Voice) -> SessionEvent:
-        """An event with its sound in the client's format."""
-        if not isinstance(event, Answer) or not isinstance(delta := event.event, Delta):
-            return event
-        if delta.kind != "audio":
-            return event
-        audio = voice.encode(b64decode(delta.data), format)
-        return replace(event, event=replace(delta, data=b64encode(audio).decode()))
+    def _encoded(self, event: SessionEvent, voice: Voice) -> SessionEvent:
+        """An event with its sound in the format of its answer."""
+        match event:
+            case ResponseCreated(response=response):
+                self._formats[response.id] = response.output_format
+            case ResponseDone(response=response):
+                del self._formats[response.id]
+            case Answer(event=Delta(kind="audio") as delta):
+                if (format := self._formats[event.response_id]) != "pcm16":
+                    audio = voice.encode(b64decode(delta.data), format)
+                    return replace(event, event=replace(delta, data=b64encode(audio).decode()))
+        return event
 
     def _detector_now(self) -> Detector | None:
         """The detector for the current configuration."""

@@ -112,6 +112,8 @@ class App:
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time, share)
         self.budget = budget = Budget(settings.memory, int(settings.memory * share))
         if memory is not None:
+            # Keys are not stored: a run that was begun with its client's cannot be begun again.
+            memory.runs.requeue = settings.requeue and not passed
             memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
         lane = Gate(1, settings.queue, settings.queue_time, share)
         self._log = RequestLog(

@@ -32,6 +32,7 @@ from dragoman.core.session_values import (
     ItemRetrieved,
     Playing,
     Refused,
+    Respond,
     ResponseDone,
     SessionConfig,
     SessionEvent,
@@ -240,7 +241,7 @@ class Call(ServedSession):
                     super().send(Cancel(response_id=id), client)
             self._interrupt()
             return
-        if isinstance(command, Configure):
+        if isinstance(command, Configure | Respond):
             changes = {n: value for n, value in command.changes.items() if n not in _FORMATS}
             command = replace(command, changes=changes)
         super().send(command, client)

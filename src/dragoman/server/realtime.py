@@ -395,6 +395,9 @@ class Realtime:
         scope = client.scope
         try:
             made = await self._made(client, secret)
+            most = self._service.settings.max_sockets_per_key
+            if self._open[client.caller.tenant] >= most:  # others may have come meanwhile
+                raise FaultError(crowded(f"{most} sessions are open (max_sockets_per_key)"))
         except FaultError as problem:
             await deny(problem.fault, client.exchange, scope, client.receive, client.send)
             return
@@ -407,9 +410,6 @@ class Realtime:
     async def _made(self, client: Handshake, secret: ClientSecret | None) -> Connection | Relay:
         """The requested session. Raises FaultError where none can be opened."""
         service, exchange, caller = self._service, client.exchange, client.caller
-        most = service.settings.max_sockets_per_key
-        if self._open[caller.tenant] >= most:
-            raise FaultError(crowded(f"{most} sessions are open (max_sockets_per_key)"))
         query = query_of(exchange)
         offered = client.scope.get("subprotocols") or ()
         header = exchange.headers.get(BETA_HEADER, b"")

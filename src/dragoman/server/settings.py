@@ -363,7 +363,8 @@ class Settings(Limits, frozen=True, kw_only=True):
         bool,
         about(
             "Whether a background response whose server died before its first output is started "
-            "again by another server; otherwise it ends as failed."
+            "again by another server; otherwise, and where clients' own keys are sent upstream "
+            "(pass_client_key), which are not stored, it ends as failed."
         ),
     ] = False
     lease: Annotated[

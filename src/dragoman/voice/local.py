@@ -54,6 +54,11 @@ class _Process:
             raise
         return process
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
     def order(self, head: dict[str, Any], data: Sound) -> None:
         stdin = cast(StreamWriter, self._process.stdin)
         stdin.write(worker.line(head, data))
@@ -107,9 +112,7 @@ class Library:
         """The answers to an order. If they are not read to the end, the process is killed: a
         library cannot be interrupted."""
         async with self._places:
-            process = self._idle.pop() if self._idle else None
-            if process is None:
-                process = await self._started()
+            process = await self._ready()
             usable = False
             try:
                 process.order(head, data)
@@ -126,6 +129,16 @@ class Library:
                 else:
                     self._all.discard(process)
                     await process.end()
+
+    async def _ready(self) -> _Process:
+        """An idle process that has not died since, as for want of memory; or a new one."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            self._all.discard(process)
+            await process.end()
+        return await self._started()
 
     async def _started(self) -> _Process:
         process = await _Process.start(self.name, self._option)

@@ -37,6 +37,8 @@ class Voice:
         self.scorer = detector
         """The name of the detector."""
         self.early: Early | None = None
+        self.running: Early | None = None
+        """The last early recognition, maybe of a pause that is over: there is one at a time."""
         self.listening = Listening()
         """The options of the last recognition."""
         self._spoken: Spoken | None = None
@@ -105,6 +107,11 @@ class Voice:
         """Encode PCM16 as G.711."""
         return self._line(format).encode(audio)
 
+    def close(self) -> None:
+        """The session has ended: what it only expected is not recognised."""
+        if self.running is not None:
+            self.running.cancel()
+
     def _line(self, format: str) -> Telephone:
         if format not in self._lines:
             self._lines[format] = Telephone(format)
@@ -123,7 +130,7 @@ _RECENT = 30_000 * BYTES_PER_MS
 class Early:
     """The recognition of a turn up to a pause, started while more may follow.
 
-    It is never cancelled: a library that is killed has to be loaded again.
+    It is cancelled only with its session: a library that is killed has to be loaded again.
     """
 
     def __init__(self, transcriber: Transcriber, audio: bytes, listening: Listening) -> None:
@@ -146,6 +153,10 @@ class Early:
     def done(self) -> bool:
         """Whether the recognition has ended."""
         return self._task.done()
+
+    def cancel(self) -> None:
+        """End the recognition."""
+        self._task.cancel()
 
     async def words(self) -> str | None:
         """The transcript; None if the recognition failed."""
@@ -182,7 +193,6 @@ class SessionDetector:
         )
         self._recent = bytearray()  # the latest sound
         self._fed = 0  # bytes
-        self._running: Early | None = None
 
     def feed(self, audio: bytes) -> list[SpeechStarted | SpeechStopped]:
         """Process sound, and return the events it completes."""
@@ -208,14 +218,14 @@ class SessionDetector:
             self._voice.expect_answer()
         if start is None or self._transcriber is None:
             return
-        if self._running is not None and not self._running.done:
+        if self._voice.running is not None and not self._voice.running.done:
             return
         size = self._fed - start * BYTES_PER_MS
         if not 0 < size <= len(self._recent):
             return  # it is longer than `_RECENT`
         audio = bytes(self._recent[len(self._recent) - size :])
-        early = self._running = Early(self._transcriber, audio, self._voice.listening)
-        self._voice.early = early
+        early = Early(self._transcriber, audio, self._voice.listening)
+        self._voice.early = self._voice.running = early
         if self._semantic:
             early.then(lambda words: self._judge(early, words))
 

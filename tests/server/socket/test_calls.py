@@ -550,3 +550,13 @@ async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call
         for each in (slow, fast, small, ahead, deaf):
             await each.line.finish()
             await each.close()
+
+
+async def test_an_answer_of_a_call_has_the_sound_of_calls_whatever_format_it_asks_for() -> None:
+    async with calling(Stub(*saying("Fine."))) as (_, phone):
+        await phone.dial()
+        audio = {"output": {"format": {"type": "audio/pcmu"}}}
+        await phone.say({"type": "response.create", "response": {"audio": audio}})
+        created = await phone.until("response.created")
+        assert created["response"]["audio"]["output"]["format"]["type"] == "audio/pcm"
+        await phone.until("output_audio_buffer.stopped")

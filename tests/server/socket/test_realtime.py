@@ -250,13 +250,20 @@ async def test_a_session_is_refused_as_http_where_it_cannot_be_opened() -> None:
                     pass
             assert refused.value.response.status_code == status
             continue
-        async with served_app(None, options["settings"]) as (_, port):
+        studio = Studio(None, None)
+        async with served_app(None, options["settings"], studio=studio) as (_, port):
             url = f"ws://127.0.0.1:{port}{PATH}?model=m"
             async with connect(url):
                 with pytest.raises(InvalidStatus) as refused:
                     async with connect(url):
                         pass
                 assert refused.value.response.status_code == 429
+            several = await asyncio.gather(
+                *[connect(url) for _ in range(5)], return_exceptions=True
+            )
+            (one,) = [each for each in several if not isinstance(each, InvalidStatus)]
+            assert not isinstance(one, BaseException)
+            await one.close()
 
 
 async def test_a_page_gives_its_key_as_a_subprotocol() -> None:

@@ -386,9 +386,13 @@ async def test_orphan_that_cannot_be_read_holds_up_no_other(tmp_path, damage) ->
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("said", [False, True])
-async def test_orphan_without_events_is_requeued_where_configured(tmp_path, requeue, said) -> None:
-    store = opened("sqlite", tmp_path)
-    async with storing(Stub(), store, requeue=requeue) as server:
+@pytest.mark.parametrize("passes", [False, True])
+async def test_orphan_without_events_is_requeued_where_configured(
+    tmp_path, requeue, said, passes
+) -> None:
+    store, engine = opened("sqlite", tmp_path), Stub()
+    engine.passes_client_key = passes  # which is not stored
+    async with storing(engine, store, requeue=requeue) as server:
         asked = Request(model="m", items=(Message("user", "Hi", id="m1"),), store=True)
         record = Record(
             id="dead",
@@ -409,7 +413,7 @@ async def test_orphan_without_events_is_requeued_where_configured(tmp_path, requ
         async for _ in server.memory.runs.follow(record):
             pass
         found = await server.sdk.responses.retrieve("resp_dead")
-        again = requeue and not said
+        again = requeue and not said and not passes
         assert found.status == ("completed" if again else "failed")
         assert len(server.app._engine.asked) == again
 

@@ -57,6 +57,12 @@ def test_p30_encoded_usage_decodes_to_the_same_with_zero_and_absent_apart(counts
                 extra={"chat": {"url_citation": {"start_index": "1", "z": 2}}},
             ),
         ),
+        (
+            {"type": "url_citation", "start_index": True, "end_index": 2},  # a boolean is an int
+            Annotation(
+                "url_citation", end=2, extra={"chat": {"url_citation": {"start_index": True}}}
+            ),
+        ),
         ({"type": "other", "a": 1, "b": None}, Annotation("other", extra={"chat": {"a": 1}})),
         ({"type": 7}, None),
         ({}, None),

@@ -73,6 +73,29 @@ def test_searches_that_were_made_are_counted(item, counts) -> None:
     assert is_search(item) is counts
 
 
+ODD = [
+    ("web_search_call", {"action": "search"}, {}),
+    ("web_search_call", {"action": {"query": "q", "sources": 5}}, {"query": "q"}),
+    (
+        "web_search_call",  # a source of OpenAI's that is no page
+        {"action": {"query": "q", "sources": [{"type": "api", "name": "oai-weather"}]}},
+        {"query": "q"},
+    ),
+    ("code_interpreter_call", {"code": "1", "outputs": [1.5]}, {"code": "1"}),
+    ("code_interpreter_call", {"code": "1", "outputs": True}, {"code": "1"}),
+    ("mcp_call", {"name": "n", "server_label": "s", "arguments": [1]}, {"input": [1]}),
+    ("mcp_call", {"name": "n", "server_label": "s", "arguments": {"a": 1}}, {"a": 1}),
+    ("mcp_call", {"name": "n", "server_label": "s"}, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "given"), ODD)
+def test_odd_fields_of_a_servers_call_have_blocks(kind, value, given) -> None:
+    blocks = encode_item(Unknown("responses", kind, value, "x_1"))
+    use, result = msgspec.json.decode(msgspec.json.encode(blocks))
+    assert (use["input"], result["tool_use_id"]) == (given, "srvtoolu_x_1")
+
+
 BROKEN = {
     "no use": ({"type": "mcp_tool_result", "tool_use_id": "srvtoolu_mcp_1"}, "None"),
     "no base64": (

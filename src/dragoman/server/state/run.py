@@ -431,7 +431,7 @@ class Runs:
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
     of ended. One with events never is: nothing is answered twice. `launch` is set by the
-    responder, which has the engine, and `places`, the queue of background runs, by
+    responder, which has the engine, and `requeue` and `places`, the queue of background runs, by
     the application.
     """
 
@@ -442,7 +442,6 @@ class Runs:
         lease: float = LEASE,
         upkeep: bool = True,
         announce: Announce = lambda record, response: (),
-        requeue: bool = False,
     ) -> None:
         self.owner = new_id()
         self.launch: Launch | None = None
@@ -450,7 +449,7 @@ class Runs:
         self.store = store
         self.announce = announce
         self.live: dict[str, Run] = {}
-        self._requeue = requeue
+        self.requeue = False
         self.lease = lease
         self._over = False  # everything is released
         self._turn = asyncio.Lock()  # of readers of runs that have several
@@ -681,7 +680,7 @@ class Runs:
 
     async def _end_orphan(self, record: Record) -> None:
         events = [event for segment in await self.store.log(record.id) for event in segment.events]
-        stored, again = len(events), self._requeue and not record.cancelling
+        stored, again = len(events), self.requeue and not record.cancelling
         if again and not events and record.background and self.launch is not None:
             items = record.request.items if record.conversation is not None else ()
             run = Run(record, self, named(items, record.id))

@@ -87,7 +87,6 @@ class Memory:
             lease=settings.lease,
             upkeep=upkeep,
             announce=webhooks.messages,
-            requeue=settings.requeue,
         )
         self._sender = Sender(store, webhooks)
         self.settings = settings

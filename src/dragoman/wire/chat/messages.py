@@ -683,7 +683,7 @@ def decode_annotation(value: JSON) -> Annotation | None:
 
 
 def _taken(left: dict[str, JSON], name: str, wanted: type) -> JSON:
-    return left.pop(name) if isinstance(left.get(name), wanted) else None
+    return left.pop(name) if type(left.get(name)) is wanted else None
 
 
 def encode_annotation(note: Annotation, offset: int = 0) -> JSON:

@@ -34,6 +34,7 @@ from dragoman.core.item import (
     Thought,
     Unknown,
     UnknownPart,
+    objects,
 )
 from dragoman.wire import json
 from dragoman.wire.json import LIMITS, Limits, Reader, merge
@@ -480,22 +481,25 @@ def _encode_hosted(item: Unknown) -> list[JSON]:
     match item.kind:
         case "code_interpreter_call":
             use |= {"name": "code_execution", "input": {"code": value.get("code") or ""}}
-            logs = "".join(str(each.get("logs") or "") for each in value.get("outputs") or ())
+            logs = "".join(str(each.get("logs") or "") for each in objects(value.get("outputs")))
             done = {"stdout": logs, "stderr": "", "return_code": int(failed), "content": []}
             content: JSON = {"type": "code_execution_result", **done}
             result |= {"type": "code_execution_tool_result", "content": content}
         case "mcp_call":
             name, label, arguments, output, error = map(value.get, _SPOKEN_OF)
-            given = _encode_arguments(arguments or "")
+            text = arguments if isinstance(arguments, str) else json.text(arguments or {})
+            given = _encode_arguments(text)
             use |= {"type": "mcp_tool_use", "name": name, "server_name": label, "input": given}
-            text = {"type": "text", "text": long(str(error or output or ""))}
-            result |= {"type": "mcp_tool_result", "is_error": failed, "content": [text]}
+            said = {"type": "text", "text": long(str(error or output or ""))}
+            result |= {"type": "mcp_tool_result", "is_error": failed, "content": [said]}
         case _:
-            action = value.get("action") or {}
+            action = next(iter(objects([value.get("action")])), {})
             asked = {name: action[name] for name in ("query", "url", "pattern") if action.get(name)}
             use |= {"name": "web_search", "input": asked}
             kept = b64encode(json.dump((item.extra or {}).get(RECORD))).decode()
-            places = [each["url"] for each in action.get("sources") or ()] or [asked.get("url", "")]
+            # Sources that are no pages, as those of weather, have no address.
+            places = [each["url"] for each in objects(action.get("sources")) if "url" in each]
+            places = places or [asked.get("url", "")]
             page: dict[str, JSON] = {"type": "web_search_result", "page_age": None}
             found = [
                 {**page, "url": url, "title": url, "encrypted_content": "" if number else kept}

@@ -37,6 +37,7 @@ from dragoman.core.item import (
     Token,
     Unknown,
     UnknownPart,
+    objects,
 )
 from dragoman.wire import json
 from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, dense, kind
@@ -398,7 +399,7 @@ def _part(value: Any, rest: dict[str, JSON], path: str) -> Part:
 
 def decode_annotations(values: JSON) -> tuple[Annotation, ...]:
     """The annotations of a text; what is no object is passed over."""
-    return tuple(decode_annotation(value) for value in _dicts(values))
+    return tuple(decode_annotation(value) for value in objects(values))
 
 
 def decode_annotation(value: dict[str, JSON]) -> Annotation:
@@ -416,11 +417,7 @@ def decode_annotation(value: dict[str, JSON]) -> Annotation:
 
 def decode_tokens(values: JSON) -> tuple[Token, ...]:
     """Token probabilities; what is no object is passed over."""
-    return tuple(_token(value) for value in _dicts(values))
-
-
-def _dicts(values: JSON) -> list[dict[str, JSON]]:
-    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
+    return tuple(_token(value) for value in objects(values))
 
 
 def _token(value: dict[str, JSON]) -> Token:
