@@ -523,6 +523,15 @@ async def test_a_run_on_another_loop_meanwhile_is_an_error() -> None:
     assert (await agent.run("b")).text == "Hi."
 
 
+async def test_a_stream_that_is_dropped_lets_the_next_task_run_its_agent() -> None:
+    agent = Agent(Script("one two three"))
+    async for _ in agent.stream("Hi").text:
+        break
+    run = await asyncio.wait_for(asyncio.ensure_future(agent.run("Again")), 60)
+    assert run.text == "one two three"
+    assert [item.text for item in agent.history] == ["Hi", "one", "Again", "one two three"]
+
+
 async def test_a_tool_cannot_run_its_own_agent() -> None:
     async def ask() -> str:
         return (await agent.run("Inside?")).text

@@ -491,6 +491,16 @@ def test_calls_of_others_with_odd_results_are_shown_to_the_model(odd) -> None:
     assert [item.output for item in seen or () if isinstance(item, FunctionCallOutput)] == ["", ""]
 
 
+def test_halves_of_surrogate_pairs_in_calls_of_others_are_shown_replaced() -> None:
+    items = (
+        Unknown("responses", "file_search_call", {"queries": ["\ud83d"]}, "fs_1"),
+        Unknown("responses", "code_interpreter_call", {"code": "\ud83d"}, "ci_1"),
+    )
+    seen, _ = for_model(items)
+    calls = [item.arguments for item in seen or () if isinstance(item, FunctionCall)]
+    assert calls == ['{"queries":["\ufffd"]}', '{"code":"\ufffd"}']
+
+
 def test_record_of_a_call_is_kept_in_its_item() -> None:
     assert recorded(Unknown("responses", "web_search_call", {})) is None
 

@@ -9,6 +9,7 @@ import pytest
 from dragoman.client import AnswerError, Client, Stream
 from dragoman.core.event import Delta, Failed, Finished, Started
 from dragoman.core.fold import unfold
+from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Message, Text
 from dragoman.core.turn import CUT
 from dragoman.engines.script import Cue, Script
@@ -135,3 +136,39 @@ async def test_a_stream_is_an_asynchronous_generator() -> None:
             await stream.athrow(KeyError("x"))
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+
+
+class Slow(Script):
+    """An engine that takes a moment to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.stopping = asyncio.Event()
+
+    async def stream(self, request, caller=ANYONE):
+        try:
+            for event in list(unfold(TWO))[:3]:
+                yield event
+            await asyncio.Event().wait()
+        finally:
+            self.stopping.set()
+            for _ in range(50):
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("reading", [True, False])
+async def test_several_tasks_close_a_stream_and_all_wait_for_its_end(reading) -> None:
+    engine = Slow()
+    stream = Client(engine).stream(ASKED)
+    await anext(stream)
+    reader = asyncio.ensure_future(stream.finish()) if reading else None
+    for _ in range(20):
+        await asyncio.sleep(0)
+    closing = [asyncio.ensure_future(stream.close()) for _ in range(3)]
+    await engine.stopping.wait()
+    if reader is not None:
+        closing.pop(0).cancel()  # which cancels neither the others nor the reader
+    await asyncio.gather(*closing)
+    if reader is not None:
+        assert (await reader).end == "cancelled"
+    assert not others()

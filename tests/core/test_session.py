@@ -373,7 +373,6 @@ def test_sound_in_an_item_is_transcribed_too_unless_it_has_a_transcript() -> Non
     session.receive(CreateItem(item=Message("user", (Audio(sound),))))
     assert len(of(session, Transcribe)) == 1
     session.receive(CreateItem(item=Message("user", (Audio(sound, transcript="a"),))))
-    session.receive(CreateItem(item=Message("user", (Text("a"), Audio(sound)))))
     assert of(session, Transcribe) == []
 
 

@@ -1,32 +1,48 @@
 """How much a session holds and gives, and what it says of what it does not."""
 
+from base64 import b64encode
+
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.conversation import config_weight, weight
-from dragoman.core.error import FaultError
-from dragoman.core.item import Audio, ItemReference, Message
-from dragoman.core.session import FORGOTTEN
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Delta, Event, ItemAdded
+from dragoman.core.item import Audio, FunctionCall, FunctionCallOutput, ItemReference, Message, Text
+from dragoman.core.session import FORGOTTEN, LIMITS
 from dragoman.core.session_values import (
     ROOT,
+    Answered,
     Append,
     BufferSpeechStopped,
     Cancel,
+    Changes,
     Clear,
     Commit,
     Configure,
+    CreateItem,
     Delete,
     Generate,
     ItemRetrieved,
+    Refused,
     Respond,
+    ResponseDone,
     Retrieve,
     SessionConfig,
     SessionLimits,
+    SessionUpdated,
     SpeechStarted,
     SpeechStopped,
+    Tick,
+    Transcribe,
+    Transcribed,
+    Transcription,
+    TranscriptionCompleted,
+    TranscriptionDelta,
 )
 from dragoman.core.sound import Spoken, from_base64
 
-from .test_session import MS, VOICE, of, opened, refusal, user
+from .test_session import MANUAL, MS, VOICE, of, opened, refusal, user
 
 
 def test_what_a_session_holds_is_bounded() -> None:
@@ -195,3 +211,85 @@ def test_a_configuration_that_json_does_not_have_is_weighed() -> None:
     assert config_weight(SessionConfig(extra={"a": "\ud800"}), 1_000) > plain
     with pytest.raises(FaultError, match="characters"):
         config_weight(SessionConfig(extra={"a": "\ud800" * 1_000}), 1_000)
+
+
+def test_all_sound_of_an_item_is_transcribed_at_once() -> None:
+    session = opened(replace(MANUAL, transcription=Transcription(model="w")), **VOICE)
+    one, two = (b64encode(MS * ms).decode() for ms in (200, 300))
+    session.receive(CreateItem(item=Message("user", (Text("a"), Audio(one), Audio(two)))))
+    (work,) = of(session, Transcribe)
+    assert work.audio == MS * 500
+    session.receive(Respond())
+    assert session.receive(Transcribed(work.item_id, "b ")) == [
+        TranscriptionDelta(work.item_id, 1, "b ")
+    ]
+    (told,) = session.receive(Transcribed(work.item_id, "c", done=True))
+    assert told == TranscriptionCompleted(work.item_id, 1, "b c", 0.5)
+    (asked,) = of(session, Generate)
+    assert asked.request.items == (Message("user", (Text("a"), Text("b c"))),)
+    assert asked.sounds == ()
+
+
+def test_a_model_that_does_not_hear_gets_no_sound_of_a_turn_that_was_not_understood() -> None:
+    session = opened(**VOICE)
+    session.receive(Append(audio=MS * 500))
+    session.receive(Commit())
+    (work,) = of(session, Transcribe)
+    session.receive(Transcribed(work.item_id, fault=Fault("overloaded", "Busy.", "server")))
+    session.receive(user("Again."))
+    session.receive(Respond())
+    (asked,) = of(session, Generate)
+    assert [item.parts for item in asked.request.items] == [(Text(""),), (Text("Again."),)]
+    assert asked.sounds == ()
+
+
+def test_a_call_that_was_cut_short_is_not_for_the_model() -> None:
+    session = opened(**VOICE)
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    call = FunctionCall("c1", "f", "")
+    half: list[Event] = [ItemAdded(0, call), Delta(0, 0, "arguments", '{"a": ')]
+    session.receive(Answered(work.response_id, half))
+    session.receive(Cancel())
+    session.receive(user("Go on."))
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    assert work.request.items == (Message("user", (Text("Go on."),)),)
+    session.receive(Cancel())
+    # The client has understood it.
+    result = FunctionCallOutput("c1", "1")
+    session.receive(CreateItem(item=result))
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    assert work.request.items[:2] == (FunctionCall("c1", "f", '{"a": '), result)
+
+
+def test_a_session_that_expires_begins_no_answer() -> None:
+    session = opened(SessionConfig(model="m"), **VOICE)
+    session.receive(Append(audio=MS * 500))
+    session.receive(SpeechStarted(0))
+    session.receive(Respond())
+    session.receive(SpeechStopped(400))
+    events = session.receive(Tick(LIMITS.lifetime_ms))
+    assert [type(event) for event in events] == [ResponseDone, Refused]
+
+
+def test_what_nothing_acts_on_is_reported() -> None:
+    session = opened(**VOICE)
+    asked: Changes = {"noise_reduction": {"type": "near_field"}, "truncation": "auto"}
+    (updated,) = session.receive(Configure(changes={**asked, "tracing": {}}))
+    assert isinstance(updated, SessionUpdated)
+    assert [loss.field for loss in updated.losses] == ["noise_reduction", "tracing"]
+
+
+def test_what_cannot_hold_without_a_voice_is_reported() -> None:
+    session = opened()
+    asked = Transcription(model="w")
+    (updated,) = session.receive(Configure(changes={"transcription": asked}))
+    assert isinstance(updated, SessionUpdated)
+    assert updated.config.transcription is None
+    assert [loss.field for loss in updated.losses] == ["transcription"]
+    session.receive(Respond(changes={"modalities": ("audio",)}))
+    (done,) = session.receive(Cancel())
+    assert isinstance(done, ResponseDone)
+    assert [loss.field for loss in done.response.losses] == ["output_modalities"]

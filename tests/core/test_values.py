@@ -1,5 +1,6 @@
 """Plain values: messages, responses, faults, losses, guarantees, secrets."""
 
+import copy
 import gc
 import pickle
 
@@ -76,6 +77,18 @@ def test_faults_name_their_field() -> None:
     with pytest.raises(FaultError, match="n: is wrong") as raised:
         raise FaultError(bad_request("is wrong", "n"))
     assert raised.value.fault.param == "n"
+
+
+def test_a_fault_that_is_raised_in_another_process_arrives() -> None:
+    class OtherError(FaultError):
+        def __init__(self, fault, more) -> None:
+            super().__init__(fault)
+            self.more = more
+
+    error = OtherError(bad_request("is wrong", "n"), more=1)
+    copied = copy.copy(error)  # as `pickle` does it
+    assert (type(copied), str(copied), vars(copied)) == (OtherError, str(error), vars(error))
+    assert pickle.loads(pickle.dumps(FaultError(error.fault))).fault == error.fault
 
 
 def test_p45_a_caller_and_a_secret_do_not_print_keys() -> None:

@@ -52,6 +52,10 @@ def test_estimate_of_an_item_follows_its_text(item, tokens) -> None:
     assert weight(item) == pytest.approx(tokens, abs=1)
 
 
+def test_half_of_a_surrogate_pair_has_a_weight() -> None:
+    assert weight(Unknown("responses", "vendor", {"a": "\ud83d"})) > 0
+
+
 def test_estimate_of_a_request_adds_up_its_items_and_tools() -> None:
     asked = Request(model="m", items=(Message("user", "1234"),))
     plain = estimate(asked)

@@ -18,6 +18,7 @@ from dragoman.client.answer import Answer, AnswerError, Stream
 from dragoman.client.client import LOOP, Input, build_request, engine_of
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, ItemDone
+from dragoman.core.fold import Fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
     Call,
@@ -303,10 +304,11 @@ class RunStream(Stream):
         caller: Caller,
         settings: Mapping[str, Any],
     ) -> None:
-        self._agent, self._allow, self._caller = agent, allow, caller
+        self._agent, fold = agent, Fold()
         given: Input = () if input is None else input
         asked = build_request(given, {**agent.settings, **settings}, stream=True)
-        super().__init__(self._run(asked))
+        # The run holds no reference to this stream, so that one that is dropped ends at once.
+        super().__init__(self._run(agent, asked, allow, caller, fold), fold)
 
     async def finish(self) -> Run:
         """Read to the end and return the whole run, also a failed one."""
@@ -329,17 +331,24 @@ class RunStream(Stream):
                 value = None
         return replace(run, pending=pending, value=None if pending else value)
 
-    async def _run(self, asked: Request) -> AsyncGenerator[Event, None]:
-        agent, input = self._agent, asked.items
+    @staticmethod
+    async def _run(
+        agent: Agent,
+        asked: Request,
+        allow: Decision | Mapping[str, Decision] | None,
+        caller: Caller,
+        fold: Fold,
+    ) -> AsyncGenerator[Event, None]:
+        input = asked.items
         if id(agent) in _inside.get():
             raise RuntimeError("a tool of this agent cannot run it; a branch of it can be run")
         async with agent._turn:
             answered = {item.call_id for item in input if isinstance(item, _OUTPUTS)}
             left = [call for call in unanswered(agent.history) if call.call_id not in answered]
             pending = {call.call_id for call in left if agent.tools.find(call)}
-            if input and pending and self._allow is not None:
+            if input and pending and allow is not None:
                 raise TypeError("`allow` resumes a run: it cannot be combined with new input")
-            if isinstance(self._allow, Mapping) and (other := self._allow.keys() - pending):
+            if isinstance(allow, Mapping) and (other := allow.keys() - pending):
                 waiting = ", ".join(sorted(pending)) or "none"
                 problem = f"`allow` has {', '.join(sorted(other))}; pending calls: {waiting}"
                 raise ValueError(problem)
@@ -373,19 +382,19 @@ class RunStream(Stream):
             )
             context = known.context if agent.context is None else agent.context
             request = replace(request, items=agent.prompt(expanded(request), context))
-            loop = _AgentLoop(agent, pending, self._allow)
+            loop = _AgentLoop(agent, pending, allow)
             try:
                 # Not by `stream`, which is ahead of its reader: a reader that leaves would never
                 # see calls that are being run.
-                made = enforce_contract(loop.events(request, self._caller), model)
+                made = enforce_contract(loop.events(request, caller), model)
                 async with aclosing(made) as events:
                     async for event in events:
                         if isinstance(event, ItemDone):
                             loop.done.append(event.item)
                         yield event
             finally:  # a cancelled or failed run leaves its completed items in the history
-                if self.response.status in ("cancelled", "in_progress"):  # and the text so far
-                    for item in self.response.output[len(loop.done) :]:
+                if fold.response.status in ("cancelled", "in_progress"):  # and the text so far
+                    for item in fold.response.output[len(loop.done) :]:
                         if isinstance(item, Message) and item.text:
                             loop.done.append(replace(item, status="incomplete"))
                 loop.settle()

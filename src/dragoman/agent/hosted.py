@@ -15,7 +15,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request, unsupported
@@ -53,6 +52,7 @@ from dragoman.tools.run import (
     Tool,
     recorded,
 )
+from dragoman.wire import json
 from dragoman.wire.responses.items import RESULTS
 
 from .budget import Budget, Meter
@@ -382,7 +382,7 @@ def _record(item: Unknown) -> Recorded | None:
         case "file_search_call", {"queries": [*queries], **rest}:
             results = objects(rest.get("results"))
             shown = [(_text(each.get("filename")), _text(each.get("text"))) for each in results]
-            given = msgspec.json.encode({"queries": queries}).decode()
+            given = json.text({"queries": queries})
             return Recorded(call_id, "file_search", given, "\n\n".join(map(": ".join, shown)))
         case _:
             return None
@@ -391,11 +391,11 @@ def _record(item: Unknown) -> Recorded | None:
 def _text(value: JSON) -> str:
     """A field that is a text; what a client has put in its place as JSON, which takes less time
     than its repr."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else json.text(value)
 
 
 def _python(call_id: str, code: str, output: str) -> Recorded:
-    return Recorded(call_id, "python", msgspec.json.encode({"code": code}).decode(), output)
+    return Recorded(call_id, "python", json.text({"code": code}), output)
 
 
 # ---- citations -------------------------------------------------------------------------------

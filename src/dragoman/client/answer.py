@@ -135,9 +135,9 @@ class Stream(AsyncGenerator[Event, None]):
     Use it with `async with`, so that an answer that is not read to its end is cancelled.
     """
 
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+    def __init__(self, events: AsyncGenerator[Event, None], fold: Fold | None = None) -> None:
         self._events = events
-        self._fold = Fold()
+        self._fold = fold or Fold()
         self._choices: list[int] = []
         self._began: float | None = None
         self._first: float | None = None
@@ -146,6 +146,7 @@ class Stream(AsyncGenerator[Event, None]):
         self._closing = False
         self._reader: asyncio.Task[Any] | None = None
         self._left: asyncio.Future[None] | None = None  # resolved when the reader has stopped
+        self._lock = asyncio.Lock()  # a generator cannot be closed by two tasks at a time
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -224,10 +225,12 @@ class Stream(AsyncGenerator[Event, None]):
         self._closing = True
         self._ended = self._ended or time.perf_counter()
         if self._reader is not None and self._reader is not asyncio.current_task():
-            self._left = self._left or asyncio.get_running_loop().create_future()
-            self._reader.cancel()
-            await self._left
-        await self._events.aclose()
+            if self._left is None:
+                self._left = asyncio.get_running_loop().create_future()
+                self._reader.cancel()
+            await asyncio.shield(self._left)  # others wait for it, too
+        async with self._lock:
+            await self._events.aclose()
 
     async def __aenter__(self) -> Self:
         return self

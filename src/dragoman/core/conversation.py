@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -202,12 +202,15 @@ class Items:
                 sizes[id(entry)] = (entry.size or weight(item)) + sum(sounds)
         return sum(sizes[id(entry)] for entry in entries)
 
-    def for_model(self, entries: Iterable[Entry]) -> tuple[tuple[Item, ...], tuple[Sound, ...]]:
-        """Items as models get them: transcripts as text, and sound without a transcript as parts
-        without data, which `with_sounds` adds; without ids and states, which are the session's.
-        Each call is followed by its result, wherever that was created."""
+    def for_model(
+        self, entries: Sequence[Entry], *, hears: bool = True
+    ) -> tuple[tuple[Item, ...], tuple[Sound, ...]]:
+        """Items as models get them: transcripts as text, and for a model that `hears` sound without
+        a transcript as parts without data, which `with_sounds` adds; without ids and states, which
+        are the session's. Each call is followed by its result, wherever that was created; one that
+        was cut short and has none is left out, as most servers refuse half its arguments."""
         sounds: list[Sound] = []
-        items = [self._for_model(entry.item, sounds) for entry in entries]
+        items = [self._for_model(entry.item, sounds, hears=hears) for entry in entries]
         results: dict[str, CallOutput] = {}
         for item in items:
             if isinstance(item, CallOutput):
@@ -215,8 +218,11 @@ class Items:
         calls = {item.call_id for item in items if isinstance(item, Call)}
         arranged: list[Item] = []
         owed: list[Item] = []  # the results of the previous calls, which stay together
-        for item in items:
+        for entry, item in zip(entries, items, strict=True):
             if isinstance(item, Call):
+                short = isinstance(entry.item, Call) and entry.item.status == "incomplete"
+                if short and item.call_id not in results:
+                    continue
                 arranged.append(item)
                 owed.append(results.get(item.call_id) or _no_result(item))
             elif not (item == _NOTHING or (isinstance(item, CallOutput) and item.call_id in calls)):
@@ -224,14 +230,14 @@ class Items:
                 owed = []
         return (*arranged, *owed), tuple(sounds)
 
-    def _for_model(self, item: Item, sounds: list[Sound]) -> Item:
+    def _for_model(self, item: Item, sounds: list[Sound], *, hears: bool) -> Item:
         if not isinstance(item, Message):
             return replace(item, id=None, status=None) if isinstance(item, _OURS) else item
         parts: list[Part] = []
         for number, part in enumerate(item.parts):
             if isinstance(part, Audio):
                 sound = self.sound.get((item_id(item), number))
-                if part.transcript is not None or not sound:
+                if part.transcript is not None or not sound or not hears:
                     part = Text(part.transcript or "")
                 else:
                     sounds.append(sound)

@@ -8,7 +8,7 @@ a fault only has the status of an upstream.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -126,6 +126,10 @@ class FaultError(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
         self.fault = fault
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is copied by calling its class with `args`: the message is no fault.
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 def bad_request(problem: str, param: str | None = None) -> Fault:

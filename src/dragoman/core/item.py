@@ -285,3 +285,9 @@ Item = (
     | ItemReference
     | Unknown
 )
+
+
+def silent_parts(item: Item) -> list[int]:
+    """The indices of the parts of an item that are sound without a transcript."""
+    parts = enumerate(item.parts if isinstance(item, Message) else ())
+    return [number for number, part in parts if isinstance(part, Audio) and part.transcript is None]

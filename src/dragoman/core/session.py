@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from .conversation import Entry, Items, config_weight, item_id, take_sounds, taken, type_of, weight
 from .error import Fault, FaultError, bad_request, unsupported
 from .event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, Started
-from .item import Audio, Call, CallOutput, FunctionCall, Item, ItemReference, Message
+from .item import Audio, Call, CallOutput, FunctionCall, Item, ItemReference, Message, silent_parts
 from .loss import Loss
 from .request import AudioOutput, Request, Sampling
 from .response import Status
@@ -38,7 +38,6 @@ from .session_values import (
     BufferSpeechStopped,
     BufferTimedOut,
     Cancel,
-    Changes,
     Clear,
     ClearOutput,
     Command,
@@ -79,6 +78,8 @@ from .session_values import (
     Truncate,
     Unreadable,
     Work,
+    unfit,
+    unread,
 )
 from .sound import BYTES_PER_MS, Place, Sound, Spoken, milliseconds
 
@@ -253,6 +254,8 @@ class Session:
         """The configuration as far as it can hold here."""
         if not self._speaks:
             config = replace(config, modalities=("text",))
+        if not self._transcribes:
+            config = replace(config, transcription=None)
         return config if self._detects else replace(config, turn_detection=None)
 
     def _configure(self, command: Configure) -> None:
@@ -262,13 +265,9 @@ class Session:
         if self._voice_used and changes.get("voice", self.config.voice) != self.config.voice:
             raise FaultError(bad_request("cannot be changed once audio was sent", "session.voice"))
         asked = replace(self.config, **changes)
-        losses = _unread(command.changes)
         self._config_size = config_weight(asked, self._limits.config)
         self.config = self._fitting(asked)
-        if asked.modalities != self.config.modalities:
-            losses += (Loss("output_modalities", "dropped", "nothing here speaks"),)
-        if asked.turn_detection != self.config.turn_detection:
-            losses += (Loss("turn_detection", "dropped", "nothing here listens for turns"),)
+        losses = unread(command.changes) + unfit(asked, self.config)
         if "turn_detection" in changes:
             self.work.append(Forget())
             if self._buffer_state == "speaking":
@@ -277,6 +276,7 @@ class Session:
 
     def _tick(self, report: Tick) -> None:
         if report.now_ms >= self._limits.lifetime_ms:
+            self._pending_turn = False
             for answer in [*self._answers.values()]:
                 self._stop(answer, "client_cancelled")
             self.closed = True
@@ -398,19 +398,23 @@ class Session:
             return  # deleted meanwhile
         id = report.item_id
         entry.transcript += report.text
+        silent = silent_parts(entry.item)
+        first = silent[0]  # it has the transcript of all
         if report.fault is None and not report.done:
             if shown and report.text:
-                self._emit(TranscriptionDelta(id, 0, report.text))
+                self._emit(TranscriptionDelta(id, first, report.text))
             return
         transcript, entry.transcript, entry.fault = entry.transcript.strip(), None, report.fault
         if report.fault is None:
-            part = replace(entry.item.parts[0], transcript=transcript)
-            self.items.complete(replace(entry.item, content=(part, *entry.item.parts[1:])))
+            parts = [*entry.item.parts]
+            parts[first] = replace(parts[first], transcript=transcript)
+            self.items.complete(replace(entry.item, content=tuple(parts)))
             if shown:
-                length = milliseconds(self.items.sound.length((id, 0))) / 1000
-                self._emit(TranscriptionCompleted(id, 0, transcript, length))
+                size = sum([self.items.sound.length((id, number)) for number in silent])
+                length = milliseconds(size) / 1000
+                self._emit(TranscriptionCompleted(id, first, transcript, length))
         elif shown:
-            self._emit(TranscriptionFailed(id, 0, report.fault))
+            self._emit(TranscriptionFailed(id, first, report.fault))
         self._end_waiting(id)
 
     def _end_waiting(self, id: str) -> None:
@@ -430,12 +434,12 @@ class Session:
         self._emit(ConversationItemAdded(item, before), ConversationItemDone(item, before))
         for number, audio in sounds.items():
             self._store((id, number), audio)
-            part = isinstance(item, Message) and item.parts[number]
-            silent = isinstance(part, Audio) and part.transcript is None
-            if self._transcribes and silent and number == 0:
-                entry.transcript = ""
-                options = self.config.transcription or Transcription()
-                self.work.append(Transcribe(id, audio, options))
+        silent = [sounds[number] for number in silent_parts(item) if number in sounds]
+        if self._transcribes and silent:
+            entry.transcript = ""
+            options = self.config.transcription or Transcription()
+            audio = silent[0] if len(silent) == 1 else b"".join(silent)
+            self.work.append(Transcribe(id, audio, options))
 
     def _store(self, place: Place, audio: Sound) -> None:
         if self.items.sound.add(place, audio):
@@ -503,7 +507,7 @@ class Session:
             if any(take_sounds(item)[1] for item in command.input):
                 problem = "sound is taken in items of the conversation; refer to one by its id"
                 raise FaultError(unsupported(problem, "response.input"))
-        config = self._fitting(replace(self.config, **command.changes))
+        config = self._fitting(asked := replace(self.config, **command.changes))
         if command.changes:
             size += config_weight(config, self._limits.config)
         response = SessionResponse(
@@ -517,11 +521,11 @@ class Session:
         )
         view = AnswerView(lambda: self._id("item"))
         answer = _Answer(response, config, command.conversation, entries, view, size)
-        answer.losses = _unread(command.changes)
+        answer.losses = unread(command.changes) + unfit(asked, config)
         self._answers[response.id] = answer
         self._emit(ResponseCreated(response))
-        asked = self.items.entries() if entries is None else entries
-        answer.awaited = {item_id(entry.item) for entry in asked if entry.transcript is not None}
+        given = self.items.entries() if entries is None else entries
+        answer.awaited = {item_id(entry.item) for entry in given if entry.transcript is not None}
         if answer.awaited:
             answer.state = "waiting"
         else:
@@ -537,7 +541,7 @@ class Session:
             return
         spoken = "audio" in config.modalities
         speed = {"realtime": {"speed": config.speed}} if config.speed != 1.0 else None
-        items, sounds = self.items.for_model(entries)
+        items, sounds = self.items.for_model(entries, hears=not self._transcribes)
         request = Request(
             model=config.model,
             items=items,
@@ -671,12 +675,6 @@ class Session:
             item = answer.view.hidden.pop(0)
             if answer.conversation:
                 self.items.insert(item, None, hidden=True)
-
-
-def _unread(changes: Changes) -> tuple[Loss, ...]:
-    """The fields that are none of a configuration's: of the other dialect, or misspelt."""
-    given = (changes.get("extra") or {}).values()
-    return tuple([Loss(name, "dropped", "no such field") for fields in given for name in fields])
 
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {

@@ -86,6 +86,31 @@ class SessionConfig(Struct, frozen=True, omit_defaults=True, kw_only=True):
 Changes = dict[str, JSON]
 """Fields of a `SessionConfig` by name, those that a command gives: all others stay."""
 
+_UNUSED = ("noise_reduction", "truncation", "tracing", "include")
+"""Fields of a configuration that nothing here acts on."""
+
+
+def unread(changes: Changes) -> tuple[Loss, ...]:
+    """The fields that are none of a configuration's, of the other dialect or misspelt, and those
+    that ask for what no session here does."""
+    given = (changes.get("extra") or {}).values()
+    unknown = [Loss(name, "dropped", "no such field") for fields in given for name in fields]
+    unused = [name for name in _UNUSED if changes.get(name) not in (None, (), "auto", "disabled")]
+    return (*unknown, *[Loss(name, "dropped", "nothing here does that") for name in unused])
+
+
+_NEEDED = {
+    "modalities": ("output_modalities", "nothing here speaks"),
+    "turn_detection": ("turn_detection", "nothing here listens for turns"),
+    "transcription": ("transcription", "nothing here transcribes"),
+}
+
+
+def unfit(asked: SessionConfig, config: SessionConfig) -> tuple[Loss, ...]:
+    """What of a configuration cannot hold here."""
+    found = [name for name in _NEEDED if getattr(asked, name) != getattr(config, name)]
+    return tuple([Loss(_NEEDED[name][0], "dropped", _NEEDED[name][1]) for name in found])
+
 
 # ---- limits ------------------------------------------------------------------------------------
 

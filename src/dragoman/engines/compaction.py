@@ -113,7 +113,11 @@ def _text(text: str) -> int:
 
 
 def _value(value: Any) -> int:
-    return -(-len(_encode(value)) // BYTES_PER_TOKEN)
+    try:
+        size = len(_encode(value))
+    except UnicodeEncodeError:  # half of a surrogate pair
+        size = len(repr(value))
+    return -(-size // BYTES_PER_TOKEN)
 
 
 async def count(engine: Engine, request: Request, caller: Caller = ANYONE) -> tuple[int, bool]:

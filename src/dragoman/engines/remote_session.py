@@ -93,6 +93,11 @@ class RemoteSession:
         self._taken.set()
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the server has not taken."""
+        return self._size
+
     async def open(self) -> None:
         """Connect. Raises FaultError."""
         headers = {HOPS_HEADER: str(self._hops)} if self._hops else {}

@@ -401,6 +401,7 @@ class Relay(Channel):
         self._beta = beta
         self._copy: SessionCopy | None = SessionCopy(changes, beta=live.beta)
         self._copied = service.budget.hold(self.caller.tenant)
+        self._unsent = service.budget.hold(self.caller.tenant)
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._reopening: asyncio.Task[None] | None = None
@@ -412,8 +413,8 @@ class Relay(Channel):
             self._entry = Entry(service.log, model, "", None, caller.tenant, caller.key)
 
     def holds(self) -> tuple[Hold, ...]:
-        """The memory for the copy."""
-        return (self._copied,)
+        """The memory for the copy, and for what the other server has not taken."""
+        return self._copied, self._unsent
 
     async def opened(self) -> None:
         """Connect to the other server, and give it the configuration of a client secret."""
@@ -428,6 +429,7 @@ class Relay(Channel):
     async def take(self, data: bytes) -> None:
         """Relay an event of the client."""
         try:
+            self._hold_unsent(len(data))
             if len(data) > LARGE:
                 commands = await self.service.turns.take(self._commands, data)
             else:
@@ -440,6 +442,13 @@ class Relay(Channel):
             self._follow(SessionCopy.sent, head, each)
             self.live.send_raw(each)
         await self.live.drain()
+        with suppress(FaultError):  # a translation is longer: it is counted with the next event
+            self._hold_unsent(0)
+
+    def _hold_unsent(self, more: int) -> None:
+        """Account for what the other server has not taken. Raises FaultError for no room."""
+        size = self.live.unsent + more
+        self._unsent.resize(size if size > SMALL else 0)
 
     def _commands(self, data: bytes) -> list[tuple[Head, bytes]]:
         """An event of the client for the other server. Raises FaultError."""

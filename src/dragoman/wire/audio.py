@@ -185,7 +185,9 @@ def encode_transcription(request: TranscriptionRequest, boundary: str) -> tuple[
     form = b""
     for name, value in given.items():
         if value is not None:
-            form += f'--{boundary}\r\n{_FIELD}; name="{name}"\r\n\r\n{value}\r\n'.encode()
+            form += f'--{boundary}\r\n{_FIELD}; name="{name}"\r\n\r\n{value}\r\n'.encode(
+                errors="replace"
+            )
     file = f'--{boundary}\r\n{_FIELD}; name="file"; filename="speech.wav"\r\n'
     form += f"{file}Content-Type: audio/wav\r\n\r\n".encode() + request.data
     return f"{MEDIA_TYPE}; boundary={boundary}", form + f"\r\n--{boundary}--\r\n".encode()

@@ -20,6 +20,7 @@ from dragoman.core.session_values import CreateItem, ItemDeleted, SessionLimits
 from dragoman.engines import remote_session
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
+from dragoman.net import websocket
 from dragoman.server import relay
 from dragoman.server.log import LINES
 from dragoman.server.relay import SessionCopy, read_head
@@ -583,6 +584,25 @@ async def test_r3_an_event_of_many_values_is_refused_and_the_session_goes_on() -
         await talk.say({"type": "session.update", "session": {"x": [*range(100)]}})
         refused = (await talk.until("error"))[-1]["error"]
         assert "more than 100" in refused["message"]
+        await talk.say(USER, RESPOND)
+        await talk.until("response.done")
+
+
+async def test_what_a_server_has_not_taken_counts_in_the_memory(monkeypatch) -> None:
+    flows, send = asyncio.Event(), websocket._Connection.send_text
+
+    async def later(self: Any, data: bytes) -> None:
+        await flows.wait()
+        await send(self, data)
+
+    monkeypatch.setattr(websocket._Connection, "send_text", later)
+    append = {"type": "input_audio_buffer.append", "audio": b64encode(bytes(60_000)).decode()}
+    async with talking(Stub(*saying("Hi")), memory=150_000) as (_, talk):
+        await talk.until("session.created")
+        await talk.say(append, append)
+        refused = (await talk.until("error"))[-1]["error"]
+        assert "(memory)" in refused["message"]
+        flows.set()
         await talk.say(USER, RESPOND)
         await talk.until("response.done")
 
