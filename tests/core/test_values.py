@@ -1,6 +1,7 @@
 """Plain values: messages, responses, faults, losses, guarantees, secrets."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -18,6 +19,7 @@ from dragoman.core.item import (
     Summary,
     Text,
     Thought,
+    Token,
     UnknownPart,
 )
 from dragoman.core.loss import Loss, LossList, path
@@ -40,6 +42,10 @@ def test_a_message_reads_as_text_and_parts_either_way() -> None:
     assert Message("user", "Hi").text == "Hi"
     assert Message("user", (Text("a"), Image("u"), Text("b"))).text == "ab"
     assert Message("user").parts == ()
+
+
+def test_tokens_of_which_an_answer_has_a_million_are_no_work_for_the_collector() -> None:
+    assert not gc.is_tracked(Token("a", -0.5, top=(Token("b", -1.0),)))
 
 
 def test_reasoning_text_is_the_content_or_else_the_summary() -> None:

@@ -185,6 +185,30 @@ async def test_p45_other_exceptions_are_reported_by_type_only() -> None:
     assert (await fault_of(Refused(200))).code == "internal"
 
 
+@pytest.mark.parametrize(
+    "kind", [StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError]
+)
+async def test_what_a_function_raises_ends_its_answer_and_nothing_else(kind) -> None:
+    def raising(**asked: Any) -> str:
+        raise kind
+
+    async with asyncio.timeout(60):
+        error = (await answered(Function(raising))).error
+    assert (error.code, "RuntimeError" in error.message) == ("internal", True)
+
+
+async def test_what_an_asynchronous_function_awaited_and_was_cancelled_fails_it() -> None:
+    async def waiting(**asked: Any) -> str:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        task.cancel()
+        await task
+        return "never"
+
+    async with asyncio.timeout(60):
+        error = (await answered(Function(waiting))).error
+    assert (error.code, "CancelledError" in error.message) == ("internal", True)
+
+
 async def test_wrong_return_value_is_a_fault() -> None:
     assert "NoneType" in (await answered(Function(lambda **asked: None))).error.message
     wrong = await answered(Function(lambda **asked: [3]))

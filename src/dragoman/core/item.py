@@ -31,7 +31,7 @@ Octets = bytes
 """The type by another name, for a field that is called `bytes` itself."""
 
 
-class Token(Struct, frozen=True, omit_defaults=True):
+class Token(Struct, frozen=True, omit_defaults=True, gc=False):
     """One token of a model: its text, natural-log probability and alternatives."""
 
     text: str

@@ -343,9 +343,8 @@ class Driver:
                     elif len(self._events) >= _BATCH:
                         await asyncio.sleep(0)
             self._push(Failed(CUT))
-        except Exception as error:
-            if _cancelled():  # an error of the engine's clean-up, which changes nothing
-                raise asyncio.CancelledError from error
+        except (Exception, asyncio.CancelledError) as error:
+            _raise_cancelled(error)
             fault = fault_from(error, self._key)
             if not ended:
                 self._push(Failed(fault))
@@ -641,16 +640,16 @@ async def enforce_contract(
                 state.over = True
                 raise
         yield Failed(CUT)
-    except Exception as error:
-        if _cancelled():  # an error of the source's clean-up, which changes nothing
-            raise asyncio.CancelledError from error
+    except (Exception, asyncio.CancelledError) as error:
+        _raise_cancelled(error)
         if not state.over:  # after the end, nothing is left to report
             yield Failed(fault_from(error))
 
 
-def _cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _raise_cancelled(error: BaseException) -> None:
+    """Unless it is what an engine awaited that was cancelled, which is a failure as any other."""
+    if (task := asyncio.current_task()) is not None and task.cancelling():
+        raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -658,7 +657,9 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 their caller."""
 
 
-def fault_from(error: Exception, key: Secret | None = None, request: str | None = None) -> Fault:
+def fault_from(
+    error: BaseException, key: Secret | None = None, request: str | None = None
+) -> Fault:
     """The fault for an exception, with a text that is safe to send: its own may contain a
     key. Anything but a FaultError is a bug, and is logged with its traceback and the id of the
     `request`, without the caller's `key`."""

@@ -181,12 +181,22 @@ def _no_answer(given: str) -> Fault:
 
 async def _in_thread(pool: ThreadPoolExecutor, context: Context, work: Callable[[], Any]) -> Any:
     """Run blocking code. A result after a cancellation is closed there."""
-    future = pool.submit(context.run, work)
+    future = pool.submit(context.run, _called, work)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         pool.submit(_close_result, future, asyncio.get_running_loop())
         raise
+
+
+def _called(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        # It would end the event loop, or not reach it at all.
+        raise RuntimeError(f"The function raised {type(error).__name__}") from error
 
 
 def _close_result(future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -443,7 +443,7 @@ class Calls:
         addresses = await _addresses(settings.call_host or settings.host)
         if available():
             await asyncio.to_thread(import_module, "aiortc")  # the first time it takes long
-        voice = await self._realtime.voice()
+        voice = await self._realtime.voice(config)
         self._check_room(caller)  # others may have come meanwhile
         call = Call(self._service, caller, config, voice, exchange, addresses)
         id = f"rtc_{new_id()}"

@@ -155,6 +155,8 @@ LOOK = 5.0
 """Seconds between two checks for memory that can be released."""
 SPARE = 64 * 1024 * 1024
 """Bytes of memory, beyond those at the start, that are not released."""
+COLLECTED = 20_000, 2, 500
+"""Thresholds of the collector: a large answer makes a million objects."""
 REST = 200
 """How many times as long as a collection lasted there is none."""
 FAREWELL = 5
@@ -345,9 +347,10 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._lifeline is not None:
             self._loop.add_reader(self._lifeline, self._orphaned)
-        # These objects are permanent: exclude them from collection, and collect less often.
+        # These objects are permanent: exclude them from collection. Collect all seldom, and the
+        # newest few at a time, which blocks the loop.
         gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
+        gc.set_threshold(*COLLECTED)
         # While large requests are decoded in threads, the loop's thread waits less for the GIL.
         sys.setswitchinterval(0.001)
         if trim := _trimmer():

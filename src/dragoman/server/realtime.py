@@ -31,6 +31,7 @@ from dragoman.core.session_values import (
 from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
 from dragoman.stores.base import reading
+from dragoman.voice.speech import NO_TRANSCRIBER
 from dragoman.voice.studio import Studio
 from dragoman.wire import json
 from dragoman.wire.json import Limits
@@ -431,7 +432,7 @@ class Realtime:
             asked = {name: value for name, value in changes.items() if name != "model"}
             return Relay(service, client, live, config.model, asked, beta=beta)
         request = exchange.path, exchange.id
-        session = ServedSession(service, caller, config, await self.voice(), request)
+        session = ServedSession(service, caller, config, await self.voice(config), request)
         return Connection(service, client, session, beta=beta)
 
     async def upstream(self, model: str, caller: Caller) -> RemoteSession | None:
@@ -443,12 +444,15 @@ class Realtime:
         found: RemoteSession | None = await find(model, caller)
         return found
 
-    async def voice(self) -> Voice | None:
-        """The voice of one session."""
-        if self._studio is None:
-            return None
-        await self._studio.ready()
-        return self._studio.open()
+    async def voice(self, config: SessionConfig) -> Voice | None:
+        """The voice of one session. Raises FaultError where it can do nothing without one."""
+        voice = None
+        if self._studio is not None:
+            await self._studio.ready()
+            voice = self._studio.open()
+        if config.kind == "transcription" and (voice is None or not voice.transcribes):
+            raise FaultError(NO_TRANSCRIBER)
+        return voice
 
     def call(self, id: str, caller: Caller) -> ServedSession:
         """The session of a call. Raises FaultError for an unknown call."""

@@ -492,7 +492,7 @@ async def test_a_client_that_does_not_read_pauses_the_answers_and_loses_the_call
 
         async def call() -> Any:
             given = calls.Caller("", None), calls.SessionConfig(model="stub")
-            voice = await app._realtime.voice()
+            voice = await app._realtime.voice(given[1])
             made = calls.Call(app._calls._service, *given, voice, exchange, ())
             await made.join(made.line)
             return made

@@ -332,9 +332,14 @@ async def test_a_spoken_turn_with_the_voice_of_the_server() -> None:
 
 
 async def test_a_session_that_only_transcribes() -> None:
-    async with talking(query="?intent=transcription") as talk:
+    query = "?intent=transcription"
+    async with talking(query=query, app={"studio": Voiced(None, None)}) as talk:
         created = await talk.next()
         assert created["session"]["type"] == "transcription"
+    with pytest.raises(InvalidStatus) as refused:  # where nothing listens, nothing would come
+        async with talking(query=query):
+            pass
+    assert b"does not understand speech" in refused.value.response.body
 
 
 async def test_a_client_secret_opens_one_session_with_its_configuration(monkeypatch) -> None:

@@ -71,7 +71,13 @@ class _Choice:
     """The encoding state of one choice."""
 
     __slots__ = (
-        *("calls", "has_content", "legacy", "length", "open", "open_calls", "text_head"),
+        "calls",
+        "has_content",
+        "legacy",
+        "length",
+        "open",
+        "open_calls",
+        "text_head",
         "text_tail",
     )
 
