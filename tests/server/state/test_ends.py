@@ -93,6 +93,24 @@ async def test_disconnect_while_the_end_is_stored_changes_nothing(
         assert await statuses(store) == ["completed"]
 
 
+async def test_a_write_of_nothing_new_leaves_room_for_the_rest(store: Store) -> None:
+    """Events that came between a write's beginning and its first step are in it, and are due."""
+    go = asyncio.Event()
+    async with storing(Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store) as of:
+        call = asked(of.app)
+        task = asyncio.create_task(call())
+        for _ in range(2):
+            await of.app._engine.begun.wait()
+            (run,) = of.memory.runs.live.values()
+            while not run._stored or run._stored < run.visible:
+                await asyncio.sleep(0.01)
+            run.write_behind()
+        go.set()
+        await task
+        await all_ended(of)
+        assert await statuses(store) == ["completed"]
+
+
 async def test_request_refused_by_the_queue_leaves_no_record(store: Store) -> None:
     memory = Memory(store)
     app = App(Stub(), replace(SETTINGS, concurrency=1, queue=0), memory)

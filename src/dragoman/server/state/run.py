@@ -245,8 +245,8 @@ class Run:
             self._runs.write_soon(self)
 
     def write_behind(self) -> None:
-        """Store the events since the last time."""
-        if self._complete or self._broken:
+        """Store the events since the last time, if there are any."""
+        if self._complete or self._broken or self._stored == self._first + len(self.events):
             return
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
