@@ -114,7 +114,7 @@ async def test_a_reader_that_lags_holds_the_engine_back() -> None:
         *OPENING, *[cue for _ in range(500) for cue in (word("x" * 1000), 0)], *closing("x")
     )
     async with client(stub) as sdk:
-        stream = await sdk.responses.create(model="stub", input="Hi", stream=True)
+        stream = await sdk.responses.create(model="stub", input="Hi", stream=True, store=False)
         await asyncio.sleep(0.1)
         assert stub.running == 1  # far from its end
         assert len([event async for event in stream]) > 500
@@ -137,9 +137,8 @@ async def test_an_answer_that_breaks_off_is_an_error() -> None:
         *OPENING, *[cue for _ in range(500) for cue in (word("x" * 1000), 0)], *closing("x")
     )
     async with httpx2.AsyncClient(transport=transport(stub, settings=settings)) as http:
-        request = http.build_request(
-            "POST", f"{BASE}/responses", json=asking("responses", stream=True)
-        )
+        body = asking("responses", stream=True, store=False)
+        request = http.build_request("POST", f"{BASE}/responses", json=body)
         answer = await http.send(request, stream=True)
         await stub.ended.wait()
         with pytest.raises(httpx2.RemoteProtocolError, match="broke off"):
