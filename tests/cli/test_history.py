@@ -92,7 +92,9 @@ def test_the_log_is_searched(tmp_path, capsys) -> None:
     assert ids[0] in (out := capsys.readouterr().out)
     assert ids[1] not in out
     assert main(["log", "--search", "nothing like it", *where(tmp_path)]) == 1
-    assert "nothing was found" in capsys.readouterr().err
+    nothing = capsys.readouterr().err
+    assert "nothing was found" in nothing
+    assert "--key-env" in nothing
 
 
 def test_the_log_is_exported_as_lines_of_json(tmp_path, capsys) -> None:

@@ -295,6 +295,26 @@ async def test_a_server_behind_an_address_answers_whole_and_streamed() -> None:
         assert [piece async for piece in answer.text] == ["Hel", "lo"]
 
 
+async def test_a_server_goes_on_from_a_response_that_it_was_told_to_store() -> None:
+    stored = {
+        "id": "resp_1",
+        "object": "response",
+        "status": "completed",
+        "output": [],
+        "model": "m",
+    }
+    async with (
+        mock(plain(200, stored)) as up,
+        connect(up.base_url, wire="responses", model="m") as client,
+    ):
+        answer = await client.respond("Hi", store=True)
+        assert answer.response.extra is not None
+        place: Any = answer.response.extra["upstream"]
+        await client.respond("And?", previous_response_id=place["id"])
+        first, then = (each.json for each in up.asked)
+    assert (first["store"], then["previous_response_id"]) == (True, "resp_1")
+
+
 def test_sync_client_gives_the_same_answers() -> None:
     with connect_sync("script", pace=0) as client:
         answer = client.respond("Count to three.")

@@ -285,6 +285,8 @@ async def test_refused_configured_key_is_a_server_fault(status) -> None:
     assert str(up.port) not in found.message
     assert "refused the key" in found.message
     assert "canary" not in repr(found)
+    # A key that is known may still not be allowed this model.
+    assert ("Incorrect API key provided: ***" in found.message) == (status == 403)
 
 
 @pytest.mark.parametrize("status", [401, 403])

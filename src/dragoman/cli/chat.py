@@ -140,7 +140,7 @@ class Renderer:
 
 NOTHING = (
     "dragoman: nothing was found. (Responses are stored unless a request says otherwise, chat "
-    "completions only with `store: true`.)"
+    "completions only with `store: true`. What a client stored with a key is shown by --key-env.)"
 )
 KEYLESS = (
     "The configuration has keys, and what their clients stored is theirs: --key-env {} shows it. "

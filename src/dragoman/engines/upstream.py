@@ -552,8 +552,12 @@ class Upstream:
         if response.status not in (401, 403):
             return fault
         refused = self._unauthorised(response.status, caller)
-        passed = self._passes(caller)
-        return replace(fault, code=refused.code, blame="client") if passed else refused
+        if self._passes(caller):
+            return replace(fault, code=refused.code, blame="client")
+        if response.status == 403:
+            # The key may be right, and not be allowed this model or this place.
+            return replace(refused, message=f"{refused.message} Its reason: {fault.message}")
+        return refused
 
     def _unauthorised(self, status: int, caller: Caller) -> Fault:
         """The fault for a key that is refused, or not there: ours, or the caller's own."""
