@@ -14,8 +14,9 @@ import pytest
 from aioice.stun import Class, Message, Method
 from aiortc import rtcrtpreceiver
 from aiortc.jitterbuffer import JitterFrame
+from aiortc.rtcdtlstransport import RTCDtlsTransport
 from aiortc.rtcrtpparameters import RTCRtpCodecParameters as Codec
-from aiortc.rtp import RtcpRtpfbPacket, RtpPacket
+from aiortc.rtp import RtcpReceiverInfo, RtcpRrPacket, RtcpRtpfbPacket, RtpPacket
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
@@ -309,9 +310,15 @@ async def test_a_page_whose_client_left_is_waited_for(monkeypatch) -> None:
 # ---- calls -----------------------------------------------------------------------------------
 
 
-async def test_datagrams_of_anyone_end_no_call(monkeypatch) -> None:
+def attribute(kind: int, value: bytes) -> bytes:
+    """A binding request with one attribute (RFC 8489, 5 and 14)."""
+    data = struct.pack("!HH", kind, len(value)) + value + bytes(-len(value) % 4)
+    return struct.pack("!HHI12s", 1, len(data), 0x2112A442, b"transaction.") + data
+
+
+async def test_datagrams_of_anyone_end_no_call_and_are_not_logged(monkeypatch, caplog) -> None:
     on_loopback(monkeypatch)
-    async with calling(Stub(*saying("Hello")), voiced=False, audio=False) as (_, phone):
+    async with calling(Stub(*saying("Hello")), voiced=False, audio=False) as (app, phone):
         await phone.dial()
         await phone.until("session.created")
         described = phone.peer.remoteDescription.sdp.splitlines()
@@ -320,9 +327,18 @@ async def test_datagrams_of_anyone_end_no_call(monkeypatch) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             for data in (b"", b"\x80", b"\x80\x6f" + bytes(9_000), b"\x80\xc8" + bytes(2_100)):
                 stranger.sendto(data, ("127.0.0.1", port))
-        await asyncio.sleep(0.05)
+            for kind in (0x24, 0x8022, 0x8028, 0x8029, 0x802A):  # numbers, and a text
+                stranger.sendto(attribute(kind, b"\xff"), ("127.0.0.1", port))
+            (call,) = app._realtime.calls.values()
+            ice = call.line.peer._connection.sctp.transport.transport._connection
+            name = f"{ice.local_username}:{ice.remote_username}"
+            message = Message(Method.BINDING, Class.REQUEST, attributes={"USERNAME": name})
+            message.add_message_integrity(ice.local_password.encode())
+            stranger.sendto(bytes(message), ("127.0.0.1", port))  # without its priority
+            await asyncio.sleep(0.05)
         await phone.say(USER, RESPOND)
         assert (await phone.until("response.done"))["response"]["status"] == "completed"
+    assert "Traceback" not in caplog.text
 
 
 def chunk(kind: int, body: bytes, flags: int = 0) -> bytes:
@@ -531,6 +547,61 @@ async def test_sound_that_cannot_be_decoded_is_not_logged(monkeypatch, caplog) -
             while not receiver._RTCRtpReceiver__decoder_error.is_set():
                 await asyncio.sleep(0.005)
     assert "failed to decode" not in caplog.text
+
+
+async def test_a_call_with_sound_whose_times_jump_ends(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    async with calling() as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        (receiver,) = call.line.peer._connection.getReceivers()
+        # Without its report the receiver would never end, nor would the call.
+        far = RtcpReceiverInfo(1, 0, 0, 1, jitter=2**32, lsr=0, dlsr=0)
+        await receiver._send_rtcp(RtcpRrPacket(ssrc=1, reports=[far]))
+
+
+async def test_a_call_that_is_hung_up_while_it_connects_does_not_begin(monkeypatch) -> None:
+    on_loopback(monkeypatch)
+    real, shaken, go = RTCDtlsTransport._do_handshake, asyncio.Event(), asyncio.Event()
+
+    async def handshake(self: RTCDtlsTransport) -> None:
+        await real(self)
+        if self is not phone.peer.sctp.transport:
+            shaken.set()
+            await go.wait()
+
+    monkeypatch.setattr(RTCDtlsTransport, "_do_handshake", handshake)
+    async with calling() as (app, phone):
+        await phone.dial()
+        await shaken.wait()
+        (call,) = app._realtime.calls.values()
+        (sender,) = call.line.peer._connection.getSenders()
+        await phone.hang_up()
+        while not (closed := call.line.peer._connection._RTCPeerConnection__isClosed):
+            await asyncio.sleep(0.005)
+        await closed
+        go.set()
+        await asyncio.sleep(0.05)
+        assert not sender._RTCRtpSender__started
+
+
+async def test_names_too_long_for_a_packet_keep_no_sound_from_being_played(
+    monkeypatch, caplog
+) -> None:
+    on_loopback(monkeypatch)
+    name = "m" * 300
+    async with calling(Stub(*saying("Hello"))) as (_, phone):
+        offer = (await phone.offer()).replace("a=mid:0", f"a=mid:{name}")
+        offer = offer.replace("BUNDLE 0", f"BUNDLE {name}")
+        headers = {"content-type": "application/sdp"}
+        answer = await phone.post(f"{CALLS}?model=stub", offer, **headers)
+        assert "a=extmap:" not in answer.text
+        await phone.take(answer.text.replace(name, "0"))
+        await phone.say(USER, RESPOND)
+        async with asyncio.timeout(10):
+            await phone.until("output_audio_buffer.stopped")
+    assert "Traceback" not in caplog.text
 
 
 async def test_what_is_sent_and_not_acknowledged_is_bounded(monkeypatch) -> None:

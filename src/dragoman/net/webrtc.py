@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from importlib import import_module
 from importlib.util import find_spec
-from struct import iter_unpack
 from typing import Any, Protocol
 
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported
@@ -62,7 +62,9 @@ for each acknowledgement those that were sent and are not acknowledged without a
 MAX_WAITING = 1_000
 """Chunks of messages that are not whole, chunks behind a loss, streams and channels: aiortc looks
 at most of them for each chunk. The window it grants, 1 MiB, has room for fewer of usual size."""
-_CANDIDATES = ("a=candidate:", "a=end-of-candidates")
+_LEFT_OUT = ("a=candidate:", "a=end-of-candidates", "a=extmap:")
+"""Lines of an offer that are not read. Packets of sound have no header extensions: one stream needs
+none, and aiortc stops sending where the client's names or numbers do not fit into them."""
 _OPUS = re.compile(r"a=rtpmap:\d+ opus/48000/2\s*", re.IGNORECASE)
 
 
@@ -106,7 +108,7 @@ def available() -> bool:
 def read_offer(sdp: str) -> tuple[list[str], list[str]]:
     """The lines of an offer without its candidates, and the kinds of media in it. Raises FaultError
     for one that asks for what is not here."""
-    lines = [line for line in sdp.splitlines() if not line.startswith(_CANDIDATES)]
+    lines = [line for line in sdp.splitlines() if not line.startswith(_LEFT_OUT)]
     if len(lines) > MAX_LINES:
         problem = f"has {len(lines)} lines, and may have {MAX_LINES}"
         raise FaultError(bad_request(problem, "sdp"))
@@ -146,6 +148,7 @@ class Peer:
         self._connection._RTCPeerConnection__connect = self._connect_or_end
         # A line for each packet of sound that cannot be decoded would fill a disk.
         logging.getLogger("aiortc.rtcrtpreceiver").setLevel(logging.ERROR)
+        self._connecting = set[Any]()
         self._answered = False
         self._channel: Any = None
         self._early: list[str] | None = []  # what is sent before there is a channel; None for none
@@ -179,6 +182,9 @@ class Peer:
             for transport in self._transports():
                 _awaited_at(transport.iceGatherer._connection, addresses)
             await connection.setLocalDescription(await connection.createAnswer())
+            for transport in self._transports():
+                for protocol in transport.iceGatherer._connection._protocols:
+                    protocol.datagram_received = _dropping_odd(protocol.datagram_received)
             for transceiver in connection.getTransceivers():
                 self.plays = transceiver.currentDirection in ("sendrecv", "sendonly")
         except Exception as error:  # aiortc raises errors of many kinds for an odd offer
@@ -233,6 +239,9 @@ class Peer:
         while self._channel is not None and self._channel.bufferedAmount and patience > 0:
             await asyncio.sleep(0.02)
             patience -= 0.02
+        for task in self._connecting:  # else it would start to send and receive after the end
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
         try:
             await self._connection.close()
         except Exception:
@@ -259,6 +268,7 @@ class Peer:
 
     async def _connect_or_end(self) -> None:
         """Have an odd offer end the call: aiortc would end its task with a traceback."""
+        self._connecting.add(asyncio.current_task())
         try:
             await self._connect()
         except Exception:
@@ -340,11 +350,23 @@ def _awaited_at(connection: Any, here: tuple[str, ...]) -> None:
     )
 
 
+def _dropping_odd(received: Any) -> Any:
+    """Have what is no STUN message, or lacks a part, be dropped: anyone can send it, and asyncio
+    would log each with a traceback."""
+
+    def dropping(data: bytes, address: Any) -> None:
+        with suppress(struct.error, KeyError):
+            received(data, address)
+
+    return dropping
+
+
 def _bound_sound(receiver: Any) -> None:
-    """Have packets of more sources, or that come faster than they are decoded, go nowhere."""
+    """Have packets of more sources, or that come faster than they are decoded, go nowhere, and
+    reports that cannot be written not sent."""
     router, encoded = receiver.transport._rtp_router, receiver._RTCRtpReceiver__decoder_queue
     route, known = router.route_rtp, set[int]()
-    stop = receiver._RTCRtpReceiver__stop_decoder
+    stop, send = receiver._RTCRtpReceiver__stop_decoder, receiver._send_rtcp
 
     def bounded(packet: Any) -> Any:
         if len(known) < MAX_SOURCES:
@@ -357,7 +379,12 @@ def _bound_sound(receiver: Any) -> None:
             encoded.get_nowait()
         stop()
 
+    async def report(packet: Any) -> None:
+        with suppress(struct.error):  # the jitter of times that jump: the call would never end
+            await send(packet)
+
     router.route_rtp = bounded
+    receiver._send_rtcp = report
     receiver._RTCRtpReceiver__stop_decoder = stop_now
 
 
@@ -426,7 +453,8 @@ def check_packet(data: bytes, sent: int = 0) -> None:
         elif chunk[0] == _SACK:
             gaps = chunk[16:][: 4 * int.from_bytes(chunk[12:14], "big")]
             acked += sent + sum(
-                max(end - start, 0) for start, end in iter_unpack("!HH", gaps[: len(gaps) & ~3])
+                max(end - start, 0)
+                for start, end in struct.iter_unpack("!HH", gaps[: len(gaps) & ~3])
             )
     if len(chunks) > MAX_CHUNKS or acked > MAX_ACKED:
         raise ConnectionError
