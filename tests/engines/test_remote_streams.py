@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import time
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 from dragoman.core.event import Finished, Started
 from dragoman.core.fold import fold
+from dragoman.core.interfaces import Caller
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
 from dragoman.engines.remote import LATE_USAGE
 from dragoman.net.connection import Timeouts
+from dragoman.net.threads import reading
 from tests.engines.asking import (
     BODY,
     COUNTED,
@@ -247,6 +250,40 @@ async def test_who_pauses_or_cancels_while_a_thread_decodes_is_heeded(moment, mo
             await asyncio.sleep(0.01)
             receiver.resume()
             assert fold(await receiver.end()).text == WORDS
+
+
+async def test_one_large_answer_is_decoded_at_a_time_also_where_clients_left(monkeypatch) -> None:
+    """Nothing ends a thread, so that its turn ends with it, and not with its client."""
+    working: list[str] = []
+    most, begun, go_on, to_thread = 0, asyncio.Event(), threading.Event(), asyncio.to_thread
+    loop = asyncio.get_running_loop()
+
+    def held(work: Any, *given: Any) -> Any:
+        def slow() -> Any:
+            nonlocal most
+            working.append(reading.get())
+            most = max(most, len(working))
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait(10)
+            working.pop()
+            return work(*given)
+
+        return to_thread(slow)
+
+    monkeypatch.setattr(asyncio, "to_thread", held)
+    async with remote(LARGE_ANSWERS["in one event"]) as (engine, _), nothing_left():
+        receivers = [Receiver() for _ in range(3)]
+        for receiver in receivers:
+            receiver.start(engine, asking(stream=True), Caller(tenant="a"))
+        await begun.wait()
+        assert working == ["a"]
+        await asyncio.sleep(0.05)  # the others wait for it
+        receivers[0].cancel()
+        receivers[1].cancel()
+        await asyncio.sleep(0.3)  # more than the pause after large work
+        go_on.set()
+        assert fold(await receivers[2].end()).text == WORDS
+    assert most == 1
 
 
 async def test_one_value_with_too_many_in_it_is_refused() -> None:

@@ -16,12 +16,13 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Secret
+from dragoman.net.threads import reading
 from dragoman.server.app import App
 from dragoman.server.limits import Gate
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores import sqlite
-from dragoman.stores.base import Paging, StoreError, WaitedError, reading
+from dragoman.stores.base import Paging, StoreError, WaitedError
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import SHARE, PostgresStore
 from dragoman.stores.sqlite import SqliteStore

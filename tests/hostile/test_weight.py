@@ -11,10 +11,13 @@ from unittest.mock import Mock
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.interfaces import ANYONE
+from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.request import Request
 from dragoman.server.app import App
 from dragoman.server.limits import Budget, measured, weigh, widened
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
+from dragoman.stores.memory import MemoryStore
 from dragoman.wire.json import LIMITS, check_size, load, marks
 from dragoman.wire.json import encode as json_encode
 from tests.hostile.test_bodies import counted, no_count, service, thread_of
@@ -165,3 +168,42 @@ async def test_a_thread_that_cannot_be_had_leaves_the_lane(monkeypatch) -> None:
         with pytest.raises(RuntimeError):
             await made.decoded(heavy, ANYONE, thread_of, no_count)
     assert await asyncio.wait_for(made.decoded(heavy, ANYONE, thread_of, no_count), 10)
+
+
+# ---- what engines know of it ----
+
+COUNTING = "/v1/responses/input_tokens"
+
+
+class Counting(Stub):
+    """A stub that counts tokens, too."""
+
+    async def count(self, request: Request, caller: Caller = ANYONE) -> int:
+        self.asked.append((request, caller))
+        return 1
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/compact", COUNTING])
+async def test_engines_know_the_size_of_large_requests_to_prepare_them_in_threads(path) -> None:
+    stub = Counting()
+    app = App(stub, Settings(store="none"))
+    for words in (1, 100_000):
+        body = json.dumps({"model": "stub", "input": "word " * words}).encode()
+        call = Call(app, path, body)
+        assert (await call()).status == 200
+        ((_, caller),) = stub.asked
+        assert caller.size == (len(body) if words > 1 else 0)
+        stub.asked.clear()
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/compact", COUNTING])
+async def test_what_is_stored_counts_in_the_size_of_requests(path) -> None:
+    stub = Counting()
+    app = App(stub, Settings(), Memory(MemoryStore()))
+    asked = {"model": "stub", "input": "word " * 100_000}
+    first = (await Call(app, "/v1/responses", asked)()).json["id"]
+    stub.asked.clear()
+    asked = {"model": "stub", "input": "Hi", "previous_response_id": first}
+    assert (await Call(app, path, asked)()).status == 200
+    ((_, caller),) = stub.asked
+    assert caller.size > 100_000

@@ -11,17 +11,16 @@ from msgspec.structs import replace
 from dragoman.core.fold import unfold
 from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.request import FunctionTool, Request
-from dragoman.net.threads import TenantLock
-from dragoman.stores import base, serialize, sql
+from dragoman.net import threads
+from dragoman.net.threads import TenantLock, Turns, reading
+from dragoman.stores import serialize, sql
 from dragoman.stores.base import (
     LogSegment,
     Room,
     StoredAnswer,
     StoreError,
     TooMuchError,
-    Turns,
     call_digest,
-    reading,
 )
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
@@ -210,8 +209,8 @@ async def test_tenants_that_wait_for_large_work_take_turns() -> None:
 
 async def test_the_pause_after_large_work_is_bounded(monkeypatch) -> None:
     turns, now = Turns(), [0.0]
-    monkeypatch.setattr(base, "PAUSE", 0.01)
-    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(threads, "PAUSE", 0.01)
+    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: now[0]))
     await turns.take(now.__setitem__, 0, 100.0)
     async with asyncio.timeout(10):
         await turns.take(int)

@@ -403,7 +403,7 @@ class UpstreamAnswer(Struct, eq=False):
             events = request.decoder.feed(data)
             return events + request.closed() if over and connection.error is None else events
 
-        events = await self._remote.upstream.apart(decoded)
+        events = await self._remote.upstream.apart(request.caller.tenant, decoded)
         self._state, self._ready, self._unseen = State.BODY, (events, over), -1
         self._task = None
         self._go_on()
@@ -593,7 +593,8 @@ class Remote:
                         body = await response.read(count=caller.count)
                         if len(body) <= LARGE:
                             return embeddings.decode_response(body)
-                        return await upstream.apart(embeddings.decode_response, body)
+                        decode = embeddings.decode_response
+                        return await upstream.apart(caller.tenant, decode, body)
                     fault = await upstream.refusal(response, caller)
                     seconds = wait(response.header("retry-after"), attempt)
             except NetError as error:

@@ -38,6 +38,7 @@ from dragoman.net.errors import (
     TLSError,
     TooLargeError,
 )
+from dragoman.net.threads import Turns, reading
 from dragoman.net.url import Proxies, parse_url, split_base
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
@@ -370,8 +371,7 @@ class Upstream:
         self._redirect = ""  # its last redirect
         self._listings: dict[HeaderFields, Listing] = {}
         self._turns: deque[Callable[[], None]] = deque()
-        self._apart = asyncio.Lock()
-        self._next = 0.0  # when the next large job may start
+        self._large = Turns()
 
     def at(self, path: str) -> str:
         """The URL of a path on the server."""
@@ -582,17 +582,10 @@ class Upstream:
         for work in works:
             work()
 
-    async def apart(self, work: Callable[..., _T], *given: object) -> _T:
-        """Run work on large data in a thread: for one answer at a time, and with
-        pauses as long as it took, as it holds the GIL."""
-        loop = asyncio.get_running_loop()
-        async with self._apart:
-            await asyncio.sleep(self._next - loop.time())
-            begun = loop.time()
-            try:
-                return await asyncio.to_thread(work, *given)
-            finally:
-                self._next = 2 * loop.time() - begun
+    async def apart(self, tenant: str, work: Callable[..., _T], *given: object) -> _T:
+        """Run work on large data in a thread: for one answer at a time, and the tenants in turn."""
+        reading.set(tenant)
+        return await self._large.take(work, *given)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,16 +1,22 @@
-"""Threads of their own for calls that may hang, and a lock for which tenants take turns."""
+"""Threads of their own for calls that may hang, and turns of tenants for a lock or large work."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+PAUSE = 1.0
+"""Seconds between two pieces of large work, at the most: who is next did not ask for the last."""
+reading: ContextVar[str] = ContextVar("reading", default="")
+"""The tenant of the current read, or large work: tenants take turns."""
 
 
 class BusyError(Exception):
@@ -109,3 +115,40 @@ class TenantLock:
             yield
         finally:
             self.release(tenant)
+
+
+class Turns:
+    """Serialises work on large values in threads: one at a time, with pauses as long as it took,
+    up to `PAUSE`. In parallel they would only contend for the GIL, with the loop, too."""
+
+    def __init__(self) -> None:
+        self._turn = TenantLock()
+        self._next = 0.0
+
+    async def take(self, work: Callable[..., _T], *given: object) -> _T:
+        """Run work in a thread, in turn; the turn ends with the work, also where the caller was
+        cancelled."""
+        tenant = reading.get()
+        await self._turn.acquire(tenant)
+        try:
+            await asyncio.sleep(self._next - time.monotonic())
+            begun = time.monotonic()
+            working = asyncio.ensure_future(asyncio.to_thread(work, *given))
+        except BaseException:
+            self._turn.release(tenant)
+            raise
+
+        def over(done: asyncio.Task[_T]) -> None:
+            now = time.monotonic()
+            self._next = now + min(now - begun, PAUSE)
+            self._turn.release(tenant)
+            seen(done)
+
+        working.add_done_callback(over)
+        return await asyncio.shield(working)
+
+
+def seen(done: asyncio.Task[Any]) -> None:
+    """Retrieve an error, which the caller may not wait for any more."""
+    if not done.cancelled():
+        done.exception()

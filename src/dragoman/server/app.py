@@ -22,7 +22,8 @@ from dragoman.engines.reasoning import (
     RetryingReasoning,
 )
 from dragoman.engines.router import Prompted
-from dragoman.stores.base import StoreError, Turns
+from dragoman.net.threads import Turns
+from dragoman.stores.base import StoreError
 from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
 from dragoman.voice.studio import Studio

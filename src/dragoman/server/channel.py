@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
-from dragoman.stores.base import reading
+from dragoman.net.threads import reading
 
 from .asgi import BUFFER, Receive, Room, Scope, Send
 from .exchange import Exchange

@@ -21,6 +21,7 @@ from dragoman.wire.responses.response import encode_compaction
 
 from .cancellation import Watch
 from .exchange import Exchange, Route, report_headers
+from .limits import SMALL
 from .responder import Service
 from .state.resolve import room_of, understand, without_store
 
@@ -84,12 +85,12 @@ class Endpoints:
     async def count(self, exchange: Exchange, caller: Caller) -> None:
         """Count the tokens of a request, with its references resolved."""
         wire, service = exchange.wire, self._service
-        asked = await service.read(exchange, caller, wire.decode_request)
+        asked, caller = await service.decode_request(wire, exchange, caller)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            request = await self._whole(asked, exchange)
+            request, size = await self._whole(asked, exchange)
             async with service.gate.place(caller.tenant):
-                asking = replace(caller, wire=wire.name)
+                asking = replace(caller, wire=wire.name, size=caller.size + size)
                 tokens, exact = await count(service.engine, request, asking)
         losses = () if exact else (ESTIMATED,)
         exchange.reply(200, wire.encode_count(tokens), *report_headers(losses))
@@ -97,21 +98,23 @@ class Endpoints:
     async def compact(self, exchange: Exchange, caller: Caller) -> None:
         """Summarise the conversation of a request, with its references resolved."""
         service = self._service
-        asked = await service.read(exchange, caller, RESPONSES.decode_request)
+        asked, caller = await service.decode_request(RESPONSES, exchange, caller)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
-            request = await self._whole(asked, exchange)
+            request, size = await self._whole(asked, exchange)
             async with service.gate.place(caller.tenant):
-                asking = replace(caller, count=exchange.count)
+                asking = replace(caller, size=caller.size + size, count=exchange.count)
                 summary, usage = await summarise(service.engine, request, asking)
         id = new_id()
         item = Compaction(encode_summary(summary), f"cmp_{id}")
         exchange.reply(200, encode_compaction(id, now(), item, usage))
 
-    async def _whole(self, request: Request, exchange: Exchange) -> Request:
-        """The request with its references resolved. Raises FaultError when one does not exist."""
+    async def _whole(self, request: Request, exchange: Exchange) -> tuple[Request, int]:
+        """The request with its references resolved, and their size where it is large. Raises
+        FaultError when one does not exist."""
         memory = self._service.memory
         if memory is None:
-            return without_store(request)[0]
+            return without_store(request)[0], 0
         room = room_of(self._service.settings, exchange.count)
-        return (await understand(request, memory.store, exchange.tenant, room)).whole
+        asked = await understand(request, memory.store, exchange.tenant, room)
+        return asked.whole, asked.size if asked.size > SMALL else 0

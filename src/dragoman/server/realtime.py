@@ -30,7 +30,7 @@ from dragoman.core.session_values import (
 )
 from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
-from dragoman.stores.base import reading
+from dragoman.net.threads import reading
 from dragoman.voice.speech import NO_TRANSCRIBER
 from dragoman.voice.studio import Studio
 from dragoman.wire import json

@@ -24,7 +24,8 @@ from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
-from dragoman.stores.base import Record, Turns, reading
+from dragoman.net.threads import Turns, reading
+from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.json import LARGE, UNMARKED, VALUE, Limits
 from dragoman.wire.losses import header, judge
@@ -49,9 +50,8 @@ from .limits import (
 )
 from .log import Entry, RequestLog
 from .settings import DIALECTS, Settings
-from .state.resolve import without_store
 from .state.run import Run, unstarted
-from .state.service import Memory, Plan
+from .state.service import Memory, Plan, unstored
 
 LAST_EVENT = 5.0
 """Seconds to store a cancelled answer, before the client gets its end all the same."""
@@ -131,6 +131,17 @@ class Service(Struct, frozen=True):
             return await asyncio.shield(done)
         finally:
             del done, body  # its exception refers to this frame: a reference cycle
+
+    async def decode_request(
+        self, wire: Wire, exchange: Exchange, caller: Caller
+    ) -> tuple[Request, Caller]:
+        """Read and decode a request; its caller has the size of a large one. Raises FaultError."""
+
+        def decode(body: bytes, limits: Limits) -> tuple[Request, int]:
+            return wire.decode_request(body, limits), len(body)
+
+        request, size = await self.read(exchange, caller, decode)
+        return request, replace(caller, size=size) if size > SMALL else caller
 
     async def admit(
         self, plan: Plan | Awaitable[Plan], caller: Caller, exchange: Exchange | None = None
@@ -597,12 +608,7 @@ class Answers:
         responder.start(handle=self._service.memory.runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
-        def decode(body: bytes, limits: Limits) -> tuple[Request, int]:
-            return wire.decode_request(body, limits), len(body)
-
-        request, size = await self._service.read(exchange, caller, decode)
-        if size > SMALL:
-            caller = replace(caller, size=size)
+        request, caller = await self._service.decode_request(wire, exchange, caller)
         rest = self._answer(wire, exchange, caller, request)
         if rest is not None:
             await rest
@@ -691,9 +697,3 @@ class Answers:
             wire = WIRES[record.wire]
             status = run.response.status if run.response is not None else "failed"
             entry.write("RUN", BASE + wire.path, status, f"{wire.id_prefix}{record.id}")
-
-
-def unstored(request: Request) -> Plan:
-    """The plan without a store. Raises FaultError for a request that needs one."""
-    request, losses = without_store(request)
-    return Plan(request, replace(request, store=False), losses)

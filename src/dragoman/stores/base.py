@@ -35,7 +35,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.net.threads import TenantLock
+from dragoman.net.threads import seen
 
 T = TypeVar("T")
 
@@ -95,8 +95,6 @@ PATIENCE = 5.0
 """The timeout of a store's operations, in seconds."""
 REST = 1.0
 """Seconds between attempts with a store that does not answer."""
-PAUSE = 1.0
-"""Seconds between two pieces of large work, at the most: who is next did not ask for the last."""
 SLOW = 1.0
 """Seconds from which a failure counts as a timeout."""
 REPEATED = 60.0
@@ -105,10 +103,6 @@ REPEATED = 60.0
 
 slowness: ContextVar[float] = ContextVar("slowness", default=1.0)
 """Multiplies the store's patience for the current work: no request waits for a sweep."""
-
-
-reading: ContextVar[str] = ContextVar("reading", default="")
-"""The tenant of the current read: tenants take turns."""
 
 
 class Breaker:
@@ -152,37 +146,6 @@ class Breaker:
         _log.warning("The %s store answers again.", self._kind)
 
 
-class Turns:
-    """Serialises work on large values in threads: one at a time, with pauses as long as it took,
-    up to `PAUSE`. In parallel they would only contend for the GIL, with the loop, too."""
-
-    def __init__(self) -> None:
-        self._turn = TenantLock()
-        self._next = 0.0
-
-    async def take(self, work: Callable[..., T], *given: object) -> T:
-        """Run work in a thread, in turn; the turn ends with the work, also where the caller was
-        cancelled."""
-        tenant = reading.get()
-        await self._turn.acquire(tenant)
-        try:
-            await asyncio.sleep(self._next - time.monotonic())
-            begun = time.monotonic()
-            working = asyncio.ensure_future(asyncio.to_thread(work, *given))
-        except BaseException:
-            self._turn.release(tenant)
-            raise
-
-        def over(done: asyncio.Task[T]) -> None:
-            now = time.monotonic()
-            self._next = now + min(now - begun, PAUSE)
-            self._turn.release(tenant)
-            _seen(done)
-
-        working.add_done_callback(over)
-        return await asyncio.shield(working)
-
-
 class Together:
     """Deduplicates concurrent reads, as those of a run's readers."""
 
@@ -211,15 +174,9 @@ class Together:
 
         if (asking := self._asking.get(key)) is None:
             asking = self._asking[key] = loop.create_task(for_all())
-            asking.add_done_callback(_seen)
+            asking.add_done_callback(seen)
         await asyncio.wait((asking,), timeout=seconds)
         return asking.result() if asking.done() else None
-
-
-def _seen(done: asyncio.Task[Any]) -> None:
-    """Retrieve an error, which the caller may not wait for any more."""
-    if not done.cancelled():
-        done.exception()
 
 
 class TooMuchError(Exception):

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
-from dragoman.net.threads import TenantLock
+from dragoman.net.threads import TenantLock, reading
 
-from .base import APART, Chunk, Page, Paging, Piece, Room, reading
+from .base import APART, Chunk, Page, Paging, Piece, Room
 from .retention import SWEPT, delete_quickly
 from .serialize import pack, unpack
 from .statements import LISTED, Insert, Row, Steps, Values, chunks, direction, places

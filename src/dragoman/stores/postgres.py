@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import asyncpg
 from asyncpg import Connection
 
-from dragoman.net.threads import TenantLock
+from dragoman.net.threads import TenantLock, reading
 
 from .base import (
     PATIENCE,
@@ -31,7 +31,6 @@ from .base import (
     PubSub,
     StoreError,
     WaitedError,
-    reading,
     slowness,
 )
 from .retention import Retention

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from dragoman.core.fold import unfold
 from dragoman.core.item import JSON, Item, ItemReference
 from dragoman.core.response import Response
-from dragoman.net.threads import TenantLock
+from dragoman.net.threads import TenantLock, Turns, reading
 
 from . import retention
 from .base import (
@@ -44,9 +44,7 @@ from .base import (
     Subscribers,
     Together,
     TooMuchError,
-    Turns,
     call_digests,
-    reading,
     slowness,
 )
 from .files import Files

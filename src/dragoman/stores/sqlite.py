@@ -25,7 +25,9 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from .base import PATIENCE, Breaker, LongError, StoreError, Subscribers, WaitedError, reading
+from dragoman.net.threads import reading
+
+from .base import PATIENCE, Breaker, LongError, StoreError, Subscribers, WaitedError
 from .retention import Retention
 from .schema import SQLITE
 from .sql import Store

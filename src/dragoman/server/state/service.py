@@ -42,6 +42,7 @@ from .resolve import (
     recalled,
     room_of,
     understand,
+    without_store,
 )
 from .run import Run, Runs
 from .webhooks import Receiver, Sender, Webhooks
@@ -63,6 +64,12 @@ class Plan(Struct, frozen=True):
     run: Run | None = None
     background: bool = False
     size: int = 0
+
+
+def unstored(request: Request) -> Plan:
+    """The plan without a store. Raises FaultError for a request that needs one."""
+    request, losses = without_store(request)
+    return Plan(request, replace(request, store=False), losses)
 
 
 class Memory:
