@@ -591,10 +591,9 @@ class Remote:
                 async with exchange as response:
                     if response.status == 200:
                         body = await response.read(count=caller.count)
-                        if len(body) <= LARGE:
-                            return embeddings.decode_response(body)
-                        decode = embeddings.decode_response
-                        return await upstream.apart(caller.tenant, decode, body)
+                        decode = partial(embeddings.decode_response, body)
+                        large = len(body) > LARGE
+                        return await upstream.apart(caller.tenant, decode) if large else decode()
                     fault = await upstream.refusal(response, caller)
                     seconds = wait(response.header("retry-after"), attempt)
             except NetError as error:
