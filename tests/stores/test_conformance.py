@@ -159,6 +159,17 @@ async def test_segment_that_does_not_follow_the_log_is_refused(store: Store) -> 
     assert found.running
 
 
+async def test_segment_that_is_stored_again_replaces_itself(store: Store) -> None:
+    await store.begin(record("a"))
+    await store.append("a", LogSegment(0, EVENTS[:1]))
+    for more in (2, 2, 3):  # the answer of the database was lost each time
+        await store.append("a", LogSegment(1, EVENTS[1 : 1 + more]))
+    assert await store.finish("a", answer("a"), LogSegment(1, EVENTS[1:]))
+    assert [segment.first for segment in await store.log("a")] == [0, 1]
+    log = await store.log("a")
+    assert tuple(event for segment in log for event in segment.events) == EVENTS
+
+
 async def test_run_is_finished_once(store: Store) -> None:
     await store.begin(record("a", status="queued"))
     assert await store.finish("a", answer("a"))

@@ -202,7 +202,7 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
 async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
     assert await store.renew_leases(["c2", "f0"], 99.0) == ("f0",)
     with pytest.raises(Exception, match="gap"):
-        await store.append("c2", LogSegment(0, EVENTS[1:2]))
+        await store.append("c2", LogSegment(2, EVENTS[1:2]))
     await store.append("c2", LogSegment(1, EVENTS[1:2]))
     (orphan,) = await store.take_orphans("you", 100.0, 130.0)
     assert orphan == replace(read(LIVE, store), owner="you", lease=130.0)

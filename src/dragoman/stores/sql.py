@@ -200,9 +200,9 @@ class Store(Files):
         return self._transact_large(record.tenant, made, steps)
 
     async def append(self, id: str, segment: LogSegment, size: int = 0, tenant: str = "") -> None:
-        """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
-        so is one for a run that has ended or is not known. `size` is in bytes, where it is so large
-        that it is packed in a thread, for the `tenant` of the run."""
+        """Add to the log of a run, or replace its last segment by one that has more. Any other
+        place is an error; so is a run that has ended or is not known. `size` is in bytes, where it
+        is so large that it is packed in a thread, for the `tenant` of the run."""
         reading.set(tenant)
         parts: dict[bytes, bytes] = {}
         pack_all = partial(pack_apart, tenant=tenant, parts=parts) if size > APART else pack

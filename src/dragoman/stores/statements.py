@@ -150,9 +150,15 @@ def index_keys(items: Iterable[str]) -> list[str]:
 LENGTH = """coalesce((SELECT first + length FROM segments s WHERE s.seq = u.seq
     ORDER BY first DESC LIMIT 1), 0)"""
 LIVE = "FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"
+_LAST = """(SELECT CASE WHEN length <= $3 THEN first END FROM segments s WHERE s.seq = u.seq
+    ORDER BY first DESC LIMIT 1)"""
 _APPEND = f"""INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
-    {LIVE} AND $2 = {LENGTH} FOR UPDATE OF u RETURNING first"""
-"""Adds nothing where the run has ended, and where the segment does not follow the log's end."""
+    {LIVE} AND ($2 = {LENGTH} OR $2 = {_LAST}) FOR UPDATE OF u
+    ON CONFLICT (seq, first) DO UPDATE SET length = excluded.length, events = excluded.events
+    RETURNING first"""
+"""Adds nothing where the run has ended, and where the segment does not follow the log's end. The
+last segment is replaced by one with as many events or more: it was stored, but the answer of the
+database was lost, so that it is stored again, with what came since."""
 _EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES {}
     ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
 HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"

@@ -332,6 +332,43 @@ async def test_failing_store_costs_the_record_and_not_the_answer(names, stream, 
             assert "store" in call.headers["x-dragoman-loss"]
 
 
+class Unacknowledged:
+    """A store that reports each first write of a segment as failed, although it was stored."""
+
+    def __init__(self, inside: Store) -> None:
+        self._inside = inside
+        self._failed: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inside, name)
+
+    async def append(self, id: str, segment: LogSegment, *more: Any) -> None:
+        await self._inside.append(id, segment, *more)
+        if segment.first not in self._failed:
+            self._failed.add(segment.first)
+            raise StoreError("The connection was lost while it was committed.")
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_answer_is_kept_where_the_store_loses_acknowledgements(background) -> None:
+    written = asyncio.Event()
+    losing: Any = Unacknowledged(MemoryStore())
+    cues = (*OPENING, word("Hel"), written, word("lo"), *closing("Hello"))
+    async with storing(Stub(*cues), losing) as server:
+        call = server.begin(stream=True, background=background)
+        answering = asyncio.create_task(call())
+        while not losing._failed:
+            await asyncio.sleep(0.01)
+        written.set()
+        await answering
+        await all_ended(server)
+        (record,) = (await losing.list_responses("", None, Paging())).items
+        assert (record.status, record.response.losses) == ("completed", ())
+        assert b'"dropped"' not in call.body
+        log = [event for each in await losing.log(record.id) for event in each.events]
+        assert [type(event).__name__ for event in log].count("Finished") == 1
+
+
 # ---- other servers ---------------------------------------------------------------------------
 
 
