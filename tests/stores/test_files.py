@@ -278,9 +278,19 @@ async def test_chunks_of_a_file_that_is_removed_during_a_purge_are_deleted(store
     found = await store._read(*_flat(next(purge)))
     await store._write("UPDATE indexed_files SET status = 'deleted'")  # by another server
     await store._write(*_flat(purge.send(found)))
-    await store._purged(None)
+    await store.sweep(NOW)
     for table in ("chunks", "indexed_files"):
         assert await store._read(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+async def test_deletion_does_not_wait_for_the_chunks_of_others(store: Store) -> None:
+    await filled(store, "cat", "dog")
+    await store._write("UPDATE indexed_files SET status = 'deleted' WHERE file = 'cat'")
+    assert await store.delete_file("t", "dog")  # of cat another request deletes the rest
+    assert await store._read("SELECT file FROM indexed_files") == [("cat",)]
+    assert await store._read("SELECT count(*) FROM chunks") == [(2,)]
+    await store.sweep(NOW)
+    assert await store._read("SELECT count(*) FROM chunks") == [(0,)]
 
 
 def _flat(step):

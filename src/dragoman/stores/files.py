@@ -131,12 +131,11 @@ class Files(ABC):
     async def delete_file(self, tenant: str, id: str) -> bool:
         """Delete a file, also from all vector stores."""
 
-        def steps() -> Steps[bool]:
+        def steps() -> Steps[list[int] | None]:
             statement = "DELETE FROM files WHERE tenant = $1 AND id = $2 RETURNING seq"
             if not (yield statement, (tenant, id)):
-                return False
-            yield from _unindex("file = $1", (id,))
-            return True
+                return None
+            return (yield from _unindex("file = $1", (id,)))
 
         return await self._purged(await self._transact((), steps))
 
@@ -209,17 +208,11 @@ class Files(ABC):
     async def delete_vector_store(self, tenant: str, id: str) -> bool:
         """Delete a vector store with all its chunks; the files stay."""
 
-        def steps() -> Steps[bool]:
-            gone = yield (
-                "DELETE FROM vector_stores WHERE tenant = $1 AND id = $2 RETURNING seq",
-                (
-                    tenant,
-                    id,
-                ),
-            )
-            for (seq,) in gone:
-                yield from _unindex("store = $1", (seq,))
-            return bool(gone)
+        def steps() -> Steps[list[int] | None]:
+            statement = "DELETE FROM vector_stores WHERE tenant = $1 AND id = $2 RETURNING seq"
+            for (seq,) in (yield statement, (tenant, id)):
+                return (yield from _unindex("store = $1", (seq,)))
+            return None
 
         return await self._purged(await self._transact((), steps))
 
@@ -229,6 +222,8 @@ class Files(ABC):
         """Start to index a file, replacing its earlier index; returns its `seq`. None for an
         unknown vector store."""
 
+        earlier = list[int]()
+
         def steps() -> Steps[int | None]:
             values = (tenant, int(self.now()), file.store)
             found = yield f"{_OURS} FOR UPDATE", values
@@ -237,14 +232,16 @@ class Files(ABC):
             ((store,),) = found
             # A deletion that began before ends first, and a later one finds this index.
             yield "SELECT 1 FROM files WHERE id = $1 FOR UPDATE", (file.file,)
-            yield from _unindex("store = $1 AND file = $2", (store, file.file))
+            earlier[:] = yield from _unindex("store = $1 AND file = $2", (store, file.file))
             statement = """INSERT INTO indexed_files (store, file, batch, status, begun, about)
                 VALUES ($1, $2, $3, $4, $5, $6) RETURNING seq"""
             row = (store, file.file, file.batch, file.status, int(self.now()), pack(file))
             ((seq,),) = yield statement, row
             return int(seq)
 
-        return await self._purged(await self._transact((), steps))
+        seq = await self._transact((), steps)
+        await self._purged(earlier)
+        return seq
 
     async def add_pieces(self, seq: int, pieces: Sequence[Piece], most: int) -> bool:
         """Add chunks of a file that is being indexed; False where it is not any more. Raises
@@ -290,7 +287,7 @@ class Files(ABC):
         statement = f"""UPDATE indexed_files SET status = $2, about = $3{left}
             WHERE seq = $1 AND {_THERE} RETURNING seq"""
         row = (file.seq, file.status, pack(replace(file, seq=0)))
-        return await self._purged(bool(await self._write(statement, *row)))
+        return await self._purged([file.seq] if await self._write(statement, *row) else None)
 
     async def get_indexed(self, tenant: str, store: str, file: str) -> IndexedFile | None:
         """A file in a vector store."""
@@ -328,13 +325,13 @@ class Files(ABC):
     ) -> bool:
         """Remove a file from a vector store; only the index with this `seq`, if given."""
 
-        def steps() -> Steps[bool]:
+        def steps() -> Steps[list[int] | None]:
             where, values = f"store IN ({_OURS}) AND file = $4", [tenant, int(self.now()), store]
             values.append(file)
             if seq is not None:
                 where += " AND seq = $5"
                 values.append(seq)
-            return bool((yield from _unindex(where, values)))
+            return (yield from _unindex(where, values)) or None
 
         return await self._purged(await self._transact((), steps))
 
@@ -465,17 +462,21 @@ class Files(ABC):
         tail = f"WHERE {where} ORDER BY seq {order} LIMIT ${len(given)}"
         return await self._read(f"{columns} {tail}", *given)
 
-    async def _purged(self, result: T) -> T:
-        """Delete all chunks of deleted and failed files, then return the result."""
-        while await self._transact((), self._purge):
-            pass
-        return result
+    async def _purged(self, files: Sequence[int] | None) -> bool:
+        """Delete the chunks of these files, which are deleted or failed; false without files.
+        Those of others are not waited for: a sweep deletes what was left."""
+        for some in chunks(files or (), LISTED - 1):
+            while await self._transact((), partial(self._purge, some)):
+                pass
+        return files is not None
 
-    def _purge(self) -> Steps[bool]:
-        """Delete some of the chunks of deleted and failed files; true if there may be more."""
-        statement = """SELECT c.seq FROM chunks c JOIN indexed_files f ON f.seq = c.file
-            WHERE f.status IN ('deleted', 'failed') ORDER BY c.seq LIMIT $1"""
-        found = yield statement, (PURGED,)
+    def _purge(self, files: Sequence[int] = ()) -> Steps[bool]:
+        """Delete some of the chunks of deleted and failed files, of these or of all; true if there
+        may be more."""
+        ours = f"AND f.seq IN ({places(len(files), 2)})" if files else ""
+        statement = f"""SELECT c.seq FROM chunks c JOIN indexed_files f ON f.seq = c.file
+            WHERE f.status IN ('deleted', 'failed') {ours} ORDER BY c.seq LIMIT $1"""
+        found = yield statement, (PURGED, *files)
         for some in chunks([seq for (seq,) in found]):
             if self.FULL_TEXT == "fts5":
                 yield f"DELETE FROM chunk_words WHERE rowid IN ({places(len(some))})", some
@@ -484,7 +485,8 @@ class Files(ABC):
             return True
         # Another server may have marked some since: those still have chunks.
         left = "EXISTS (SELECT 1 FROM chunks c WHERE c.file = indexed_files.seq)"
-        yield f"DELETE FROM indexed_files WHERE status = 'deleted' AND NOT {left}", ()
+        ours = f"AND seq IN ({places(len(files))})" if files else ""
+        yield f"DELETE FROM indexed_files WHERE status = 'deleted' {ours} AND NOT {left}", files
         return False
 
     async def _forget_files(self, now: float) -> None:
@@ -498,7 +500,8 @@ class Files(ABC):
         where = "WHERE status = 'in_progress' AND begun <= CAST($1 AS BIGINT)"
         for row in await self._read(f"{_INDEXED} {where}", int(now) - UNFINISHED):
             await self.end_indexing(replace(_indexed(row), status="failed", error=LOST))
-        await self._purged(None)
+        while await self._transact((), self._purge):
+            pass
 
     def _expire(self, table: str, key: str, column: str, now: int) -> Steps[int]:
         """Delete some of the expired files, or vector stores; returns how many."""
@@ -512,10 +515,10 @@ class Files(ABC):
         return (yield from delete_quickly((yield find, (now, SWEPT)), delete))
 
 
-def _unindex(where: str, values: Values) -> Steps[int]:
-    """Hide files in vector stores from searches; returns how many. Chunks are deleted later."""
+def _unindex(where: str, values: Values) -> Steps[list[int]]:
+    """Hide files in vector stores from searches; returns their `seq`. Chunks are deleted later."""
     statement = f"UPDATE indexed_files SET status = 'deleted' WHERE {where} AND {_THERE} "
-    return len((yield f"{statement} RETURNING seq", values))
+    return [seq for (seq,) in (yield f"{statement} RETURNING seq", values)]
 
 
 def _file(row: Row) -> StoredFile:
