@@ -2,9 +2,13 @@
 
 import asyncio
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
@@ -252,6 +256,61 @@ async def waiting(connection: asyncpg.Connection, most: int = 1) -> None:
 
 
 # ---- sessions ------------------------------------------------------------------------------------
+
+
+POOLED = {"user", "database", "application_name", "client_encoding"}
+"""The parameters of a connection that PgBouncer takes, of those that there are here."""
+
+
+@asynccontextmanager
+async def pooler(address: str, folder: Path) -> AsyncIterator[tuple[str, list[str]]]:
+    """The address of a way to this database, and the parameters of its connections."""
+    parts = urlsplit(address)
+    (database,) = parse_qs(parts.query)["host"]
+    named: list[str] = []
+    passing: set[asyncio.Task[None]] = set()
+
+    async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passing.add(asyncio.current_task())
+        head = await reader.readexactly(4)
+        rest = await reader.readexactly(int.from_bytes(head) - 4)
+        named.extend(rest[4:].decode().split("\0")[:-2:2])
+        other = await asyncio.open_unix_connection(f"{database}/.s.PGSQL.5432")
+        other[1].write(head + rest)
+        await asyncio.gather(pipe(reader, other[1]), pipe(other[0], writer))
+
+    server = await asyncio.start_unix_server(passed, folder / ".s.PGSQL.5432")
+    try:
+        yield address.replace(database, str(folder)), named
+    finally:
+        server.close()
+        await asyncio.wait(passing)
+
+
+async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+async def test_sessions_are_configured_without_parameters_that_poolers_refuse(
+    postgres: Postgres,
+) -> None:
+    with TemporaryDirectory() as folder:
+        async with pooler(await postgres.database(), Path(folder)) as (address, named):
+            store = PostgresStore(address)
+            await store.begin(record("a"))
+            async with store._pubsub.subscribe("a"):
+                pass  # it listens
+            connections = [store._read("SHOW search_path") for _ in range(3)]
+            assert await asyncio.gather(*connections) == [[("dragoman",)]] * 3
+            assert await store._read("SHOW search_path") == [("dragoman",)]  # used again
+            await store.close()
+    assert "user" in named
+    assert set(named) <= POOLED
 
 
 async def test_isolation_is_that_which_the_statements_were_written_for(postgres: Postgres) -> None:

@@ -200,6 +200,10 @@ async def _taken(connection: Connection, steps: Steps[T], within: float | None =
         return result
 
 
+async def _keep(_: Any) -> None:
+    """Leave a session as it is between two uses: none changes it."""
+
+
 CONNECTIONS = 10
 """Connections for statements, at most; one more listens."""
 SHARE = 7
@@ -239,11 +243,7 @@ class PostgresStore(Store):
         self._options: dict[str, Any] = {
             "timeout": patience,
             "command_timeout": COMMAND,
-            "server_settings": {
-                "search_path": schema,
-                "application_name": "dragoman",
-                "default_transaction_isolation": "read committed",  # whatever a database's is
-            },
+            "server_settings": {"application_name": "dragoman"},
         }
         self._patience = patience
         self._breaker = Breaker("PostgreSQL", patience)
@@ -367,15 +367,37 @@ class PostgresStore(Store):
                 if self._breaker.open:  # it was opened while this waited
                     self._breaker.check()
                 with self._errors_as(unopened):
-                    connection = await asyncpg.connect(self._address, **self._options)
+                    connection = await self._connection()
                     try:
                         self._secret = await migrate(connection, self.schema, self._place)
                     finally:
                         connection.terminate()
                     self._pool = await asyncpg.create_pool(
-                        self._address, min_size=0, max_size=CONNECTIONS, **self._options
+                        self._address,
+                        min_size=0,
+                        max_size=CONNECTIONS,
+                        init=self._set,
+                        reset=_keep,
+                        **self._options,
                     )
             return self._pool
+
+    async def _connection(self) -> Connection:
+        """A connection of its own, outside the pool."""
+        connection: Connection = await asyncpg.connect(self._address, **self._options)
+        try:
+            await self._set(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _set(self, connection: Any) -> None:
+        """Configure a new session, by statements: a pooler such as PgBouncer takes no
+        such parameters with a connection."""
+        settings = f"""SET search_path TO "{self.schema}";
+            SET default_transaction_isolation TO 'read committed'"""  # whatever a database's is
+        await connection.execute(settings, timeout=self._patience)
 
     @contextmanager
     def _errors_as(
@@ -396,7 +418,7 @@ class PostgresStore(Store):
         async with self._opening:
             if self._listener is None or self._listener.is_closed():
                 with self._errors_as():
-                    listener = await asyncpg.connect(self._address, **self._options)
+                    listener = await self._connection()
                     await listener.add_listener(self.schema, notified)
                     self._listener = listener
 
