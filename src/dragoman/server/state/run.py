@@ -631,7 +631,8 @@ class Runs:
                     await run.finished()
 
     async def _keep_up(self) -> None:
-        swept, calm, sweeping = -math.inf, 0.0, None
+        # The store may have been away: owners get time to renew their leases.
+        swept, calm, sweeping = -math.inf, time.monotonic() + self.lease, None
         await self._tended(self.store.clock())
         clock = self.store.now()
         try:
