@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -124,6 +125,27 @@ async def test_file_goes_round() -> None:
             await sdk.files.retrieve(made.id)
         with pytest.raises(openai.NotFoundError):
             await sdk.files.delete(made.id)
+
+
+@pytest.mark.parametrize("behind", [7200, 40 * 86_400])
+async def test_what_is_stored_has_the_time_of_its_store(behind) -> None:
+    async with filing() as server:
+        sdk, store = server.ada, server.store
+        store.now = lambda: time.time() + behind  # a database on another machine
+        made = await sdk.files.create(
+            file=("a.txt", ZOO), purpose="assistants", expires_after=EXPIRY
+        )
+        found = await sdk.vector_stores.create(
+            file_ids=[made.id], expires_after={"anchor": "last_active_at", "days": 1}
+        )
+        talk = await sdk.conversations.create()
+        said = await sdk.responses.create(model="stub", input="Hi", store=True)
+        await store.sweep(store.now())
+        assert await sdk.files.retrieve(made.id) == made
+        assert (await sdk.vector_stores.search(found.id, query="lions")).data
+        assert (await sdk.vector_stores.retrieve(found.id)).status == "completed"
+        assert await sdk.conversations.retrieve(talk.id) == talk
+        assert (await sdk.responses.retrieve(said.id)).id == said.id
 
 
 async def test_vector_store_goes_round() -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
 from dragoman.core.interfaces import Caller
-from dragoman.engines.base import new_id, now
+from dragoman.engines.base import new_id
 from dragoman.stores.base import Page, Room
 from dragoman.wire import files as wire
 from dragoman.wire import json
@@ -94,7 +94,7 @@ class FileHandlers:
         )
         boundary = find_boundary(exchange.header(b"content-type"))
         given = wire.decode_upload(read_parts(body, boundary))
-        size, moment = len(given.data), now()
+        size, moment = len(given.data), int(self._store.now())
         if size > settings.max_file_bytes:
             problem = f"has {size} bytes, more than {settings.max_file_bytes} (max_file_bytes)"
             raise FaultError(Fault("too_large", f"file: {problem}", "client", "file"))
@@ -163,7 +163,7 @@ class FileHandlers:
         """Create a vector store, and index its files."""
         given = await self._service.read(exchange, caller, wire.decode_opening)
         files = await self._files(caller, given.files, "file_ids")
-        moment, id = now(), new_id()
+        moment, id = int(self._store.now()), new_id()
         made = VectorStore(
             id=id,
             tenant=caller.tenant,
@@ -226,7 +226,7 @@ class FileHandlers:
         match rest:
             case []:
                 given = await read(exchange, caller, wire.decode_change)
-                changed = replace(store, active_at=now(), **given)
+                changed = replace(store, active_at=int(self._store.now()), **given)
                 await self._store.change_vector_store(changed)
                 exchange.reply(200, json.dump(wire.store_object(await self._find(caller, id))))
             case ["search"]:
@@ -312,7 +312,7 @@ class FileHandlers:
                 store=id,
                 file=file.id,
                 name=file.name,
-                created_at=now(),
+                created_at=int(self._store.now()),
                 batch=batch,
                 attributes=addition.attributes,
                 tokens=addition.tokens,

@@ -48,7 +48,8 @@ class Files(ABC):
     """How the database indexes words."""
 
     now: Callable[[], float] = staticmethod(time.time)
-    """The time by which leases end and messages are due: the same for all servers of a store."""
+    """The time by which leases and ages end and messages are due: the same for all servers of a
+    store."""
 
     _large: TenantLock
     """For what is large: the next is written after the one before, and others between them."""

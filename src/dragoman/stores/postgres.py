@@ -262,7 +262,7 @@ class PostgresStore(Store):
 
     async def ready(self) -> None:
         await self._opened()
-        await super().ready()
+        await self.clock()
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         return await self._whole(self._fetch(statement, values))

@@ -18,7 +18,6 @@ from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.files import Condition, Found, IndexedFile, StoredFile, VectorStore
 from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import JSON
-from dragoman.engines.base import now
 from dragoman.engines.router import embed
 from dragoman.server.limits import Gate
 from dragoman.server.settings import Settings
@@ -156,7 +155,7 @@ class Library:
     async def search(self, caller: Caller, stores: Sequence[str], search: Search) -> list[Found]:
         """The chunks that fit best, the best first."""
         opened = await self._opened(caller, stores)
-        moment = now()
+        moment = int(self.store.now())
         old = [store for store in opened if store.active_at < moment - ACTIVE]
         await self.store.touch_vector_stores(old, moment)
         vectors: list[bytes] = []

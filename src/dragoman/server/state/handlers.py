@@ -17,7 +17,7 @@ from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.core.response import Response, default_guarantee
-from dragoman.engines.base import new_id, now
+from dragoman.engines.base import new_id
 from dragoman.server.cancellation import InFlight, Watch
 from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
 from dragoman.server.limits import Gate
@@ -271,7 +271,7 @@ class Handlers:
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Create a conversation."""
         items, metadata, losses = await self._read(exchange, caller, decode_opening)
-        id, moment = new_id(), now()
+        id, moment = new_id(), int(self._store.now())
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=moment, metadata=metadata or None
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 import os
 import secrets
-import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -197,7 +196,7 @@ class Memory:
             id=new_id(),
             tenant=caller.tenant,
             wire=wire,
-            created_at=int(time.time()),
+            created_at=int(self.store.now()),
             request=replace(own, store=True, tools=tools, items=items),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
