@@ -455,6 +455,20 @@ async def test_orphan_without_events_is_requeued_where_configured(
         assert len(server.app._engine.asked) == again
 
 
+async def test_server_that_starts_leaves_owners_time_to_renew(store: Store) -> None:
+    now = store.now()
+    request = Request(model="m", items=(Message("user", "Hi"),))
+    about = {"tenant": "", "wire": "responses", "created_at": int(now), "request": request}
+    # The store was away for longer than the lease: the owner has not renewed it yet.
+    await store.begin(Record(id="a", owner="other", lease=now - 1, **about))
+    runs = Runs(store, lease=5.0)
+    runs.begin()
+    await asyncio.sleep(0.2)
+    assert await store.renew_leases(["a"], now + 60) == ()
+    runs._upkeep.cancel()
+    await store.close()
+
+
 async def test_upkeep_continues_after_an_exception(caplog, monkeypatch) -> None:
     runs = Runs(MemoryStore(), lease=0.01)
     trouble = [RuntimeError("odd"), StoreError("It is full."), StoreError("It is full.")]
