@@ -139,3 +139,49 @@ def test_an_error_in_an_answer_that_began_well() -> None:
 )
 def test_value_without_an_error_describes_none(value) -> None:
     assert error.describe(value) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [
+        # vLLM, before and since 0.10
+        (400, {"object": "error", "type": "BadRequestError", "code": 400, "message": "This model's "
+               "maximum context length is 6048 tokens. However, you requested 6616 tokens (568 in "
+               "the messages, 6048 in the completion). Please reduce the length of the messages or "
+               "completion."}),
+        (400, {"error": {"type": "BadRequestError", "param": None, "code": 400, "message": "This "
+               "model's maximum context length is 32768 tokens. However, your request has 50008 "
+               "input tokens. Please reduce the length of the input messages."}}),
+        # SGLang, DeepSeek, LiteLLM, Gemini, Anthropic
+        (400, {"object": "error", "message": "The input (50008 tokens) is longer than the model's "
+               "context length (32768 tokens).", "type": "BadRequestError", "code": 400}),
+        (400, {"error": {"type": "invalid_request_error", "code": "invalid_request_error",
+               "message": "This model's maximum context length is 65536 tokens."}}),
+        (400, {"error": {"message": "litellm.ContextWindowExceededError: too long", "type": None,
+               "code": "400"}}),
+        (400, [{"error": {"code": 400, "message": "The input token count (1200000) exceeds the "
+                "maximum number of tokens allowed (1048576).", "status": "INVALID_ARGUMENT"}}]),
+        (400, {"type": "error", "error": {"type": "invalid_request_error",
+               "message": "prompt is too long: 200001 tokens > 200000 maximum"}}),
+        # LM Studio, in a stream
+        (None, {"error": {"message": "Trying to keep the first 5000 tokens when context overflows. "
+                "However, the model is loaded with context length of only 4096 tokens."}}),
+    ],
+)  # fmt: skip
+def test_prompt_over_the_context_has_the_code_that_clients_know(status, refusal) -> None:
+    assert error.describe(refusal, status).upstream_code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (400, None, "'max_tokens' is too large: 5000. The maximum context length is 2048 tokens."),
+        (400, None, "context_size is not a field"),
+        (400, "string_above_max_length", "input is too long"),
+        (429, None, "too many tokens: 9000 a minute"),
+        (500, None, "context length 9"),
+    ],
+)  # fmt: skip
+def test_other_refusals_are_not_of_a_prompt_over_the_context(status, code, message) -> None:
+    refused = error.describe({"error": {"message": message, "code": code}}, status)
+    assert refused.upstream_code == code

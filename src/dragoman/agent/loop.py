@@ -25,7 +25,15 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, MAX_ITEMS, Fault, FaultError, unsupported
+from dragoman.core.error import (
+    CUT,
+    MAX_ITEMS,
+    TOO_LONG,
+    Fault,
+    FaultError,
+    exceeds_context,
+    unsupported,
+)
 from dragoman.core.event import (
     Event,
     Failed,
@@ -636,17 +644,9 @@ def unanswered(items: Iterable[Item]) -> list[Call]:
     return list(calls.values())
 
 
-_TOO_LONG = re.compile(
-    r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens"
-    r"|exceeds? the (available )?context|input is too long",
-    re.IGNORECASE,
-)
-"""Errors for a prompt that is too long, of servers that have no code for it."""
-
-
 def too_long(fault: Fault) -> bool:
     """Whether a request failed because it is too long for the model."""
-    return fault.upstream_code == "context_length_exceeded" or (
+    return fault.upstream_code == TOO_LONG or (
         fault.code in ("invalid_request", "upstream_refused", "too_large")
-        and _TOO_LONG.search(fault.message) is not None
+        and exceeds_context(fault.message)
     )

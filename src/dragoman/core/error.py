@@ -7,6 +7,7 @@ a fault only has the status of an upstream.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -112,6 +113,29 @@ def hint(word: str, known: Iterable[str]) -> str:
 
     near = get_close_matches(word, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+TOO_LONG = "context_length_exceeded"
+"""The code for a prompt that exceeds the model's context, at which clients shorten it."""
+
+_EXCEEDS = re.compile(
+    r"^(?!.{0,100}max(_completion|_output)?_tokens.{0,40} too large)"
+    r"(?=.*(\d|exceed|too (long|many)))"
+    r".*(context.?(length|window|size)|maximum context|(prompt|input) is too long"
+    r"|too many (input )?tokens|exceeds? the (available context|maximum number of tokens))",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def exceeds_context(message: str) -> bool:
+    """Whether a server that has no code for it says that a prompt exceeds the context.
+
+    >>> exceeds_context("This model's maximum context length is 8 tokens. You requested 9.")
+    True
+    >>> exceeds_context("'max_tokens' is too large: 9. The model's context length is 8 tokens.")
+    False
+    """
+    return _EXCEEDS.search(message) is not None
 
 
 class FaultError(Exception):

@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Blame, Code, Fault
+from dragoman.core.error import CUT, TOO_LONG, Blame, Code, Fault, exceeds_context
 from dragoman.core.item import JSON
 
 from . import json
@@ -175,7 +175,7 @@ def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
     return replace(fault, retry_after=retry_after)
 
 
-_CODE_OF_TYPE = {"exceed_context_size_error": "context_length_exceeded"}
+_CODE_OF_TYPE = {"exceed_context_size_error": TOO_LONG}
 """Codes that clients know, by the types that llama.cpp sends instead."""
 
 
@@ -212,8 +212,14 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
     known = ("message", "type", "param", "code", "error", "detail", "object")
     rest = {name: v for name, v in fields.items() if name not in known and v is not None}
     small = rest and len(json.dump(rest)) <= MAX_EXTRA
+    fault = _fault(
+        message or "The model's server reported an error and did not explain it.", status
+    )
+    uncoded = not isinstance(code, str) or code == kind or code.isdigit()
+    if uncoded and (status is None or fault.blame == "client") and exceeds_context(fault.message):
+        code = TOO_LONG  # most servers have no code for it, and clients compact by it
     return replace(
-        _fault(message or "The model's server reported an error and did not explain it.", status),
+        fault,
         param=given if isinstance(given, str) else param,
         upstream_code=code if isinstance(code, str) else _CODE_OF_TYPE.get(str(kind)),
         upstream_type=kind if isinstance(kind, str) else None,

@@ -83,6 +83,12 @@ def test_size_and_limit_of_a_prompt_are_in_the_form_that_agents_read(message) ->
     assert error["message"] == f"prompt is too long: 9011 tokens > 4096 maximum. {message}"
 
 
+def test_prompt_that_is_called_too_long_already_is_not_called_so_twice() -> None:
+    message = "prompt is too long: 200001 tokens > 200000 maximum"
+    fault = Fault("upstream_refused", message, upstream_code="context_length_exceeded")
+    assert json.loads(MESSAGES.encode_error(fault, "req_1")[1])["error"]["message"] == message
+
+
 def test_id_of_a_call_is_its_servers_own_for_clients_and_a_legal_one_for_anthropic() -> None:
     """What was remembered of a call is found by its id, which the client brings back."""
     call = FunctionCall("functions.f:0", "f", "{}")

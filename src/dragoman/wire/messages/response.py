@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dragoman.core.error import Fault
+from dragoman.core.error import TOO_LONG, Fault
 from dragoman.core.event import (
     Delta,
     Event,
@@ -411,8 +411,9 @@ _TYPES = {
 }
 """The type of an error, by its status."""
 OVERLOADED = 529
-_TOO_LONG = "context_length_exceeded", "exceed_context_size_error"
+_TOO_LONG = TOO_LONG, "exceed_context_size_error"
 """The codes and types of other protocols for a prompt that exceeds the context."""
+_PREFIX = "prompt is too long: "
 
 
 def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
@@ -429,11 +430,12 @@ def error_object(fault: Fault) -> dict[str, JSON]:
     """
     status, message = _status(fault), fault.message
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    if fault.upstream_code in _TOO_LONG or fault.upstream_type in _TOO_LONG:
+    exceeds = fault.upstream_code in _TOO_LONG or fault.upstream_type in _TOO_LONG
+    if exceeds and not message.startswith(_PREFIX):
         # This protocol has no code for it: agents match this text, and compact.
         counts = sorted(re.findall(r"\b\d{3,}\b", message)[:2], key=int, reverse=True)
         size = "{} tokens > {} maximum. ".format(*counts) if len(counts) == 2 else ""
-        message = f"prompt is too long: {size}{message}"
+        message = f"{_PREFIX}{size}{message}"
     return {"type": kind, "message": message, **(fault.extra or {}).get("error", {})}
 
 
