@@ -14,6 +14,7 @@ from dragoman.core.session_values import (
     ROOT,
     Answered,
     Append,
+    BufferCommitted,
     BufferSpeechStopped,
     Cancel,
     Changes,
@@ -22,6 +23,7 @@ from dragoman.core.session_values import (
     Configure,
     CreateItem,
     Delete,
+    Forget,
     Generate,
     ItemRetrieved,
     Refused,
@@ -293,3 +295,15 @@ def test_what_cannot_hold_without_a_voice_is_reported() -> None:
     (done,) = session.receive(Cancel())
     assert isinstance(done, ResponseDone)
     assert [loss.field for loss in done.response.losses] == ["output_modalities"]
+
+
+def test_an_utterance_goes_on_where_a_change_repeats_the_turn_detection() -> None:
+    session = opened(SessionConfig(model="m"), **VOICE)
+    session.receive(Append(audio=MS * 500))
+    session.receive(SpeechStarted(100))
+    same = session.config.turn_detection
+    session.receive(Configure(changes={"turn_detection": same, "instructions": "Be brief."}))
+    assert of(session, Forget) == []
+    stopped, committed, *_ = session.receive(SpeechStopped(400))
+    assert stopped == BufferSpeechStopped("item_s0001", 400)
+    assert committed == BufferCommitted("item_s0001", None)

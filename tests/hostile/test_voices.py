@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 from aioice.stun import Class, Message, Method
@@ -21,6 +22,7 @@ from aiortc.rtp import RtcpReceiverInfo, RtcpRrPacket, RtcpRtpfbPacket, RtpPacke
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller
+from dragoman.engines.remote_session import RemoteSession
 from dragoman.net import dial, webrtc
 from dragoman.net.client import Client
 from dragoman.net.dial import resolve
@@ -39,6 +41,7 @@ from dragoman.voice.sentences import Sentences, speakable
 from tests.mock import Reply, mock
 from tests.server.socket.phone import CALLS, calling, on_loopback
 from tests.server.socket.test_realtime import RESPOND, USER
+from tests.server.socket.test_relay import talking
 from tests.server.stubs import Stub, saying
 from tests.server.test_audio import heard_by, other, said_by
 from tests.tools.browsing import Model, Site, web
@@ -169,6 +172,33 @@ async def test_a_realtime_server_redirects_to_nowhere() -> None:
                     await open_websocket(url, {}, within=5, max_size=1_000)
                 assert raised.value.status == 302
     assert asked == []
+
+
+async def test_others_have_their_turn_between_what_is_replayed(monkeypatch) -> None:
+    turns, sent, send = 0, list[int](), RemoteSession.send
+
+    def counted(self: Any, command: Any) -> None:
+        sent.append(turns)
+        send(self, command)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with talking(Stub(*saying("Fine"))) as (cable, talk):
+        await talk.until("conversation.created")
+        for number in range(20):
+            await talk.say({**USER, "item": {**USER["item"], "id": f"i{number}"}})
+            await talk.until("conversation.item.done")
+        monkeypatch.setattr(RemoteSession, "send", counted)
+        running = asyncio.ensure_future(others())
+        cable.cut()
+        await talk.say(RESPOND)
+        await talk.until("response.done")
+        running.cancel()
+    assert len(set(sent)) == len(sent) == 21
 
 
 async def test_names_that_resolve_slowly_hold_up_no_others(monkeypatch) -> None:

@@ -266,9 +266,9 @@ class Session:
             raise FaultError(bad_request("cannot be changed once audio was sent", "session.voice"))
         asked = replace(self.config, **changes)
         self._config_size = config_weight(asked, self._limits.config)
-        self.config = self._fitting(asked)
+        before, self.config = self.config.turn_detection, self._fitting(asked)
         losses = unread(command.changes) + unfit(asked, self.config)
-        if "turn_detection" in changes:
+        if self.config.turn_detection != before:  # many clients repeat it with each change
             self.work.append(Forget())
             if self._buffer_state == "speaking":
                 self._buffer_state, self._utterance = "filled", ""

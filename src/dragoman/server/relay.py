@@ -558,6 +558,7 @@ class Relay(Channel):
                             raise
                 for command in commands:
                     self.live.send(command)
+                    await asyncio.sleep(0)  # others first
                 await done
         except TimeoutError:
             self._end(_not_again(lost, f"it took more than {WITHIN:g} s."))
