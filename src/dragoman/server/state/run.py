@@ -687,7 +687,7 @@ class Runs:
             run = Run(record, self, named(items, record.id))
             with suppress(FaultError):  # too many wait: its lease expires, then it is retried
                 turn = self.places.queue(record.tenant)
-                self._launch(run, turn, None, Caller(tenant=record.tenant))
+                self._launch(run, turn, None, Caller(tenant=record.tenant, size=SMALL))
             return
         if not events:
             events.append(Started(record.id, record.created_at, record.request.model))
