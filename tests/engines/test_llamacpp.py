@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,30 @@ async def test_a_server_that_cannot_be_started_again_is_tried_again(
     await engine.close()
 
 
+async def test_a_server_for_which_the_system_has_no_room_is_tried_again(
+    monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(room, "PAUSES", (0.01, 0.02))
+    engine = prepare(FILE, threads=1, context=CONTEXT)()
+    spawn, tried = room.spawn, 0
+
+    def none_left(*args: object) -> object:
+        nonlocal tried
+        tried += 1
+        if tried <= 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return spawn(*args)
+
+    monkeypatch.setattr(room, "spawn", none_left)
+    os.kill(engine.server.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while not isinstance(await end(engine), Finished):
+            await asyncio.sleep(0.05)
+    assert tried == 3
+    assert caplog.text.count("Too many open files") == 2
+    await engine.close()
+
+
 # ---- what cannot be served -----------------------------------------------------------------
 
 
@@ -331,7 +357,7 @@ FATAL = {
     "repeat_last_n": 10**9,
     "dry_penalty_last_n": 10**400,
     "grammar_triggers": [{"type": 2, "value": "((("}],
-    "samplers": "k" * 500_000,
+    "samplers": ["dry"] * 65,
     "logit_bias": [[n, 1] for n in range(20_000)],
 }
 
@@ -345,6 +371,13 @@ def test_a_field_that_would_end_llamacpp_is_refused(name) -> None:
     assert refused.value.fault.param == name
     usual = {"grammar": 'root ::= "(((" [(]+ ("a")', "mirostat": 2, "lora": [{"id": 0}]}
     check_request(replace(asking("hi"), extra={"chat": usual}))
+
+
+def test_samplers_in_short_have_the_same_bound() -> None:
+    for samplers, most in (("d" * 64, None), ("d" * 65, "64 samplers")):
+        asked = replace(asking("hi"), extra={"chat": {"samplers": samplers}})
+        with nullcontext() if most is None else pytest.raises(FaultError, match=most):
+            check_request(asked)
 
 
 @pytest.mark.parametrize("schema", [DEEP, TALL], ids=["references", "levels"])
@@ -370,4 +403,14 @@ async def test_arguments_that_would_end_llamacpp_are_refused(engine: LlamaCpp) -
         assert isinstance(events[-1], Failed)
         nested = "nested too deeply" in events[-1].fault.message
         assert nested == (arguments != "{no json"), events[-1]
+    assert engine.server.pause is None
+
+
+async def test_prompts_have_the_same_bounds(engine: LlamaCpp) -> None:
+    asked = replace(asking("hi"), extra={"completions": {"grammar": FATAL["grammar"]}})
+    events = [event async for event in engine.complete("hi", asked)]
+    assert isinstance(events[-1], Failed)
+    assert events[-1].fault.param == "grammar"
+    events = [event async for event in engine.complete("hi", Request(model="tiny"))]
+    assert isinstance(events[-1], Finished)
     assert engine.server.pause is None

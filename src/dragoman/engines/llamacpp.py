@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,9 +23,15 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
-from dragoman.core.interfaces import Caller, Secret
+from dragoman.core.interfaces import ANYONE, Caller, Secret
 from dragoman.core.item import JSON, FunctionCall, Message, Part, Text, Token
-from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request
+from dragoman.core.request import (
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    Request,
+    completion_request,
+)
 from dragoman.core.tools import flat
 from dragoman.formats.grammar.schema import too_large
 from dragoman.wire.registry import spell_fault
@@ -46,6 +52,8 @@ PARALLEL = 4
 """Sequences at a time; they share the context."""
 PAUSES = (1.0, 60.0)
 """Seconds before a server that exited is restarted, the first time and at most."""
+BATCH = 512
+"""Tokens of prompts that it reads at a time: answers to others go on between two."""
 QUIET = -1
 """The verbosity at which llama.cpp writes nothing to our standard error."""
 
@@ -136,6 +144,7 @@ def start(options: Options) -> Any:
     params.model_alias = {options.name}
     params.n_parallel = options.parallel
     params.n_ctx = options.context
+    params.n_batch = params.n_ubatch = BATCH
     params.ui = params.warmup = False
     params.hostnames, params.port = ["127.0.0.1"], options.port
     params.verbosity = QUIET
@@ -228,7 +237,7 @@ class ServerProcess:
                     self._start()
                     self.pause = None
                     break
-                except ValueError as error:
+                except (ValueError, OSError) as error:  # the system may have no room for it
                     why = f"again: {error}"
             if self._closing.is_set():
                 return
@@ -276,6 +285,17 @@ class LlamaCpp(Wrapper):
         align = Aligner().feed
         return Prepared(request, lambda events: [new for old in events if (new := align(old))])
 
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        request: Request,
+        caller: Caller = ANYONE,
+        *,
+        echo: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """Continue a prompt, with the same checks."""
+        return self.stream(completion_request(request, (prompt,), echo=echo), caller)
+
     async def close(self) -> None:
         """Close the connections, then the server."""
         await super().close()
@@ -290,6 +310,8 @@ MAX_VALUES = 10_000
 """Values in such fields together."""
 MAX_GRAMMAR = 65_536
 """Characters of a grammar in GBNF."""
+MAX_SAMPLERS = 64
+"""Names in `samplers`: each takes memory for `MAX_NUMBER` tokens."""
 MAX_BRACKETS = 1_000
 """How deep its brackets are nested, and the JSON of a call's arguments."""
 _CLOSED = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|[^()]')
@@ -329,7 +351,9 @@ def _check_field(name: str, value: JSON) -> None:
         raise FaultError(unsupported(problem, name))
     if name == "json_schema":
         _check_schema(value, name)
-    if name in ("grammar", "samplers") and isinstance(value, str):
+    if name == "samplers" and isinstance(value, str | list) and len(value) > MAX_SAMPLERS:
+        raise FaultError(bad_request(f"has more than {MAX_SAMPLERS} samplers", name))
+    if name == "grammar" and isinstance(value, str):
         deep = deepest = 0
         if len(value) <= MAX_GRAMMAR:
             for bracket in _CLOSED.sub("", value):
