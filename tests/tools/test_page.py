@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dragoman.tools.page import (
+    LONGER,
     LONGEST_LINK,
     MOST_LINKS,
     MOST_TEXT,
@@ -245,6 +247,21 @@ def test_pages_are_bounded(piece) -> None:
     assert sum(map(len, found.lines)) <= 2 * MOST_TEXT
     assert max(map(len, found.lines)) <= WIDTH
     assert len(found.links) <= MOST_LINKS
+
+
+@pytest.mark.parametrize("name", ["script", "title"])
+def test_an_element_whose_ends_are_never_closed_takes_in_the_rest_at_once(name) -> None:
+    began = time.process_time()
+    found = page(f"a<{name}>" + f"</{name} " * 100_000)
+    assert found.lines == ["a"]
+    assert time.process_time() - began < 3  # 0.01 s, where a quadratic search takes half a minute
+
+
+def test_links_of_an_address_with_many_folders_count_as_many_tags() -> None:
+    text = "<a href=x>y</a>" * 1_000
+    long = read(text.encode(), "text/html", "https://ex.test/" + "a/" * 4_000)
+    assert long.lines[-1] == LONGER
+    assert LONGER not in page(text, "https://ex.test/a/b/c/d/e/f/").lines
 
 
 def test_links_beyond_the_limit_are_text() -> None:

@@ -232,7 +232,7 @@ _ATTRIBUTES = r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)*+"""
 _TAG = re.compile(rf"<(/?)([a-zA-Z][^\s/>]*+)({_ATTRIBUTES})>")
 _ATTRIBUTE = re.compile(r"""([^\s=/>"']+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>]++)))?""")
 _RAW = ("script", "style", "template", "svg", "iframe", "noembed", "noframes", "select", "title")
-_RAW_END = {name: re.compile(rf"</{name}(?![a-z0-9])[^>]*+>", re.IGNORECASE) for name in _RAW}
+_RAW_END = {name: re.compile(rf"</{name}(?![a-z0-9])", re.IGNORECASE) for name in _RAW}
 """Elements whose inside is no text of the page, or (`title`) no markup."""
 _BLOCKS = frozenset(
     {
@@ -263,7 +263,7 @@ class _Reader:
         self._line: list[str] = []  # pieces of the line that is being written
         self._space = False  # whether a space is due before the next piece
         self._prefix = ""
-        self._size = 0
+        self._size = self._tags = 0
         self._pre = self._depth = 0
         self._links: dict[str, int] = {}
         self._link: tuple[str, int] | None = None  # the open one: its address, its first piece
@@ -271,10 +271,10 @@ class _Reader:
 
     def read(self, text: str) -> Page:
         """The page."""
-        place = tags = 0
+        place = 0
         while self._size < MOST_TEXT and (tag := text.find("<", place)) >= 0:
-            tags += 1
-            if tags > MOST_TAGS:  # each takes as long as a thousand characters
+            self._tags += 1
+            if self._tags > MOST_TAGS:  # each takes as long as a thousand characters
                 self._close_link()
                 self._break(apart=True)
                 text, place = LONGER, 0
@@ -287,10 +287,11 @@ class _Reader:
                     self._end(name)
                 elif (ending := _RAW_END.get(name)) is not None:
                     closed = ending.search(text, place)
-                    inside = text[place : closed.start() if closed else len(text)]
+                    closing = text.find(">", closed.end()) if closed else -1
+                    inside = text[place : closed.start() if closed and closing >= 0 else len(text)]
                     if name == "title" and not self._title:
                         self._title = one_line(_unescaped(inside[:10_000]))[:LONGEST_TITLE]
-                    place = closed.end() if closed else len(text)
+                    place = closing + 1 if closing >= 0 else len(text)
                 else:
                     self._begin(name, found[3])
                 continue
@@ -413,6 +414,7 @@ class _Reader:
             self._prefix = ""
 
     def _open_link(self, target: str) -> None:
+        self._tags += self._base.count("/") // 10  # each segment of the base takes its time
         url = _joined(self._base, target) if target and not target.startswith("#") else ""
         if url and (url in self._links or len(self._links) < MOST_LINKS):
             if self._space and self._line:
