@@ -10,6 +10,7 @@ import pydantic
 import pytest
 from msgspec.structs import replace
 
+from dragoman import program
 from dragoman.agent import Agent, Budget, Run
 from dragoman.agent.agent import CUT_OFF, INTERRUPTED, MOVED_ON, NO_ANSWER
 from dragoman.agent.budget import Price
@@ -393,9 +394,16 @@ async def test_a_conversation_with_half_of_a_surrogate_pair_can_be_saved() -> No
     assert [item.text for item in other.history] == ["Half: ?", "Fine."]
 
 
-def test_two_may_save_to_one_file_at_a_time(tmp_path, monkeypatch) -> None:
-    path = tmp_path / "agent.json"
-    first, second = (Agent(Model("x"), history=[Message("user", text)]) for text in ("1", "2"))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: Agent(Model("x"), history=[Message("user", text)]),
+        lambda text: program.Model(Model("x")).set("text", text),
+    ],
+)
+def test_two_may_save_to_one_file_at_a_time(make, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "saved.json"
+    first, second = make("1"), make("2")
     write = Path.write_bytes
 
     def interrupted(draft: Path, data: bytes) -> int:
@@ -406,9 +414,8 @@ def test_two_may_save_to_one_file_at_a_time(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(Path, "write_bytes", interrupted)
     first.save(path)
-    second.load(path)
-    assert second.history == first.history
-    assert [each.name for each in tmp_path.iterdir()] == ["agent.json"]
+    assert path.read_bytes() == first.dump()
+    assert [each.name for each in tmp_path.iterdir()] == ["saved.json"]
 
 
 async def test_what_was_not_saved_by_an_agent_is_refused() -> None:

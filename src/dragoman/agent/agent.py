@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from dragoman.client.answer import Answer, AnswerError, Stream
-from dragoman.client.client import LOOP, Input, build_request, engine_of
+from dragoman.client.client import LOOP, Input, build_request, engine_of, write_file
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, ItemDone
 from dragoman.core.fold import Fold
@@ -32,7 +32,7 @@ from dragoman.core.item import (
     Refusal,
 )
 from dragoman.core.request import Request
-from dragoman.engines.base import enforce_contract, new_id
+from dragoman.engines.base import enforce_contract
 from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
@@ -247,13 +247,7 @@ class Agent:
 
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""
-        path = Path(path)
-        draft = path.with_name(f"{path.name}.{new_id()}.part")  # another one may be saving, too
-        try:
-            draft.write_bytes(self.dump())
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_file(Path(path), self.dump())
 
     async def close(self) -> None:
         """Close the engine."""

@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, suppress
 from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -37,7 +38,7 @@ from dragoman.core.request import (
     ToolChoice,
 )
 from dragoman.core.response import Response
-from dragoman.engines.base import Wrapper
+from dragoman.engines.base import Wrapper, new_id
 
 from .answer import Answer, AnswerError, Stream
 
@@ -320,6 +321,16 @@ class Client(Wrapper):
                 raise FaultError(Fault("model_not_found", problem, "client", "model"))
             self._model = models[0].id
         return self._model
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file in one step; another one may be writing it, too."""
+    draft = path.with_name(f"{path.name}.{new_id()}.part")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _driven(

@@ -18,7 +18,7 @@ from weakref import finalize
 from msgspec import Struct
 
 from dragoman.client.answer import Spent
-from dragoman.client.client import LOOP, Client, SyncClient, connect
+from dragoman.client.client import LOOP, Client, SyncClient, connect, write_file
 from dragoman.core.interfaces import Engine
 from dragoman.core.item import Item, Token
 from dragoman.core.request import Sampling
@@ -348,10 +348,7 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""
-        path = Path(path)
-        draft = path.with_name(path.name + ".part")
-        draft.write_bytes(self.dump())
-        draft.replace(path)
+        write_file(Path(path), self.dump())
 
 
 def _checked(value: Call, given: object, kind: type[_M]) -> _M:
