@@ -1,5 +1,7 @@
 """URLs: what is read out of them and refused, and which proxy leads to them."""
 
+import time
+
 import pytest
 
 from dragoman.net.errors import InvalidUrlError
@@ -23,6 +25,7 @@ def test_a_url_is_taken_apart(text, scheme, host, port, authority, target) -> No
         *CASES["invalid"],
         f"http://{'a' * 64}.example/",
         f"http://{'ü' * 64}.example/",
+        f"http://{'a.' * 128}example/",
         "http://a.example/" + "x" * 8192,
     ],
 )
@@ -30,6 +33,14 @@ def test_invalid_url_is_refused_without_being_quoted(text) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         parse_url(text)
     assert not text or text not in str(caught.value)
+
+
+def test_a_name_that_is_too_long_is_not_encoded() -> None:
+    began = time.process_time()
+    for name in ("".join(map(chr, range(0x4E00, 0x4E00 + 8000))), "a" + "\u0301\u0316" * 4_000):
+        with pytest.raises(InvalidUrlError):
+            parse_url(f"http://{name}/")
+    assert time.process_time() - began < 1  # 9 s where it is encoded
 
 
 def test_credentials_and_query_are_never_shown() -> None:

@@ -257,6 +257,14 @@ def test_an_element_whose_ends_are_never_closed_takes_in_the_rest_at_once(name) 
     assert time.process_time() - began < 3  # 0.01 s, where a quadratic search takes half a minute
 
 
+@pytest.mark.parametrize("before", ["//", "http://", "\t/\n/"])
+def test_a_link_with_a_long_host_that_is_not_ascii_is_text_at_once(before) -> None:
+    began = time.process_time()
+    found = page(f"<a href='{before}a" + "\u0301\u0316" * 50_000 + "'>b</a>")
+    assert (found.lines, found.links) == (["b"], [])
+    assert time.process_time() - began < 1  # 8 s where it is normalised
+
+
 def test_links_of_an_address_with_many_folders_count_as_many_tags() -> None:
     text = "<a href=x>y</a>" * 1_000
     long = read(text.encode(), "text/html", "https://ex.test/" + "a/" * 4_000)

@@ -14,8 +14,11 @@ import msgspec
 from .errors import InvalidUrlError
 
 _MAX_LENGTH = 8192
+MAX_HOST = 254
+"""Characters of the name of a host, with the dot at its end."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_LONG_AUTHORITY = re.compile(rf"[^/?#]*+//[^/?#]{{{MAX_HOST + 1}}}")
 _SAFE = "/%:@!$&'()*+,;=~[]?"
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
 _HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
@@ -66,6 +69,7 @@ def parse_url(text: str) -> Url:
     if not text.lower().startswith(("http://", "https://")):
         raise InvalidUrlError("the URL must begin with http:// or https://")
     try:
+        check_authority(text)
         split = urllib.parse.urlsplit(text)
         host, port = _host(split.hostname or ""), split.port
     except ValueError:
@@ -101,13 +105,31 @@ def endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def check_authority(text: str) -> None:
+    """Raise ValueError for an address that `urllib` would take quadratic time to split: what stands
+    before its path is normalised where it is not ASCII."""
+    if not text.isascii() and _LONG_AUTHORITY.match(text):
+        raise ValueError("the address has too long a host")
+
+
+def ascii_name(name: str) -> str:
+    """The name of a host as it is looked up. Raises ValueError.
+
+    >>> ascii_name("bücher.test")
+    'xn--bcher-kva.test'
+    """
+    if len(name) > MAX_HOST or max(map(len, name.split("."))) > 63:
+        raise ValueError  # to encode it takes quadratic time
+    return name if name.isascii() else name.encode("idna").decode()
+
+
 def _host(name: str) -> str:
     if ":" in name:
         address = ipaddress.IPv6Address(name)
         if address.scope_id is not None:
             raise ValueError
         return address.compressed
-    name = name if name.isascii() else name.encode("idna").decode()
+    name = ascii_name(name)
     if not _HOST_NAME.fullmatch(name):
         raise ValueError
     return name

@@ -20,6 +20,7 @@ from msgspec import Struct, field
 
 from dragoman.core.error import cut
 from dragoman.formats.citations import domain
+from dragoman.net.url import check_authority
 
 WIDTH = 80
 """Characters of a line."""
@@ -456,8 +457,10 @@ def _attribute(attributes: str, name: str) -> str:
 def _joined(base: str, target: str) -> str:
     """The address of a link, if it leads to a page of the web."""
     try:
-        url = urljoin(base, re.sub(r"[\t\r\n]", "", target.strip())).replace(" ", "%20")
-    except ValueError:  # brackets that hold no address
+        target = re.sub(r"[\t\r\n]", "", target.strip())
+        check_authority(target)
+        url = urljoin(base, target).replace(" ", "%20")
+    except ValueError:  # a long host, or brackets that hold no address
         return ""
     plain = url.lower().startswith(("http://", "https://")) and len(url) <= LONGEST_URL
     return url.partition("#")[0] if plain and url.isprintable() else ""

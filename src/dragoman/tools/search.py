@@ -19,7 +19,7 @@ from dragoman.net.client import Client, HeaderFields
 from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import InvalidUrlError, NetError
-from dragoman.net.url import Proxies, Url, parse_url, split_base
+from dragoman.net.url import Proxies, Url, check_authority, parse_url, split_base
 
 from .run import ToolError
 
@@ -262,7 +262,9 @@ class Fetcher:
         async with self._client.stream("GET", url, _HEADERS, address=address) as response:
             status, place = response.status, response.header("location")
             if status in (301, 302, 303, 307, 308) and place:
-                return urljoin(_text_of(url), place.encode("latin-1").decode("utf-8", "replace"))
+                place = place.encode("latin-1").decode("utf-8", "replace")
+                check_authority(place)
+                return urljoin(_text_of(url), place)
             if not 200 <= status < 300:
                 raise ToolError(f"The page's server answered with status {status}.")
             pieces, size = list[bytes](), 0

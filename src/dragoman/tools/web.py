@@ -25,7 +25,7 @@ from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
 from dragoman.net.threads import TenantLock
-from dragoman.net.url import Proxies
+from dragoman.net.url import Proxies, ascii_name
 from dragoman.wire.json import choices, invalid
 
 from .page import (
@@ -172,8 +172,8 @@ def _domains(given: Sequence[str] | None, field: str) -> tuple[str, ...]:
     for number, each in enumerate(given or ()):
         name = each.strip().lower().rstrip(".")
         try:
-            name = name if name.isascii() else name.encode("idna").decode()
-        except UnicodeError:
+            name = ascii_name(name)
+        except ValueError:
             name = ""
         if not _DOMAIN.fullmatch(name):
             problem = "must be a domain, without http:// and without a path"
