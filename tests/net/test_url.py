@@ -5,7 +5,7 @@ import time
 import pytest
 
 from dragoman.net.errors import InvalidUrlError
-from dragoman.net.url import Proxies, parse_url
+from dragoman.net.url import Proxies, check_authority, parse_url
 from tests.cases import cases
 
 CASES = cases(__file__, "urls")
@@ -41,6 +41,13 @@ def test_a_name_that_is_too_long_is_not_encoded() -> None:
         with pytest.raises(InvalidUrlError):
             parse_url(f"http://{name}/")
     assert time.process_time() - began < 1  # 9 s where it is encoded
+
+
+@pytest.mark.parametrize("before", ["//", " http://", "http:/\t/", "/\r\n/"])
+def test_a_long_host_that_is_not_ascii_is_found_as_urllib_finds_it(before) -> None:
+    with pytest.raises(ValueError, match="too long a host"):
+        check_authority(f"{before}{'ü' * 255}/")
+    check_authority(f"{before}a/{'ü' * 255}")
 
 
 def test_credentials_and_query_are_never_shown() -> None:

@@ -18,7 +18,7 @@ MAX_HOST = 254
 """Characters of the name of a host, with the dot at its end."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_LONG_AUTHORITY = re.compile(rf"[^/?#]*+//[^/?#]{{{MAX_HOST + 1}}}")
+_LONG_AUTHORITY = re.compile(rf"[^/?#]*+/[\t\r\n]*+/[^/?#]{{{MAX_HOST + 1}}}")
 _SAFE = "/%:@!$&'()*+,;=~[]?"
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
 _HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
