@@ -17,6 +17,7 @@ from dragoman.core.event import Finished
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
+from dragoman.net.threads import reading
 from dragoman.stores import base, sqlite
 from dragoman.stores.base import LogSegment, Paging, Record, StoreError
 from dragoman.stores.retention import SWEPT, Retention
@@ -221,7 +222,7 @@ async def test_long_reads_of_a_tenant_are_ended_and_hold_up_no_other(tmp_path) -
     store = SqliteStore(tmp_path / "store.db", patience=0.3)
 
     async def read(tenant: str, statement: str) -> object:
-        base.reading.set(tenant)
+        reading.set(tenant)
         return await store._read(statement)
 
     long = [asyncio.create_task(read("t", ENDLESS)) for _ in range(3)]
