@@ -208,6 +208,39 @@ async def test_a_server_that_cannot_be_started_again_is_tried_again(
     await engine.close()
 
 
+ENDLESS = JSONSchema("x", {"type": "string", "pattern": "^((((a{0,99}){0,99}){0,99}){0,99})$"})
+"""What llama.cpp makes a grammar of whose first token takes it minutes."""
+
+
+async def test_a_server_that_does_not_go_on_is_ended_and_started_again(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(room, "PAUSES", (0.05, 1.0))
+    monkeypatch.setattr(room, "LOOK", 0.1)
+    monkeypatch.setattr(room, "PATIENCE", 2.0)
+    engine = prepare(FILE, threads=1, context=CONTEXT)()
+    first = engine.server.pid
+    async with asyncio.timeout(60):
+        last = [event async for event in engine.stream(replace(asking("a"), format=ENDLESS))][-1]
+        assert isinstance(last, Failed)
+        while not isinstance(await end(engine), Finished):
+            await asyncio.sleep(0.05)
+    assert engine.server.pid != first
+    assert "llama.cpp was at one step for 2 s, and is ended" in caplog.text
+    await engine.close()
+
+
+async def test_a_server_that_works_for_many_is_not_ended(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(room, "LOOK", 0.01)
+    monkeypatch.setattr(room, "PATIENCE", 20.0)
+    engine = prepare(FILE, threads=1, context=CONTEXT)()
+    first = engine.server.pid
+    limited = replace(asking("Sing for ever."), max_output_tokens=100)
+    answers = await asyncio.gather(*(answered(engine, limited) for _ in range(40)))
+    assert all(answer.text for answer in answers)
+    assert engine.server.pid == first
+    assert not caplog.records
+    await engine.close()
+
+
 async def test_a_server_for_which_the_system_has_no_room_is_tried_again(
     monkeypatch, caplog
 ) -> None:

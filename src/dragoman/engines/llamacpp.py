@@ -54,6 +54,9 @@ PAUSES = (1.0, 60.0)
 """Seconds before a server that exited is restarted, the first time and at most."""
 BATCH = 512
 """Tokens of prompts that it reads at a time: answers to others go on between two."""
+LOOK, PATIENCE = 10.0, 120.0
+"""Seconds between two looks at whether it goes on, and for one step of its work, before it is
+ended: it has no bound of its own for what a grammar takes, and all others wait for it."""
 QUIET = -1
 """The verbosity at which llama.cpp writes nothing to our standard error."""
 
@@ -146,6 +149,7 @@ def start(options: Options) -> Any:
     params.n_ctx = options.context
     params.n_batch = params.n_ubatch = BATCH
     params.ui = params.warmup = False
+    params.endpoint_metrics = True  # for looks
     params.hostnames, params.port = ["127.0.0.1"], options.port
     params.verbosity = QUIET
     if options.threads is not None:
@@ -165,14 +169,21 @@ def serve() -> None:
         control.send_bytes(f"!{error}".encode())
         return
     control.send_bytes(f".{server.listening_address}".encode())
+
+    def look() -> None:
+        server.handle_metrics()  # which its main loop answers, between two steps
+        control.send_bytes(b".")
+
     with suppress(EOFError):
-        control.recv_bytes()
+        while control.recv_bytes():
+            threading.Thread(target=look, daemon=True).start()
     os._exit(0)  # also while it works
 
 
 class ServerProcess:
     """A server in a process of its own, which is restarted with backoff when it
-    exits: some requests make llama.cpp abort. Raises ValueError where it does not start."""
+    exits: some requests make llama.cpp abort, or work for ever. Raises ValueError where it does not
+    start."""
 
     def __init__(self, options: Options) -> None:
         self._closing = threading.Event()
@@ -222,7 +233,7 @@ class ServerProcess:
         pause = PAUSES[0]
         while True:
             since = time.monotonic()
-            _, status = os.waitpid(self.pid, 0)
+            status = self._wait()
             self._control.close()
             if time.monotonic() - since > PAUSES[1]:
                 pause = PAUSES[0]
@@ -241,6 +252,18 @@ class ServerProcess:
                     why = f"again: {error}"
             if self._closing.is_set():
                 return
+
+    def _wait(self) -> int:
+        """The status with which the process ended; it is ended where it does not go on."""
+        with suppress(EOFError, OSError):
+            while True:
+                if not self._control.poll(LOOK):
+                    self._control.send_bytes(b"?")
+                    if not self._control.poll(PATIENCE):
+                        _log.error("llama.cpp was at one step for %g s, and is ended", PATIENCE)
+                        end(self.pid)
+                self._control.recv_bytes()
+        return os.waitpid(self.pid, 0)[1]
 
 
 ABORTED = Fault(
