@@ -513,3 +513,10 @@ async def test_call_with_the_id_of_an_earlier_one_gets_an_id_of_its_own(streamed
         assert up.asked[1].json["messages"][1]["tool_calls"][0]["id"] == "call_0"
     assert ids[0] == "call_0"
     assert ids[1] not in ("", "call_0")
+
+
+def test_proxy_of_another_kind_is_refused_at_once_where_the_server_needs_one(monkeypatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    Remote("http://127.0.0.1:9/v1")
+    with pytest.raises(ValueError, match="ALL_PROXY names no http or https proxy"):
+        Remote("https://api.example.com/v1")

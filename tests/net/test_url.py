@@ -80,5 +80,11 @@ def test_hosts_reached_directly(entries, url, direct) -> None:
 def test_a_proxy_of_another_kind_is_refused_by_the_variables_name() -> None:
     environ = {"ALL_PROXY": "socks5://user:secret@p:1"}
     with pytest.raises(InvalidUrlError, match="ALL_PROXY names no http or https proxy") as caught:
-        Proxies.from_environ(environ)
+        chosen(environ, "http://a.example/")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "http://localhost/", "https://b.example/"])
+def test_proxy_of_another_kind_matters_only_to_those_who_need_it(url) -> None:
+    environ = {"ALL_PROXY": "socks5://p:1", "NO_PROXY": "b.example"}
+    assert chosen(environ, url) is None

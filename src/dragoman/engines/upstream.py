@@ -355,8 +355,10 @@ class Upstream:
         self._key = sendable(key)
         self.passes_client_key = pass_client_key
         self._own_client = client is None
+        proxies = Proxies.from_environ(os.environ)
+        proxies.choose(url)  # raises at once for one that cannot be used
         self.client = client or Client(
-            proxies=Proxies.from_environ(os.environ),
+            proxies=proxies,
             limits=Limits(body_bytes=answer_limit),
             name=self.name,
         )

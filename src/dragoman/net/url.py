@@ -139,42 +139,46 @@ class Proxies(msgspec.Struct, frozen=True):
     """The proxy for each scheme and the hosts that are reached without one.
 
     A bypass entry is a host name (its subdomains included), `host:port`, an address, a
-    network such as `10.0.0.0/8`, or `*`. Loopback is always reached directly.
+    network such as `10.0.0.0/8`, or `*`. Loopback is always reached directly. A proxy of another
+    kind is the text of its error, for those who need it.
     """
 
-    http: Url | None = None
-    https: Url | None = None
+    http: Url | str | None = None
+    https: Url | str | None = None
     bypass: tuple[str, ...] = ()
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Proxies:
-        """Read HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY; lower case wins.
-
-        Raises InvalidUrlError naming the variable if its value is no http(s) proxy.
-        """
+        """Read HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY; lower case wins."""
 
         def value(name: str) -> str:
             return environ.get(name.lower(), environ.get(name, "")).strip()
 
-        def proxy(name: str) -> Url | None:
+        def proxy(name: str) -> Url | str | None:
             name = name if value(name) else "ALL_PROXY"
             text = value(name)
             try:
                 return parse_url(text if "://" in text else f"http://{text}") if text else None
             except InvalidUrlError as error:
-                raise InvalidUrlError(f"{name} names no http or https proxy: {error}") from None
+                return f"{name} names no http or https proxy: {error}"
 
         entries = value("NO_PROXY").lower().replace(",", " ").split()
         return cls(proxy("HTTP_PROXY"), proxy("HTTPS_PROXY"), tuple(entries))
 
     def choose(self, url: Url) -> Url | None:
-        """The proxy for `url`, or None for a direct connection."""
+        """The proxy for `url`, or None for a direct connection.
+
+        Raises InvalidUrlError naming the variable if its value is no http(s) proxy.
+        """
         address = parse_address(url.host)
         if url.host == "localhost" or (address is not None and address.is_loopback):
             return None
         if any(_matches(entry, url, address) for entry in self.bypass):
             return None
-        return self.https if url.scheme == "https" else self.http
+        proxy = self.https if url.scheme == "https" else self.http
+        if isinstance(proxy, str):
+            raise InvalidUrlError(proxy)
+        return proxy
 
 
 def parse_address(host: str) -> _Address | None:

@@ -25,7 +25,7 @@ from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
 from dragoman.net.threads import TenantLock
-from dragoman.net.url import Proxies, ascii_name
+from dragoman.net.url import Proxies, ascii_name, parse_url
 from dragoman.wire.json import choices, invalid
 
 from .page import (
@@ -356,8 +356,9 @@ class Web:
     @classmethod
     def configured(cls, text: str, environ: Mapping[str, str], *, allow: Sequence[str] = ()) -> Web:
         """The tool that a configuration describes: see `find_service`. Raises ValueError."""
-        proxies = Proxies.from_environ(environ)
-        return cls(find_service(text, environ), allow=allow, proxies=proxies)
+        service, proxies = find_service(text, environ), Proxies.from_environ(environ)
+        proxies.choose(parse_url(service.base))  # raises at once for one that cannot be used
+        return cls(service, allow=allow, proxies=proxies)
 
     async def open(
         self, asked: Mapping[str, JSON], items: Sequence[Unknown], caller: Caller

@@ -48,15 +48,17 @@ class _Endpoint:
     def __init__(
         self, url: str, path: str, key: Secret | str | None, client: Client | None, seconds: float
     ) -> None:
+        proxies = Proxies.from_environ(os.environ)
         try:
             place = parse_url(url.rstrip("/"))
+            proxies.choose(place)  # raises at once for one that cannot be used
         except InvalidUrlError as problem:
             raise FaultError(bad_request(f"{quoted(url)}: {problem}")) from None
         self._url = f"{url.rstrip('/')}{path}"
         self.name = f"the speech server at {place.authority}"
         self._key = sendable(key)
         self._client = client or Client(
-            proxies=Proxies.from_environ(os.environ),
+            proxies=proxies,
             limits=Limits(body_bytes=LONGEST_ANSWER),
             timeouts=Timeouts(first_byte=seconds, idle=seconds),
             name=self.name,
