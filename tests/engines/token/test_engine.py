@@ -22,6 +22,7 @@ from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
 from dragoman.engines.token.constraints import Requirement
 from dragoman.engines.token.engine import SCORED, WRITTEN
+from dragoman.engines.token.scheduler import PREFILL
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt
 from tests.engines.stage import answered, heard
@@ -366,6 +367,33 @@ async def test_forced_tokens_are_written_without_a_model_step(logprobs) -> None:
         (part,) = message.parts
         assert [token.forced for token in part.tokens] == [True, True, False, False, False]
         assert all(token.logprob is not None and token.logprob < 0 for token in part.tokens)
+
+
+async def test_many_forced_tokens_are_read_in_rounds_beside_others() -> None:
+    forced = ord("a")
+
+    class Endless:
+        over = False
+
+        def mask(self, logits: Any) -> None:
+            logits[:] = -np.inf
+            logits[forced] = 0
+
+        def accept(self, ids: Sequence[int]) -> None:
+            assert set(ids) == {forced}
+
+        def forced(self) -> Sequence[int]:
+            return [forced] * 5_000
+
+    model = Table()
+    async with serving(model) as engine:
+        engine._enforcer.requirement = lambda *_: Requirement(Endless, None)
+        request = replace(asked(), format=JSONSchema("x"), max_output_tokens=4_000)
+        response = await answered(engine, request)
+    assert response.text == "a" * 4_000
+    reads = [count for step in model.steps for count in step]
+    assert max(reads) <= PREFILL + 3
+    assert len(reads) == 8
 
 
 async def test_a_format_whose_end_is_no_token_is_ended_by_its_text() -> None:

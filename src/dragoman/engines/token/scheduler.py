@@ -231,16 +231,17 @@ class RunningSequence:
             self._end(self._counter.end)
 
     def _force(self, scores: Any) -> None:
-        """Write the tokens that the grammar forces. Where log-probabilities are requested, each is
-        scored first."""
-        constraint = self.job.constraint
-        while constraint is not None and not self.over and (forced := constraint.forced()):
+        """Write the tokens that the grammar forces, as many as are read in one round at the most.
+        Where log-probabilities are requested, each is scored first."""
+        constraint, left = self.job.constraint, PREFILL
+        while constraint is not None and not self.over and left and (ids := constraint.forced()):
             if self.job.sampling.logprobs:
-                self._due.extend(forced)
+                self._due.extend(ids)
                 return
-            for id in forced:
+            for id in ids[:left]:
                 if not self.over:
                     self._write(id, None, forced=True)
+            left -= min(left, len(ids))
 
     def _end(self, end: str | Fault) -> None:
         if not self.over:
