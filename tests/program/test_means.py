@@ -2,6 +2,7 @@
 has none.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,6 +162,13 @@ async def test_without_means_the_answer_is_searched_for_what_matches(node, answe
     (name,) = lm.captures
     assert (lm[name], lm.guarantee(name)) == (value, "verified")
     assert lm.items[-1].text == value
+
+
+async def test_a_long_answer_is_searched_in_linear_time() -> None:
+    began = time.process_time()
+    lm = await run(Stage("```\n" + " " * 100_000 + '\nSo {"a": 3} it is.'), DATA)
+    assert lm["data"] == '{"a": 3}'
+    assert time.process_time() - began < 2  # 0.1 s, where a quadratic search takes 11 s
 
 
 async def test_an_answer_that_does_not_match_is_asked_for_again_with_a_hint() -> None:

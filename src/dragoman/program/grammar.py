@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -162,7 +163,9 @@ def _captured(value: Node, seen: frozenset[Any], lists: set[str]) -> Iterator[st
 
 # ---- what fits, in what a model says ---------------------------------------------------------
 
-_FENCE = re.compile(r"```\w*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_FENCE = re.compile(r"```\w*[ \t]*\n(.*?)```", re.DOTALL)
+_STARTS = 1000
+"""Brackets of a text at which JSON is looked for: each may be read to the end of the text."""
 
 
 def find(value: Node, text: str) -> str | None:
@@ -171,12 +174,13 @@ def find(value: Node, text: str) -> str | None:
     for each in (text, text.strip(), text.strip().strip("\"'`*.").strip()):
         if fitting(value, each):
             return each
-    for fenced in _FENCE.findall(text):
-        if fitting(value, fenced):
-            return str(fenced)
+    for block in _FENCE.findall(text):
+        if fitting(value, fenced := str(block).rstrip(" \t").removesuffix("\n")):
+            return fenced
     body = bare(value)
     if isinstance(body, Json):
-        for start in (at.start() for at in re.finditer(r"[\[{]", text)):
+        for at in islice(re.finditer(r"[\[{]", text), _STARTS):
+            start = at.start()
             with suppress(ValueError, RecursionError):
                 _, end = json.JSONDecoder().raw_decode(text, start)
                 if fitting(value, text[start:end]):

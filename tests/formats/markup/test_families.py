@@ -1,5 +1,7 @@
 """What each family's parser makes of a text, and the layout of its prompts."""
 
+import time
+
 import pytest
 from msgspec.structs import replace
 
@@ -138,3 +140,11 @@ def test_calls_in_a_row_stand_in_their_frame() -> None:
     text = Markup("llama4").render(Request(model="m", items=(USER, *calls))).text
     row = '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {"x": 1}}'
     assert f"<|python_start|>{row}<|python_end|><|eom|>" in text
+
+
+def test_blanks_behind_a_bare_word_are_read_in_linear_time() -> None:
+    began = time.process_time()
+    cut = "days" + " " * 100_000
+    text = f'<|tool_call>call:get_weather{{city:<|"|>Oslo<|"|>,{cut}<tool_call|>'
+    assert parse("gemma", text).said == [("get_weather", f'{{"city":"Oslo",{cut}')]
+    assert time.process_time() - began < 2  # 0.02 s, where a quadratic search takes 16 s

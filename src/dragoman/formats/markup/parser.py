@@ -29,7 +29,7 @@ _LONGEST_NAME = 128
 _SEVERAL_WORDS = re.compile(r"\S\s+\S")
 _CALL_BEGINS = re.compile(r'\s*(?:\[\s*)?\{\s*"\w')
 _CALL_MAY_BEGIN = re.compile(r'\s*(?:\[\s*)?(?:\{\s*"?)?')
-_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:][^{}\[\],:]*?)\s*:")
+_BARE_KEY = re.compile(r"([{,]\s*+)([^\s{}\[\],:]++(?:\s++[^\s{}\[\],:]++)*+)\s*+:")
 _OPENING = re.compile(r"[{\[]")
 _JUNK = re.compile(r"[\s`]*")
 
