@@ -21,7 +21,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.testing import Transport
 from dragoman.voice.remote import RemoteSynthesizer, RemoteTranscriber
 from dragoman.voice.sound import sniff
-from dragoman.voice.speech import Listening, Speaking
+from dragoman.voice.speech import Listening, Piece, Speaking
 from dragoman.voice.studio import Studio
 from tests.mock import Mock, Reply, mock
 from tests.server.stubs import Call, Stub, served
@@ -256,6 +256,31 @@ async def test_a_recogniser_that_fails_is_an_error_or_the_last_event() -> None:
     call = await transcription(app(listener=Listener(BROKEN)), sound, stream="true")
     assert (call.status, call.whole) == (200, True)
     assert BROKEN.message in call.writes[-1].decode()
+
+
+class Streams(Listener):
+    """Recognises words as some servers do: their times are not known."""
+
+    async def transcribe(self, pcm: bytes, asked: Listening) -> AsyncIterator[Piece]:
+        async for piece in super().transcribe(pcm, asked):
+            known = piece.text.startswith(" known")
+            yield piece if known else replace(piece, start=None, end=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("Good day", [("Good day", 0.0, 0.08)]),
+        ("A b known c d", [("A b", 0.0, 0.13), (" known", 0.04, 0.09), (" c d", 0.0, 0.13)]),
+        (" ", []),
+    ],
+)
+async def test_pieces_without_times_are_one_segment(text, segments) -> None:
+    sound = wav(spoken(text))
+    call = await transcription(app(listener=Streams()), sound, response_format="verbose_json")
+    found = [(s["text"], s["start"], s["end"]) for s in call.json["segments"]]
+    assert found == segments
+    assert call.json["text"] == text.strip()
 
 
 # ---- one server's voice behind another -------------------------------------------------------

@@ -1,6 +1,7 @@
 """Requests and answers of the audio endpoints."""
 
 import json
+import re
 
 import pytest
 from openai.types.audio import (
@@ -214,6 +215,12 @@ def test_wrong_form_names_the_field(parts, param) -> None:
 )
 def test_transcript_as_text(format, media_type, body) -> None:
     assert encode_transcript(asking(format), SEGMENTS, 3662.5) == (media_type, body.encode())
+
+
+@pytest.mark.parametrize("format", ["json", "text", "srt", "vtt", "verbose_json"])
+def test_half_of_a_surrogate_pair_in_a_transcript_is_replaced(format) -> None:
+    text = encode_transcript(asking(format), [Segment("a\ud800b", 0, 1)], 1)[1].decode()
+    assert re.search(r"a[?\ufffd]b", text)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class AudioHandlers:
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             async with self._listening.place(caller.tenant), aclosing(pieces):
-                found = [piece async for piece in pieces]
+                found = await _together(pieces)
         segments = [_segment(piece, seconds) for piece in found]
         media_type, answer = wire.encode_transcript(asked, segments, seconds)
         exchange.start(200, [*exchange.marks, *losses, (b"content-type", media_type)], answer)
@@ -181,6 +181,20 @@ def _losses(
     ignored = [each for each in used.ignores if getattr(asked, each)] if used is not None else []
     names = [wire.GRANULARITIES if each == "words" else each for each in ignored]
     return report_headers(tuple(Loss(name, "dropped", UNUSED) for name in (*asked.ignored, *names)))
+
+
+async def _together(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
+    """The pieces that have times, and those that have none joined to one: servers stream words, or
+    less."""
+    found: list[Piece] = []
+    text = ""
+    async for piece in pieces:
+        if piece.start is None:
+            text += piece.text
+        else:
+            found += (Piece(text), piece) if text else (piece,)
+            text = ""
+    return [*found, Piece(text)] if text else found
 
 
 def _segment(piece: Piece, seconds: float) -> Segment:

@@ -209,13 +209,15 @@ def encode_transcript(
     usage = {"type": "duration", "seconds": math.ceil(seconds)}
     match asked.format:
         case "text":
-            return _PLAIN, f"{text}\n".encode()
+            return _PLAIN, f"{text}\n".encode(errors="replace")
         case "srt":
             blocks = [f"{n}\n{_lines(s, ',')}\n" for n, s in enumerate(_said(segments), 1)]
-            return b"application/x-subrip; charset=utf-8", "\n".join(blocks).encode()
+            srt = "\n".join(blocks).encode(errors="replace")
+            return b"application/x-subrip; charset=utf-8", srt
         case "vtt":
             blocks = ["WEBVTT\n", *(f"{_lines(s, '.')}\n" for s in _said(segments))]
-            return b"text/vtt; charset=utf-8", "\n".join(blocks).encode()
+            vtt = "\n".join(blocks).encode(errors="replace")
+            return b"text/vtt; charset=utf-8", vtt
         case "verbose_json":
             listed = [_segment(n, segment) for n, segment in enumerate(_said(segments))]
             answer: dict[str, JSON] = {
