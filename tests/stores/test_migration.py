@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event, Finished, Started
 from dragoman.core.item import FunctionCall, Item, Message, Reasoning
+from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.stores.base import (
@@ -25,7 +26,7 @@ from dragoman.stores.base import (
 )
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.schema import POSTGRES, SQLITE
-from dragoman.stores.serialize import pack
+from dragoman.stores.serialize import pack, unpack
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
@@ -33,8 +34,9 @@ from tests.postgres import Postgres
 VERSION = 3
 """Steps that the last version took which packed records whole and gave them random ids."""
 CALL = FunctionCall("call_1", "clock", "{}", id="fc_1")
+DROPPED = Loss("store", "dropped", "none here")
 EVENTS: tuple[Event, ...] = (
-    Started("f0", 50, "m"),
+    Started("f0", 50, "m", (DROPPED,)),
     Delta(0, 0, "text", "half"),
     Delta(0, 0, "text", "whole"),
     Finished("completed"),
@@ -53,7 +55,10 @@ def record(id: str, created_at: int, **fields: object) -> Record:
 
 
 def answer(id: str, *items: Item) -> Response:
-    return Response(id=id, created_at=50, model="m", status="completed", output=items)
+    losses = (DROPPED,)
+    return Response(
+        id=id, created_at=50, model="m", status="completed", output=items, losses=losses
+    )
 
 
 # In the order of their ids they are not in the order of their times.
@@ -69,14 +74,22 @@ MESSAGE = OutboxMessage(id="evt_1", target="http://x", body=b"{}", due=10.0)
 Statement = tuple[str, list[object]]
 
 
+def packed(value: object) -> bytes:
+    """A value as the first version packed it, which had another name for a dropped field."""
+    return pack(value).replace(b"\xa7dropped", b"\xa4told").replace(b'"dropped"', b'"told"')
+
+
 def _response(record: Record, length: int) -> Statement:
-    packed = replace(record, status="in_progress", response=None, metadata=None)
+    bare = replace(record, status="in_progress", response=None, metadata=None)
     values: list[object] = [record.id, record.tenant, record.wire, record.created_at]
     values += [record.status, record.running, record.previous, record.conversation]
-    values += [record.owner, record.lease, length, pack(packed)]
-    values += [None if record.response is None else pack(record.response), pack(record.metadata)]
+    values += [record.owner, record.lease, length, packed(bare)]
+    values += [
+        None if record.response is None else packed(record.response),
+        packed(record.metadata),
+    ]
     if record.running:
-        values[-3] = pack(replace(packed, status=record.status))
+        values[-3] = packed(replace(bare, status=record.status))
     return (
         """INSERT INTO responses (id, tenant, wire, created_at, status, running, previous,
             conversation, owner, lease, length, record, response, metadata, model) VALUES
@@ -86,7 +99,7 @@ def _response(record: Record, length: int) -> Statement:
 
 
 def _segment(id: str, first: int, *events: Event) -> Statement:
-    return "INSERT INTO stretches VALUES ($1, $2, 50, $3)", [id, first, pack(events)]
+    return "INSERT INTO stretches VALUES ($1, $2, 50, $3)", [id, first, packed(events)]
 
 
 WRITTEN: list[Statement] = [
@@ -167,6 +180,12 @@ def read(record: Record, store: Store) -> Record:
 
 def ended(record: Record, store: Store) -> Record:
     return replace(read(record, store), owner="", lease=0.0)
+
+
+def test_text_that_is_no_unicode_of_the_first_version_is_read() -> None:
+    odd = replace(FIRST, metadata={"half": "\ud83d"})
+    assert packed(odd)[:1] == b"j"
+    assert unpack(packed(odd), Record) == odd
 
 
 async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Store) -> None:

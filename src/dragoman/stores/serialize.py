@@ -124,6 +124,11 @@ def pack(value: object) -> bytes:
         return _JSON + json.dumps(msgspec.to_builtins(value)).encode()
 
 
+_TOLD = b"\xa6action\xa4told", b"\xa6action\xa7dropped"
+_TOLD_JSON = b'"action": "told"', b'"action": "dropped"'
+"""What the first version called a dropped field, and its name now, as they are packed."""
+
+
 class _Long:
     """A long text in a value that is to be packed."""
 
@@ -223,6 +228,8 @@ def unpack(data: bytes, type: Any, parts: Parts | None = None) -> Any:
             return spelled.decode(memoryview(data)[1:])
         return msgspec.convert(json.loads(data[1:]), type)
     except (TypeError, ValueError) as error:  # those of msgspec, too
+        if (now := data.replace(*_TOLD).replace(*_TOLD_JSON)) != data:
+            return unpack(now, type, parts)
         _log.warning("A row of the store is damaged: %s.", error)
         raise StoreError("A row of the store is damaged.") from error
 
