@@ -5,6 +5,8 @@ from typing import Any
 import openai
 import pytest
 
+from dragoman.stores.base import Page, Record
+from dragoman.stores.sql import Store
 from tests.server.state.storing import Server
 from tests.server.stubs import Call
 
@@ -44,6 +46,22 @@ async def test_stored_completions_are_listed_in_pages(server: Server) -> None:
     messages = server.sdk.chat.completions.messages
     with pytest.raises(openai.BadRequestError):
         await messages.list(ids[1], after="nothing")
+
+
+async def test_list_whose_cursor_is_deleted_while_it_is_read_is_an_error_and_no_end(
+    server: Server, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [(await stored(server)).id for _ in range(3)]
+    listed = store.list_responses
+
+    async def late(tenant: str, *given: Any) -> Page[Record]:
+        assert await store.delete(tenant, ids[0].removeprefix("chatcmpl-"))
+        return await listed(tenant, *given)
+
+    monkeypatch.setattr(store, "list_responses", late)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await server.sdk.chat.completions.list(after=ids[0], order="asc")
+    assert refused.value.param == "after"
 
 
 async def test_completions_with_a_label_are_listed_wherever_they_stand(server: Server) -> None:

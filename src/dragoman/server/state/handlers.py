@@ -376,9 +376,7 @@ class Handlers:
         the last that was read, where the list ends early."""
         after = query.after and bare(query.after)
         if after is not None:
-            known = await self._store.get(caller.tenant, after, room)
-            if known is None or known.wire != CHAT.name:
-                raise FaultError(nowhere(str(query.after)))
+            await self._check_cursor(caller, after, room)
         few = limit = query.limit + 1
         if query.model is not None or query.metadata:
             limit = max(few, PAGE)
@@ -392,6 +390,8 @@ class Handlers:
                     raise
                 limit = few  # they do not fit
                 continue
+            if after is not None and not page.items:  # its entry may have been deleted meanwhile
+                await self._check_cursor(caller, after, room)
             wanted = [each for each in page.items if _is_wanted(each, query)]
             found += wanted
             if not wanted:
@@ -400,6 +400,11 @@ class Handlers:
                 return found[:few], None
             after = page.items[-1].id
         return found, after
+
+    async def _check_cursor(self, caller: Caller, after: str, room: Room) -> None:
+        known = await self._store.get(caller.tenant, after, room)
+        if known is None or known.wire != CHAT.name:
+            raise FaultError(nowhere(CHAT.id_prefix + after))
 
     async def get_completion(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
         """A completion, or the messages of its request."""
