@@ -381,6 +381,7 @@ def test_prices_know_caches_and_models() -> None:
         (Fault("invalid_request", "exceeds the available context size"), True),
         (Fault("upstream_refused", "temperature: too high"), False),
         (Fault("upstream_error", "context length"), False),
+        (Fault("upstream_refused", "Too many tokens, please wait.", status=429), False),
     ],
 )
 def test_faults_of_long_prompts_are_known(fault, long) -> None:

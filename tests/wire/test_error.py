@@ -180,6 +180,8 @@ def test_prompt_over_the_context_has_the_code_that_clients_know(status, refusal)
         (400, "string_above_max_length", "input is too long"),
         (429, None, "too many tokens: 9000 a minute"),
         (500, None, "context length 9"),
+        (None, None, "Too many tokens, please wait before trying again."),  # Bedrock, in a stream
+        (None, "429", "Rate limit: too many input tokens, 20000 are allowed"),
     ],
 )  # fmt: skip
 def test_other_refusals_are_not_of_a_prompt_over_the_context(status, code, message) -> None:

@@ -120,7 +120,7 @@ TOO_LONG = "context_length_exceeded"
 
 _EXCEEDS = re.compile(
     r"^(?!.{0,100}max(_completion|_output)?_tokens.{0,40} too large)"
-    r"(?=.*(\d|exceed|too (long|many)))"
+    r"(?!.*(please wait|rate.?limit|(per|a) (minute|day)))(?=.*(\d|exceed|too (long|many)))"
     r".*(context.?(length|window|size)|maximum context|(prompt|input) is too long"
     r"|too many (input )?tokens|exceeds? the (available context|maximum number of tokens))",
     re.IGNORECASE | re.DOTALL,
