@@ -311,9 +311,16 @@ async def test_n3_what_an_engine_raises_is_logged_with_traceback_and_request(
     await engine.close()
 
 
-@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
-async def test_35_a_key_is_no_request_id(name: str) -> None:
-    value = "Bearer sk-of-a-client" if name == "authorization" else "sk-of-a-client"
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("authorization", "Bearer "),
+        ("x-api-key", ""),
+        ("sec-websocket-protocol", "realtime, openai-insecure-api-key."),
+    ],
+)
+async def test_35_a_key_is_no_request_id(name: str, prefix: str) -> None:
+    value = f"{prefix}sk-of-a-client"
     app = App(Stub(*OPENING, *closing("")), Settings())
     headers = {name: value, "x-request-id": "sk-of-a-client"}
     answer = await Call(app, body=asking(), headers=headers)()

@@ -32,12 +32,12 @@ from dragoman.wire.registry import BASE, WIRES
 
 from .asgi import ROOM, ASGIExchange, Receive, Scope, Send
 from .audio import AudioHandlers
-from .auth import CREDENTIALS, Browsers, Keys
+from .auth import Browsers, Keys
 from .calls import CALLS, Calls
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .channel import Handshake
 from .endpoints import Endpoints
-from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
+from .exchange import CREDENTIALS, Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .files import FileHandlers, refusing
 from .limits import Budget, Gate
 from .log import Entry, RequestLog

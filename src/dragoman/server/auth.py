@@ -107,8 +107,6 @@ class Keys:
 
 
 _SUBPROTOCOLS = b"sec-websocket-protocol"
-CREDENTIALS = (b"authorization", b"x-api-key", _SUBPROTOCOLS)
-"""The headers that a credential may be in."""
 
 
 def presented(exchange: Exchange) -> str:

@@ -88,6 +88,8 @@ MARKS: Headers = [
 """The headers of every response, which the host adds."""
 ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in WIRES.values()}]
 """The headers for the request id: each client reads that of its wire."""
+CREDENTIALS = (b"authorization", b"x-api-key", b"sec-websocket-protocol")
+"""The headers that a credential may be in."""
 _PASSED = frozenset(name.encode() for wire in WIRES.values() for name in wire.request_headers)
 _ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type")
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
@@ -131,7 +133,7 @@ class Exchange:
         if not _PASSED.isdisjoint(self.headers):
             self.passed = _passed(headers)
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
-        if given and any(given in self.header(name) for name in (b"authorization", b"x-api-key")):
+        if given and any(given in self.header(name) for name in CREDENTIALS):
             given = ""  # a key is not to be logged
         self.id = given if given and _SANE_ID.fullmatch(given) else next(request_ids[0])
         id = self.id.encode()
