@@ -34,7 +34,7 @@ from tests.postgres import Postgres
 VERSION = 3
 """Steps that the last version took which packed records whole and gave them random ids."""
 CALL = FunctionCall("call_1", "clock", "{}", id="fc_1")
-DROPPED = Loss("store", "dropped", "none here")
+DROPPED = Loss("store", "dropped", 'none here, "action": "told"')
 EVENTS: tuple[Event, ...] = (
     Started("f0", 50, "m", (DROPPED,)),
     Delta(0, 0, "text", "half"),
@@ -76,7 +76,8 @@ Statement = tuple[str, list[object]]
 
 def packed(value: object) -> bytes:
     """A value as the first version packed it, which had another name for a dropped field."""
-    return pack(value).replace(b"\xa7dropped", b"\xa4told").replace(b'"dropped"', b'"told"')
+    data = pack(value)
+    return data.replace(b"\xa7dropped", b"\xa4told").replace(b': "dropped"', b': "told"')
 
 
 def _response(record: Record, length: int) -> Statement:

@@ -228,7 +228,7 @@ def unpack(data: bytes, type: Any, parts: Parts | None = None) -> Any:
             return spelled.decode(memoryview(data)[1:])
         return msgspec.convert(json.loads(data[1:]), type)
     except (TypeError, ValueError) as error:  # those of msgspec, too
-        if (now := data.replace(*_TOLD).replace(*_TOLD_JSON)) != data:
+        if (now := data.replace(*(_TOLD_JSON if data[:1] == _JSON else _TOLD))) != data:
             return unpack(now, type, parts)
         _log.warning("A row of the store is damaged: %s.", error)
         raise StoreError("A row of the store is damaged.") from error
