@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import threading
+import tracemalloc
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx2
 import openai
@@ -23,6 +26,7 @@ from dragoman.voice.remote import RemoteSynthesizer, RemoteTranscriber
 from dragoman.voice.sound import sniff
 from dragoman.voice.speech import Listening, Piece, Speaking
 from dragoman.voice.studio import Studio
+from dragoman.wire import audio
 from tests.mock import Mock, Reply, mock
 from tests.server.stubs import Call, Stub, served
 from tests.voice.fakes import Files, Listener, Speaker, read_wav, said_in, spoken
@@ -395,6 +399,32 @@ async def test_another_server_that_fails_to_listen(kind, content, status, proble
     async with other(kind, content, status=status) as server:
         with pytest.raises(FaultError, match=problem):
             await heard_by(server)
+
+
+async def test_long_sound_for_a_recogniser_is_copied_once_and_in_a_thread(monkeypatch) -> None:
+    encode, pcm = audio.encode_transcription, bytearray(16 * 1024 * 1024)
+    found: list[Any] = []
+
+    def encoded(asked: Any, *given: Any) -> Any:
+        tracemalloc.start()
+        try:
+            body = encode(asked, *given)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        found.append((asked.data.obj, threading.current_thread(), peak))
+        return body
+
+    monkeypatch.setattr(audio, "encode_transcription", encoded)
+    async with other("application/json", b'{"text": "Hi"}') as server:
+        listener = RemoteTranscriber(server.base_url)
+        assert [piece.text async for piece in listener.transcribe(pcm, Listening())] == ["Hi"]
+        await listener.close()
+        assert wav(pcm) in server.asked[0].body
+    ((data, thread, peak),) = found
+    assert data is pcm
+    assert thread is not threading.main_thread()
+    assert peak < 2 * len(pcm)
 
 
 async def test_another_server_that_fails_to_speak() -> None:

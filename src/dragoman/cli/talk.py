@@ -92,7 +92,7 @@ def _read(path: Path) -> bytes:
 
 async def _decoded(studio: Studio, path: Path, recording: bytes) -> bytes:
     try:
-        return await studio.read(recording)
+        return bytes(await studio.read(recording))
     except FaultError as error:
         raise ConfigurationError(f"{path}: {error.fault.message}.") from None
 

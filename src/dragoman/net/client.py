@@ -383,7 +383,7 @@ class Client:
         method: str,
         url: str | Url,
         headers: HeaderFields = (),
-        body: bytes | None = None,
+        body: bytes | bytearray | None = None,
         *,
         timeouts: Timeouts | None = None,
         address: str | None = None,
@@ -467,7 +467,7 @@ class Exchange(Struct, eq=False):
     _pool: Pool
     idle: list[Connection]  # those to `send` on at once
     head: bytes
-    body: bytes
+    body: bytes | bytearray
     _bodiless: bool
     _timeouts: Timeouts
     connection: Connection = cast(Connection, None)  # until the request is sent

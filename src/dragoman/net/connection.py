@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
     def send(
         self,
         head: bytes,
-        body: bytes = b"",
+        body: bytes | bytearray = b"",
         timeouts: Timeouts = UNTIMED,
         *,
         bodiless: bool = False,

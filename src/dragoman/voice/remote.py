@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
-from dragoman.core.sound import Sound, wav
+from dragoman.core.sound import Sound, wav_head
 from dragoman.engines.base import new_id
 from dragoman.engines.upstream import broken, key_refused, sendable, without
 from dragoman.net.client import Client, HeaderFields
@@ -65,7 +65,7 @@ class _Endpoint:
         )
 
     async def ask(
-        self, media_type: str, body: bytes, accept: str
+        self, media_type: str, body: bytes | bytearray, accept: str
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """The media type and the next few bytes of the answer. Raises FaultError."""
         headers: HeaderFields = (("content-type", media_type), ("accept", accept))
@@ -190,12 +190,14 @@ class RemoteTranscriber(_Endpoint):
         """The transcript, streamed where the server can."""
         request = wire.TranscriptionRequest(
             model=self._model or asked.model or TRANSCRIPTION_MODEL,
-            data=memoryview(wav(pcm)),
+            data=memoryview(pcm),
             language=asked.language,
             prompt=asked.prompt,
             stream=True,
         )
-        media_type, body = wire.encode_transcription(request, f"dragoman-{new_id()}")
+        media_type, body = await asyncio.to_thread(
+            wire.encode_transcription, request, f"dragoman-{new_id()}", wav_head(len(pcm))
+        )
         decoder, whole, seen, heard = SSEDecoder(), bytearray(), "", False
         asking = self.ask(media_type, body, "application/json, text/event-stream")
         async with aclosing(asking) as answer:

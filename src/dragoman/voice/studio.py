@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request, hint, quoted, unsupported
 from dragoman.core.interfaces import Secret
-from dragoman.core.sound import RATE
+from dragoman.core.sound import RATE, Sound
 
 from . import detection, worker
 from .local import Library, LocalSynthesizer, LocalTranscriber
@@ -85,7 +85,7 @@ class Studio(Struct, frozen=True):
             if isinstance(each, Library):
                 await each.prepare()
 
-    async def read(self, data: bytes, claim: Callable[[int], None] = lambda size: None) -> bytes:
+    async def read(self, data: bytes, claim: Callable[[int], None] = lambda size: None) -> Sound:
         """PCM16 of a recording, a file of a kind in `FILES`. `claim` accounts for its size before
         it is decoded: a small file may be hours of sound. Raises FaultError."""
         kind = sniff(data)
@@ -107,7 +107,7 @@ class Studio(Struct, frozen=True):
             raise FaultError(bad_request(problem, "file")) from None
         if not sound:
             raise FaultError(bad_request("has no sound in it", "file"))
-        return bytes(sound)
+        return sound
 
     async def close(self) -> None:
         """End the backends."""

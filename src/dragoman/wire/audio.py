@@ -173,8 +173,11 @@ def decode_transcription(parts: Sequence[Part]) -> TranscriptionRequest:
     return request
 
 
-def encode_transcription(request: TranscriptionRequest, boundary: str) -> tuple[str, bytes]:
-    """The media type and the body of a request with a WAV file. The boundary must not be in it."""
+def encode_transcription(
+    request: TranscriptionRequest, boundary: str, head: bytes = b""
+) -> tuple[str, bytearray]:
+    """The media type and the body of a request with a WAV file: its head and its data. The boundary
+    must not be in it. Piece by piece: in a thread, others run between."""
     given = {
         "model": request.model,
         "response_format": request.format,
@@ -182,17 +185,22 @@ def encode_transcription(request: TranscriptionRequest, boundary: str) -> tuple[
         "prompt": request.prompt,
         "stream": "true" if request.stream else None,
     }
-    form = b""
+    form = bytearray()
     for name, value in given.items():
         if value is not None:
             form += f'--{boundary}\r\n{_FIELD}; name="{name}"\r\n\r\n{value}\r\n'.encode(
                 errors="replace"
             )
     file = f'--{boundary}\r\n{_FIELD}; name="file"; filename="speech.wav"\r\n'
-    form += f"{file}Content-Type: audio/wav\r\n\r\n".encode() + request.data
-    return f"{MEDIA_TYPE}; boundary={boundary}", form + f"\r\n--{boundary}--\r\n".encode()
+    form += f"{file}Content-Type: audio/wav\r\n\r\n".encode() + head
+    for at in range(0, len(request.data), _STEP):
+        form += request.data[at : at + _STEP]
+    form += f"\r\n--{boundary}--\r\n".encode()
+    return f"{MEDIA_TYPE}; boundary={boundary}", form
 
 
+_STEP = 1 << 20
+"""Bytes that are copied at once."""
 _FIELD = "Content-Disposition: form-data"
 
 
