@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.event import Delta, ItemAdded, ItemDone, PartAdded, Progress
 from dragoman.core.item import (
     Audio,
@@ -495,6 +495,12 @@ def test_losses_are_reported_where_http_has_a_header() -> None:
     ]
     for event in encode_events(events, lambda: "e"):
         assert event["headers"] == {"x-dragoman-loss": "dropped: output_modalities"}
+
+
+def test_a_failed_answer_has_no_code_where_its_fault_has_none() -> None:
+    response = SessionResponse(id="r", status="failed", fault=bad_request("is missing", "x"))
+    (event,) = encode_events([ResponseDone(response)], lambda: "e")
+    assert realtime_problems(event) == []
 
 
 def test_progress_without_an_event_of_its_own_is_left_out() -> None:

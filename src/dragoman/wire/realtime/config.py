@@ -311,7 +311,7 @@ def encode_response(response: SessionResponse) -> dict[str, JSON]:
     """An answer: its beginning, or its end with all its items, without their sound."""
     status: dict[str, JSON] = {"type": response.status, **dense({"reason": response.reason})}
     if response.fault is not None:
-        status["error"] = error_object(response.fault)
+        status["error"] = dense(error_object(response.fault))
     output = {"format": _encode_format(response.output_format), "voice": response.voice}
     ended = response.status != "in_progress"
     return {
