@@ -43,6 +43,7 @@ from dragoman.core.session_values import (
     TranscriptionDelta,
 )
 from dragoman.core.sound import Spoken, from_base64
+from tests.cost import is_square
 
 from .test_session import MANUAL, MS, VOICE, of, opened, refusal, user
 
@@ -307,3 +308,15 @@ def test_an_utterance_goes_on_where_a_change_repeats_the_turn_detection() -> Non
     stopped, committed, *_ = session.receive(SpeechStopped(400))
     assert stopped == BufferSpeechStopped("item_s0001", 400)
     assert committed == BufferCommitted("item_s0001", None)
+
+
+@pytest.mark.uncounted
+def test_a_transcript_of_blanks_is_cut_in_linear_time() -> None:
+    def cut(count: int) -> None:
+        spoken = Spoken()
+        spoken.add_text(" " * count)
+        spoken.add_sound(48_000)
+        spoken.cut(500)
+        assert not spoken.text
+
+    assert not is_square(cut, 2_000)

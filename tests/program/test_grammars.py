@@ -7,6 +7,7 @@ nor what nodes are lowered to.
 import json as stdlib_json
 import random
 import re
+import time
 from collections.abc import Iterator
 
 import jsonschema
@@ -29,7 +30,7 @@ from dragoman.program import (
     substring,
     user,
 )
-from dragoman.program.grammar import regular
+from dragoman.program.grammar import find, regular
 from dragoman.program.nodes import (
     Bound,
     Gen,
@@ -45,6 +46,7 @@ from dragoman.program.nodes import (
     Substring,
 )
 from tests.agent.stage import Model as Stage
+from tests.cost import seconds
 from tests.program.test_properties import NODES, example
 from tests.samples import samples
 
@@ -262,3 +264,39 @@ def test_what_llamacpp_is_bound_to_is_accepted_by_the_judge(llamacpp, node) -> N
 
 def test_half_a_surrogate_pair_matches_no_expression() -> None:
     assert match(Regex("."), "\ud800") is None
+
+
+# ---- what is found in answers that were made to take long ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("So: ```json\n[1] \t\n  ``` or ```\n[2]```", "[1] \t"),
+        ("[[[x [1, {}", None),
+        ("[[[x [1, 2] ]", "[1, 2]"),
+        ("[" * 5_000 + " [1]", None),
+    ],
+)
+def test_json_is_found_in_an_answer(text, found) -> None:
+    assert find(json(schema=list[int]), text) == found
+
+
+@pytest.mark.uncounted
+def test_json_that_does_not_end_is_not_read_again_for_each_of_its_brackets() -> None:
+    def look(brackets: int) -> None:
+        assert find(json(), ("[" + "1," * 4_000) * brackets) is None
+
+    assert seconds(look, 900) < 40 * max(seconds(look, 30), 0.001)
+
+
+@pytest.mark.uncounted
+def test_a_stop_regex_is_not_looked_for_in_all_of_a_long_answer_with_each_piece() -> None:
+    def ask(count: int) -> float:
+        begun = time.process_time()  # the program runs in another thread
+        with assistant():
+            found = Model(Stage("several " * count)) + gen("it", stop_regex="[yz][yz]")
+        assert len(found["it"]) == 8 * count
+        return time.process_time() - begun
+
+    assert any(ask(16_000) < 8 * ask(4_000) for _ in range(3))

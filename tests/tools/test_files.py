@@ -26,6 +26,7 @@ from dragoman.tools.chunks import (
 )
 from dragoman.tools.files import NOTHING, FileSearch
 from dragoman.tools.run import Context, Runner, ToolError
+from tests.cost import seconds
 
 TEXT = "Tea is hot. Ice is cold.\n\nNeither is warm, 东京 said – and left.\n"
 
@@ -82,6 +83,30 @@ def test_pages_of_nonsense_are_read_in_their_time(piece) -> None:
         read_text("a.html", data)
     except UnreadableError:
         pass
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("&#" + "1" * 5_000 + "; &#x" + "f" * 5_000, "\ufffd \ufffd"),  # int() reads no such number
+        ("<" * 200_000, "<" * 200_000),
+        ("a&amp;" * 40_000, "a&" * 40_000),
+        ("a b\n" * 40_000, "a b\n" * 40_000),
+        ("<p>ab<td>c" * 40_000, "ab c\n" * 40_000),
+        ("word " * 40_000, "word " * 40_000),
+    ],
+)
+def test_large_pages_are_read_in_pieces_that_show_nowhere(page, text) -> None:
+    assert read_text("a.html", f"<html>{page}".encode()) == text.strip()
+
+
+@pytest.mark.uncounted
+def test_blanks_before_a_text_are_passed_over_once() -> None:
+    # Each is some nanoseconds for `strip`, and was a hundred for what looked for HTML there.
+    text = " " * 2_000_000 + "x"
+    assert seconds(lambda _: read_text("a.md", text.encode()), 1) < 10 * max(
+        seconds(lambda _: text.encode().decode().strip(), 1), 0.004
+    )
 
 
 # ---- chunks ----------------------------------------------------------------------------------

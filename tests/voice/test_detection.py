@@ -23,6 +23,7 @@ from dragoman.voice.detection import (
     scorer,
     to_16k,
 )
+from tests.cost import is_square
 from tests.samples import samples
 
 NOISE = random.Random(5)
@@ -171,6 +172,11 @@ def test_scorers_by_name(monkeypatch) -> None:
 )
 def test_sentences_that_are_finished(said, expected) -> None:
     assert finished(said) is expected
+
+
+@pytest.mark.uncounted
+def test_a_long_word_takes_linear_time() -> None:
+    assert not is_square(lambda count: finished("a" * count + "1"), 2_000)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.voice.sentences import LONGEST, Sentences, speakable, words_in
+from tests.cost import is_square
 
 TEXT = (
     'Hello there. Dr. Smith paid 3.50 dollars! Really? "Yes." e.g. this one. See J. R. Tolkien.'
@@ -80,3 +81,12 @@ def test_what_is_for_the_eye_is_not_spoken(text, spoken) -> None:
 def test_punctuation_alone_is_nothing_to_say() -> None:
     assert words_in("a")
     assert not words_in("… — !")
+
+
+@pytest.mark.uncounted
+def test_a_line_of_bars_takes_linear_time() -> None:
+    assert not is_square(lambda count: speakable(" " * count + "|" * count + "x"), 100)
+
+
+def test_the_line_below_the_head_of_a_table_is_not_spoken() -> None:
+    assert speakable("|a|b|\n|:--|--:|\n --- | ---\n|1|2|") == "a b 1 2"

@@ -191,6 +191,6 @@ class Spoken:
                 played.append((start, text))
             elif end > start:
                 most = len(text) * (end - start) // (stop - start)
-                ends = [word.end() for word in re.finditer(r"\s*\S+\s*", text)]
+                ends = [word.end() for word in re.finditer(r"\S+\s*", text)]
                 played.append((start, text[: max([at for at in ends if at <= most], default=0)]))
         return played

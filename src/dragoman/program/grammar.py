@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -164,8 +163,9 @@ def _captured(value: Node, seen: frozenset[Any], lists: set[str]) -> Iterator[st
 # ---- what fits, in what a model says ---------------------------------------------------------
 
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*?)```", re.DOTALL)
-_STARTS = 1000
-"""Brackets of a text at which JSON is looked for: each may be read to the end of the text."""
+MOST_READ = 1_000_000
+"""Characters that are read for the JSON in a text, also those that are read again; each bracket at
+which it may begin counts as 250."""
 
 
 def find(value: Node, text: str) -> str | None:
@@ -179,12 +179,19 @@ def find(value: Node, text: str) -> str | None:
             return fenced
     body = bare(value)
     if isinstance(body, Json):
-        for at in islice(re.finditer(r"[\[{]", text), _STARTS):
-            start = at.start()
-            with suppress(ValueError, RecursionError):
+        left = MOST_READ
+        for start in (at.start() for at in re.finditer(r"[\[{]", text)):
+            try:
                 _, end = json.JSONDecoder().raw_decode(text, start)
                 if fitting(value, text[start:end]):
                     return text[start:end]
+            except json.JSONDecodeError as error:
+                end = error.pos
+            except (ValueError, RecursionError):
+                end = start + 2_500
+            left -= end - start + 250
+            if left < 0:
+                break
         return None
     if (texts := choices(value)) is not None:
         hits = [

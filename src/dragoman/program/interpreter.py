@@ -80,6 +80,8 @@ ATTEMPTS = 4
 """How often an unconstrained answer is asked for, until one matches."""
 TOP = 5
 """How many alternatives of each token are asked for."""
+LONG = 16 * 1024
+"""Characters of an answer up to which each piece has it searched for `stop_regex`."""
 RATE = 24_000
 """Samples a second of the sound that models speak (`pcm16`)."""
 
@@ -545,6 +547,7 @@ class _Watch:
         self._patterns = [re.compile(each) for each in gen.stop_regex] if gen else []
         self._scanner = StopScanner(self._stops)
         self._text = ""
+        self._pieces, self._size, self._due = list[str](), 0, 0
         self._state = run.state
         self._append, turn = options.list_append, run.state.turn
         self._start = turn.last if turn else None
@@ -589,8 +592,14 @@ class _Watch:
                 self._show(data, "text")
             return False
         if self._patterns:
-            self._text += data
-            return any(each.search(self._text) for each in self._patterns)
+            self._pieces.append(data)
+            self._size += len(data)
+            if self._size < self._due:
+                return False
+            # What a pattern finds may begin anywhere: a long text is searched as it grows by parts.
+            self._due = self._size + max(0, self._size - LONG) // 16
+            self._pieces = ["".join(self._pieces)]
+            return any(each.search(self._pieces[0]) for each in self._patterns)
         shown = self._scanner.feed(data)
         if shown and self._emit:
             self._show(shown, "text")

@@ -51,7 +51,7 @@ _MAGIC = (
     (b"{\\rtf", "an RTF document"),
 )
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_HTML = re.compile(r"\s*(?:<\?xml[^<>]{0,200}>\s*)?<(?:!doctype html|html)\b", re.IGNORECASE)
+_HTML = re.compile(r"\s*+(?:<\?xml[^<>]{0,200}>\s*+)?<(?:!doctype html|html)\b", re.IGNORECASE)
 
 
 def read_text(name: str, data: bytes) -> str:
@@ -87,17 +87,46 @@ _UNSEEN = ("script", "style", "template", "noscript", "svg")
 _BLOCKS = """p div br hr li ul ol dl dt dd h1 h2 h3 h4 h5 h6 tr table section article header footer
 blockquote pre title main nav aside figure figcaption form option"""
 _LINES = frozenset(_BLOCKS.split())
+_STEP = 64 * 1024
+"""Characters of a page that are looked at in one call."""
 _TAG = re.compile(r"/?[a-zA-Z][a-zA-Z0-9:-]{0,40}")
 
 
 def _from_html(page: str) -> str:
-    """The text of a page, its blocks on lines of their own. Linear, whatever the page is."""
-    from html import unescape  # half a megabyte of names
+    """The text of a page, its blocks on lines of their own. Linear, whatever the page is, and in
+    pieces: others run between them."""
+    written, held, size = list[str](), list[str](), 0
+    for piece in _seen(page):
+        for place in range(0, len(piece), _STEP):
+            held.append(piece[place : place + _STEP])
+            size += len(held[-1])
+            if size >= _STEP:
+                text = "".join(held)
+                end = max(map(text.rfind, (" ", "\n", ";"))) + 1 or size
+                written.append(_in_lines(text[:end]))
+                held, size = [text[end:]], size - end
+    return "".join([*written, _in_lines("".join(held))]).strip()
 
-    first, *pieces = page.split("<")
-    found = [first]
+
+def _in_lines(text: str) -> str:
+    """The text without references, blank lines and more than one space; its last one is kept."""
+    from .page import unescaped  # with half a megabyte of names
+
+    text = unescaped(text)
+    lines = [" ".join(line.split()) for line in text.split("\n")]
+    written = "\n".join([line for line in lines if line])
+    return written + text[-1] if written and text[-1].isspace() else written
+
+
+def _seen(page: str) -> Iterator[str]:
+    """The text between the tags of a page, with a line end for each tag of a block."""
     until = ""  # what ends that which is not seen
-    for piece in pieces:
+    place = page.find("<")
+    yield page if place < 0 else page[:place]
+    while place >= 0:
+        start = place + 1
+        place = page.find("<", start)
+        piece = page[start:] if place < 0 else page[start:place]
         if until:
             if until == "-->" and until in piece:
                 until, piece = "", piece.partition(until)[2]
@@ -117,14 +146,12 @@ def _from_html(page: str) -> str:
             if name in _UNSEEN:
                 until, piece = f"/{name}", ""
             elif name.removeprefix("/") in _LINES:
-                found.append("\n")
+                piece = "\n" + piece
             elif name in ("td", "th"):
-                found.append(" ")
+                piece = " " + piece
         else:
-            found.append("<")
-        found.append(piece)
-    lines = [" ".join(line.split()) for line in unescape("".join(found)).split("\n")]
-    return "\n".join([line for line in lines if line])
+            piece = "<" + piece
+        yield piece
 
 
 # ---- chunks ----------------------------------------------------------------------------------

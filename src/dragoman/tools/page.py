@@ -291,7 +291,7 @@ class _Reader:
                     closing = text.find(">", closed.end()) if closed else -1
                     inside = text[place : closed.start() if closed and closing >= 0 else len(text)]
                     if name == "title" and not self._title:
-                        self._title = one_line(_unescaped(inside[:10_000]))[:LONGEST_TITLE]
+                        self._title = one_line(unescaped(inside[:10_000]))[:LONGEST_TITLE]
                     place = closing + 1 if closing >= 0 else len(text)
                 else:
                     self._begin(name, found[3])
@@ -319,7 +319,7 @@ class _Reader:
     def _text(self, text: str) -> None:
         if not text:
             return
-        text = _unescaped(text).translate(MARKS)
+        text = unescaped(text).translate(MARKS)
         if self._pre and self._link is None:
             first, *rest = text.split("\n")
             self._put(first)
@@ -437,7 +437,8 @@ class _Reader:
             self._size += len(self._line[-1]) - len(text)
 
 
-def _unescaped(text: str) -> str:
+def unescaped(text: str) -> str:
+    """The text with the characters that its references stand for."""
     return html.unescape(_LONG_NUMBER.sub("\ufffd", text)) if "&" in text else text
 
 
@@ -450,7 +451,7 @@ def _attribute(attributes: str, name: str) -> str:
     """The value of an attribute, the first of that name; empty where there is none."""
     for found in _ATTRIBUTE.finditer(attributes):
         if found[1].lower() == name:
-            return _unescaped(found[2] or found[3] or found[4] or "")
+            return unescaped(found[2] or found[3] or found[4] or "")
     return ""
 
 

@@ -169,7 +169,7 @@ _ENDLESS = (
 )
 _OPEN = frozenset(_ENDLESS.split())
 """Words that a sentence seldom ends with."""
-_LAST = re.compile(r"([^\W\d_]+(?:'[^\W\d_]+)?)\W*$")
+_LAST = re.compile(r"(?<![^\W\d_])([^\W\d_]+(?:'[^\W\d_]+)?)\W*$")
 
 
 def finished(transcript: str) -> bool | None:

@@ -1,5 +1,6 @@
 """JSON schemas in the syntax of TypeScript, as harmony shows them."""
 
+import re
 import time
 from textwrap import dedent
 
@@ -10,6 +11,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.item import JSON
 from dragoman.formats.harmony.tools import free, function
 from tests.cases import cases
+from tests.cost import is_square
 from tests.strategies import json as values
 
 STRING = {"type": "string"}
@@ -127,7 +129,7 @@ def test_names_of_definitions_differ() -> None:
     }
     text = function("f", None, schema)
     assert "type f_x = 1 | 2;" in text
-    assert "type f_x_ = string;" in text
+    assert "type f_x_2 = string;" in text
     assert "type f_0 = number;" in text
 
 
@@ -142,6 +144,19 @@ def test_many_required_properties_cost_no_more_than_others() -> None:
         return time.thread_time() - start
 
     assert any(once(names) < 4 * once([]) for _ in range(3))
+
+
+@pytest.mark.uncounted
+def test_definitions_whose_names_become_the_same_take_linear_time() -> None:
+    def write(count: int) -> None:
+        names = [chr(0x2190 + number % 40) + chr(0x2190 + number // 40) for number in range(count)]
+        list_of: dict[str, JSON] = {
+            name: {"type": "array", "items": {"$ref": f"#/$defs/{name}"}} for name in names
+        }
+        text = function("f", None, {"properties": list_of, "$defs": list_of})
+        assert len(set(re.findall(r"^type (f_\w+) =", text, re.MULTILINE))) == count
+
+    assert not is_square(write, 300)
 
 
 def test_too_large_a_schema_is_refused_by_name() -> None:

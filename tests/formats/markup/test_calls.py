@@ -14,6 +14,7 @@ from dragoman.formats.markup.calls import DEEPEST, bare, calls, typed
 from dragoman.formats.markup.emitter import Emitter
 from dragoman.formats.markup.format import Markup
 from tests.cases import cases
+from tests.cost import is_square
 
 CASES = cases(__file__, "calls")
 
@@ -119,3 +120,13 @@ def test_what_led_to_a_call_is_rendered_before_it() -> None:
     items = (Message("user", "Hi"), thought, FunctionCall("c", "f", "{}"))
     text = Markup("hermes").render(Request(model="m", items=items)).text
     assert "<think>\nHm.\n</think>\n\n<tool_call>" in text
+
+
+def test_strings_beside_each_other_are_one() -> None:
+    ((name, arguments),) = calls("f(a='x' \"y\"\n'''z''', b=['1' r'\\d'])")[0]
+    assert (name, json.loads(arguments)) == ("f", {"a": "xyz", "b": ["1\\d"]})
+
+
+@pytest.mark.uncounted
+def test_many_strings_beside_each_other_take_linear_time() -> None:
+    assert not is_square(lambda count: calls("f(a=" + "'x' " * count + ")"), 8_000)

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Literal
 
 from msgspec import Struct
@@ -199,6 +200,7 @@ class _Writer:
         self._names: dict[str, str] = {}  # of types of their own, by pointer
         self._named: list[str] = []
         self._taken = {function}
+        self._numbers = count(2)  # for names that are taken; no number is tried twice
         self._depth = 0
         self._written = 0
 
@@ -323,9 +325,9 @@ class _Writer:
         name = self._names.get(pointer)
         if name is None:
             last = re.sub(r"\W", "_", pointer.rpartition("/")[2].strip("#")) or "self"
-            name = f"{self._function}_{last}"
+            name = stem = f"{self._function}_{last}"
             while name in self._taken:
-                name += "_"
+                name = f"{stem}_{next(self._numbers)}"
             self._taken.add(name)
             self._names[pointer] = name
             self._named.append(pointer)

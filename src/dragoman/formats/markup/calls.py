@@ -305,14 +305,18 @@ def _string(literal: str) -> str | None:
 DEEPEST = 64
 """The deepest nesting of Python literals that is read."""
 
+_STRING_LITERAL = re.compile(
+    r"""[rbuRBU]{0,2}(?:'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"
+            |'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")""",
+    re.VERBOSE | re.DOTALL,
+)
 _TOKEN = re.compile(
-    r"""\s*(?:
-        (?P<string>[rbuRBU]{0,2}(?:'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"
-            |'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"))
+    rf"""\s*(?:
+        (?P<string>{_STRING_LITERAL.pattern}(?:\s*{_STRING_LITERAL.pattern})*+)
       | (?P<number>[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?)
       | (?P<key>[^\W\d][\w.\-]*\s*=)
       | (?P<name>[^\W\d][\w.\-]*)
-      | (?P<sign>[()\[\]{},:])
+      | (?P<sign>[()\[\]{{}},:])
     )""",
     re.VERBOSE | re.DOTALL,
 )
@@ -379,7 +383,7 @@ def _keywords(text: str) -> str:
     """
     text = text.rstrip()
     pieces = ["{"]
-    before, value = "", ""
+    before = ""
     at = depth = 0
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -388,10 +392,8 @@ def _keywords(text: str) -> str:
         at, kind, word = token.end(), token.lastgroup or "", token[0].strip()
         match kind, word:
             case "string", _:
-                if before == "string":  # adjacent strings are one
-                    pieces.pop()
-                value = (value if before == "string" else "") + _python_string(word)
-                pieces.append(json.dumps(value))
+                strings = _STRING_LITERAL.findall(word)  # adjacent strings are one
+                pieces.append(json.dumps("".join(map(_python_string, strings))))
             case "number", _:
                 plain = word.replace("_", "").lstrip("+")
                 number = int(plain) if plain.lstrip("-").isdigit() else float(plain)
