@@ -174,7 +174,8 @@ async def test_a_folder_is_served_by_its_name(installed: dict[str, Any], folder:
     await small.close()
     assert installed["torch"].threads == 1
     options = installed["transformers"].asked
-    assert options == {"dtype": "float32", "local_files_only": True, "output_loading_info": True}
+    loading = {"local_files_only": True, "output_loading_info": True, "trust_remote_code": False}
+    assert options == {"dtype": "float32", **loading}
     await engine.close()
 
 

@@ -207,6 +207,38 @@ def test_an_answer_may_begin_inside_the_reasoning(monkeypatch) -> None:
     assert len(template._starts_thinking) <= 64
 
 
+def test_large_options_do_not_decide_about_the_reasoning_and_are_rendered() -> None:
+    seen: list[dict[str, object]] = []
+
+    def program(variables: dict[str, object], today: str | None) -> str:
+        seen.append(variables)
+        return "<think>"
+
+    template = Template(CHATML, "hermes", CONTROLS, program=program)
+    for size in (101, 102):
+        large = {"list": [0] * size, "text": "x" * size, "n" * size: 1, "object": {}}
+        asked = request(extra={"chat": {"chat_template_kwargs": {"small": 1, **large}}})
+        template.render(asked)
+        template.parser(asked, Turn("1", 0, "m"))
+    first, hello, second = seen  # the second time it is known
+    assert {"small", "list", "text", "object", "n" * 101} <= first.keys()
+    assert {"small", "list", "text", "object", "n" * 102} <= second.keys()
+    assert "small" in hello
+    assert hello.keys().isdisjoint({"list", "text", "object", "n" * 101})
+
+
+def test_too_many_options_are_refused() -> None:
+    names = [f"n{number}" for number in range(65)]
+    asked = [
+        request(extra={"chat": {"chat_template_kwargs": dict.fromkeys(names[:count], 1)}})
+        for count in (64, 65)
+    ]
+    template = Template(CHATML, "hermes", CONTROLS)
+    template.render(asked[0])
+    with pytest.raises(FaultError, match="chat_template_kwargs: has 65 names, and 64 are the most"):
+        template.render(asked[1])
+
+
 def test_the_date_is_given_and_never_looked_up() -> None:
     template = Template("{{ strftime_now('%d %b %Y') }}", "hermes")
     assert template.render(request(), Setting("2026-11-21")).text == "21 Nov 2026"

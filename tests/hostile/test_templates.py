@@ -187,6 +187,22 @@ def test_l5_odd_added_tokens_are_refused(tmp_path, kind) -> None:
         from_folder(tmp_path)
 
 
+def test_a_normalizer_that_the_tokenizer_panics_at_is_refused(tmp_path) -> None:
+    described = json.loads((FOLDER / "tokenizer.json").read_bytes())
+    described["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer: Precompiled"):
+        from_folder(tmp_path)
+
+
+def test_templates_whose_names_are_no_texts_are_no_template(tmp_path) -> None:
+    folder = folder_of(tmp_path, "hi")
+    config = {"chat_template": [{"name": [], "template": "a"}, {"name": {}, "template": "b"}]}
+    (folder / find_format.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="brings no chat template"):
+        find_format.format_of(folder)
+
+
 TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
 REGEX = {"type": "Replace", "pattern": {"Regex": "a*"}, "content": "a" * 200}
 

@@ -158,6 +158,7 @@ def _network(torch: Any, library: Any, folder: Path, device: str) -> Any:
             folder,
             dtype="float32" if widen else "auto",
             local_files_only=True,
+            trust_remote_code=False,  # else it would ask at the terminal whether to run it
             output_loading_info=True,
         )
         absent = sorted(report["missing_keys"])

@@ -44,6 +44,10 @@ MAX_CHARACTERS = 16_000_000
 
 MAX_REMEMBERED = 1_024
 """Options for which it is cached whether they open the reasoning."""
+MAX_OPTIONS = 64
+"""The most template variables that a client may set."""
+SWITCH = 100
+"""The most characters of an option that may open the reasoning, and of its name."""
 
 FALLBACK = "hermes"
 """The most common family, for templates of an unknown one."""
@@ -209,7 +213,12 @@ class Template(Markup):
     def starts_thinking(self, request: Request) -> bool:
         """Whether the template opens the reasoning, so that the answer begins inside it (Qwen3 and
         DeepSeek-R1 templates do). Found by rendering one message."""
-        options = _options(request)
+        options = {
+            name: value
+            for name, value in _options(request).items()
+            if len(name) <= SWITCH and not isinstance(value, dict | list)
+            if not isinstance(value, str) or len(value) <= SWITCH
+        }
         key = sha256(json.dumps(options, sort_keys=True, default=str).encode()).digest()
         known = self._starts_thinking.get(key)
         if known is None:
@@ -243,7 +252,9 @@ def from_config(
         raise ValueError("tokenizer_config.json is no JSON object")
     found = template or value.get("chat_template")
     if isinstance(found, list):  # several by name
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        named = {
+            str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)
+        }
         found = named.get("tool_use") or named.get("default")
     if not isinstance(found, str) or not found:
         raise ValueError("the model brings no chat template; name a format instead")
@@ -274,7 +285,8 @@ def profile_of(template: str, controls: Iterable[str] = ()) -> Profile | None:
 
 
 def _options(request: Request) -> dict[str, JSON]:
-    """Template variables the client sets; `chat_template_kwargs` and `documents` are vLLM's."""
+    """Template variables the client sets; `chat_template_kwargs` and `documents` are vLLM's.
+    Raises FaultError for too many."""
     options: dict[str, JSON] = {}
     effort = request.reasoning.effort if request.reasoning else None
     if effort is not None:
@@ -282,6 +294,9 @@ def _options(request: Request) -> dict[str, JSON]:
         options = {"enable_thinking": thinks, "thinking": thinks, "reasoning_effort": effort}
     for fields in (request.extra or {}).values():
         if isinstance(given := fields.get("chat_template_kwargs"), dict):
+            if len(given) > MAX_OPTIONS:
+                problem = f"has {len(given)} names, and {MAX_OPTIONS} are the most here"
+                raise FaultError(bad_request(problem, "chat_template_kwargs"))
             options.update(given)
         if isinstance(documents := fields.get("documents"), list):
             options["documents"] = documents

@@ -21,7 +21,7 @@ from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
 from dragoman.engines.token.constraints import Requirement
-from dragoman.engines.token.engine import SCORED, WRITTEN
+from dragoman.engines.token.engine import SCORED, WRITTEN, SequenceDecoder
 from dragoman.engines.token.scheduler import PREFILL
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt
@@ -293,6 +293,28 @@ async def test_listing_has_format_context_and_guarantees() -> None:
     async with serving(Says("")) as engine:
         (model,) = await engine.models()
         assert model.extra == {"models": {"format": "plain", "guarantees": ["enforced"]}}
+
+
+async def test_others_have_their_turns_while_the_decoders_of_many_choices_are_made(
+    monkeypatch,
+) -> None:
+    made, between = 0, []
+
+    class Counted(SequenceDecoder):
+        def __init__(self, *given: Any) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(*given)
+
+    async def other() -> None:
+        while made < 8:
+            between.append(made)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("dragoman.engines.token.engine.SequenceDecoder", Counted)
+    async with serving(Says("hi")) as engine:
+        await asyncio.gather(answered(engine, asked(n=8)), other())
+    assert between[-1] == 7
 
 
 async def test_listing_without_llguidance_promises_no_enforcement(monkeypatch) -> None:

@@ -91,7 +91,7 @@ def token(text: str) -> Token:
 
 
 def test_the_tokens_of_a_text_are_those_that_begin_in_it() -> None:
-    turn = StoppingTurn(["STOP"], "1", 0, "m")
+    turn = StoppingTurn(["STOP"], "1", 0, "m", ())
     for piece in ("one S", "T", "two", " S", "TOP", "more"):
         turn.text(piece, 0, (token(piece),))
     turn.finish("stop")
@@ -105,7 +105,7 @@ def test_the_tokens_of_a_text_are_those_that_begin_in_it() -> None:
 
 def test_held_text_is_emitted_before_other_events() -> None:
     for other in ("thought", "call", "refusal", "finish"):
-        turn = StoppingTurn(["STOP"], "1", 0, "m")
+        turn = StoppingTurn(["STOP"], "1", 0, "m", ())
         turn.texts(["well ", "STO"])
         match other:
             case "thought":
@@ -125,7 +125,7 @@ def test_held_text_is_emitted_before_other_events() -> None:
 
 
 def test_no_output_after_a_stop_string() -> None:
-    turn = StoppingTurn(["."], "1", 0, "m")
+    turn = StoppingTurn(["."], "1", 0, "m", ())
     turn.text("Yes. No")
     turn.text("no")
     turn.reasoning("no")

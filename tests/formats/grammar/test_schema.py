@@ -136,6 +136,23 @@ def test_notes_pass_and_orders_to_the_grammar_do_not() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"exclusiveMinimum": 0, "maximum": 0.5},
+        {"exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "minimum": 0},
+        {"allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]},
+        {"exclusiveMaximum": 0, "minimum": -0.5},
+        {"exclusiveMaximum": 0, "exclusiveMinimum": -0.5, "maximum": 0},
+    ],
+)
+def test_a_zero_that_is_excluded_is_no_answer(bounds) -> None:
+    enforced = grammar(enforceable({"type": "number", **bounds}, "s"))
+    texts = ("0", "-0", "0.0", "-0.00", "0.25", "-0.25", "0.6", "-0.6")
+    sign = "-" if bounds.get("exclusiveMaximum") == 0 else ""
+    assert [text for text in texts if verdict(enforced, text) == "whole"] == [f"{sign}0.25"]
+
+
 def test_objects_that_list_properties_are_closed_unless_they_say_so() -> None:
     listed = {"properties": {"a": {"properties": {"b": {}}}}}
     assert enforceable(listed, "")["additionalProperties"] is False

@@ -215,7 +215,7 @@ def test_log_probabilities_go_with_the_text() -> None:
 
 
 def test_a_stop_string_ends_the_text_and_its_message() -> None:
-    turn = StoppingTurn(["END"], "1", 0, "m")
+    turn = StoppingTurn(["END"], "1", 0, "m", ())
     parser = HARMONY.parser(PLAIN, turn, BYTES)
     parser.feed(spelt("<|channel|>commentary<|message|>one E<|end|><|start|>assistant"))
     parser.feed(spelt("<|channel|>final<|message|>two EN"))

@@ -157,12 +157,7 @@ class StoppingTurn(Turn):
     """
 
     def __init__(
-        self,
-        stops: Sequence[str],
-        id: str,
-        created_at: int,
-        model: str,
-        losses: tuple[Loss, ...] = (),
+        self, stops: Sequence[str], id: str, created_at: int, model: str, losses: tuple[Loss, ...]
     ) -> None:
         super().__init__(id, created_at, model, losses=losses, think=None)
         self._scanner = StopScanner(stops)
@@ -480,7 +475,10 @@ class TokenEngine:
     async def _decoded(self, plan: Plan, count: Callable[[int], None] | None) -> Batches:
         piece, kept = self.tokenizer.piece, 0
         scored = SCORED * (1 + (plan.request.sampling.top_logprobs or 0))
-        decoders = [SequenceDecoder(plan, number, piece) for number in range(len(plan.jobs))]
+        decoders = [SequenceDecoder(plan, 0, piece)]
+        while len(decoders) < len(plan.jobs):
+            await asyncio.sleep(0)  # each looks at all tools
+            decoders.append(SequenceDecoder(plan, len(decoders), piece))
         merge = Merge(len(decoders)) if len(decoders) > 1 else None
         async with aclosing(self._source.run(plan.jobs)) as new_tokens:
             async for index, new in new_tokens:

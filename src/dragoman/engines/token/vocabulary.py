@@ -211,7 +211,9 @@ def from_folder(folder: str | Path) -> Vocabulary:
     plain = {**described, "added_tokens": kept, **unset}
     try:
         tokenizer = LLTokenizer(msgspec.json.encode(plain).decode())
-    except (ValueError, RuntimeError) as error:
+    except BaseException as error:  # a library's panic is no Exception
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise ValueError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
     ends, size = _ends(folder, controls), tokenizer.vocab_size
     shown = frozenset(token.content for token in added if not token.special)

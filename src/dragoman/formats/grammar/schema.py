@@ -103,6 +103,8 @@ MAX_OPTIONAL = 400
 """The most optional properties of an object: any of them may come next, at each token."""
 MAX_COMPARED = 20_000
 """How many alternatives of `oneOf`, parts of them and values are compared to tell them apart."""
+_LEAST = 1e-15
+"""The least number of an answer that must be above 0."""
 MAX_STEP = 10_000
 """The greatest `multipleOf`: the grammar has a state for each remainder."""
 MAX_ENTRIES = {
@@ -289,6 +291,13 @@ def _fitted(schema: JSON, place: str, whole: _Whole, depth: int = 0) -> JSON:
             fitted[keyword] = value
     if whole.bound and fitted.get("properties") and not fitted.keys() & _OPEN:
         fitted["additionalProperties"] = False
+    if fitted.get("type") != "integer":  # llguidance takes 0 for a number above 0 and below 1
+        if fitted.get("exclusiveMinimum") == 0:
+            del fitted["exclusiveMinimum"]
+            fitted["minimum"] = max(fitted.get("minimum", _LEAST), _LEAST)
+        if fitted.get("exclusiveMaximum") == 0:
+            del fitted["exclusiveMaximum"]
+            fitted["maximum"] = min(fitted.get("maximum", -_LEAST), -_LEAST)
     if exact := _EXACT.get(str(fitted.get("format"))):
         fitted["allOf"] = [*fitted.get("allOf", ()), exact]
     return fitted
