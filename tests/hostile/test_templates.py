@@ -228,7 +228,8 @@ def test_l4_a_vocabulary_that_is_no_file_is_refused(tmp_path, kind, name) -> Non
 
 def test_ends_that_are_no_ids_are_left_out(tmp_path) -> None:
     shutil.copy(FOLDER / "tokenizer.json", tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [[1], "2", 3]}')
+    ids = '[[1], "2", 3, true, -1, 1000000000]'
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {ids}}}')
     assert from_folder(tmp_path).ends == {3}
 
 

@@ -103,6 +103,28 @@ def test_the_tokens_of_a_text_are_those_that_begin_in_it() -> None:
     assert turn.stop_sequence == "STOP"
 
 
+def test_tokens_without_text_of_their_own_shift_no_others() -> None:
+    turn = StoppingTurn(["STOP"], "1", 0, "m", ())
+    accent = [Token("�", -1.0, b"\xc3"), Token("�", -1.0, b"\xa9")]
+    turn.text("", 0, (token("<|a|>"),))
+    turn.text("one ", 0, (token("one "),))
+    turn.text("é", 0, (accent[0], accent[1]))
+    turn.text("", 0, (token("<|b|>"),))
+    turn.text(" ST", 0, (token(" "), token("ST")))
+    turn.text("", 0, (token("<|c|>"),))
+    turn.finish("length")
+    turn.end(complete=True)
+    events = turn.take()
+    check(events)
+    said = [(e.data, [t.bytes for t in e.tokens]) for e in events if isinstance(e, Delta)]
+    assert said == [
+        ("one ", [b"<|a|>", b"one "]),
+        ("é", [b"\xc3", b"\xa9"]),
+        (" ", [b"<|b|>", b" "]),
+        ("ST", [b"ST", b"<|c|>"]),
+    ]
+
+
 def test_held_text_is_emitted_before_other_events() -> None:
     for other in ("thought", "call", "refusal", "finish"):
         turn = StoppingTurn(["STOP"], "1", 0, "m", ())

@@ -153,6 +153,15 @@ def test_a_zero_that_is_excluded_is_no_answer(bounds) -> None:
     assert [text for text in texts if verdict(enforced, text) == "whole"] == [f"{sign}0.25"]
 
 
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**63), [{"id": 2**60}]])
+def test_a_whole_number_that_a_grammar_would_change_is_refused(value) -> None:
+    for keyword, given in (("const", value), ("enum", ["a", value])):
+        with pytest.raises(FaultError, match=rf"s\.properties\.id\.{keyword}.* above 2\^53"):
+            enforceable({"properties": {"id": {keyword: given}}}, "s")
+    exact = grammar(enforceable({"enum": [2**53, {"id": -(2**53)}]}, "s"))
+    assert verdict(exact, "9007199254740992") == "whole"
+
+
 def test_objects_that_list_properties_are_closed_unless_they_say_so() -> None:
     listed = {"properties": {"a": {"properties": {"b": {}}}}}
     assert enforceable(listed, "")["additionalProperties"] is False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import TypeVar
 from weakref import finalize
 
@@ -161,14 +163,20 @@ class StoppingTurn(Turn):
     ) -> None:
         super().__init__(id, created_at, model, losses=losses, think=None)
         self._scanner = StopScanner(stops)
-        self._waiting: list[Token] = []  # of text that is held back
-        self._ahead = 0  # bytes of tokens emitted whose text is still held back
+        self._waiting: list[tuple[int, Token]] = []  # of text that is held, by where they begin
+        self._taken = self._emitted = 0  # characters of text
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """Text, as far as it is certain."""
         if self.stop_sequence:
             return
-        self._waiting += tokens
+        at = before = self._taken
+        self._taken += len(data)
+        for token in tokens:
+            raw = token.bytes or b""
+            rest = at > before and b"\x80" <= raw[:1] < b"\xc0"  # of a character that has begun
+            self._waiting.append((min(at - rest, self._taken), token))
+            at += sum(byte & 0xC0 != 0x80 for byte in raw)  # characters that begin in it
         text = self._scanner.feed(data)
         self.stop_sequence = self._scanner.found
         if text or self.stop_sequence:
@@ -204,23 +212,18 @@ class StoppingTurn(Turn):
         in."""
         if self.stop_sequence:
             return False
-        if held := self._scanner.flush():
-            super().text(held, choice, self._tokens_of(held))
+        held, self._emitted = self._scanner.flush(), self._taken + 1  # what has no text, too
+        if held or self._waiting:
+            super().text(held, choice, self._tokens_of(""))
+        self._emitted = self._taken
         return True
 
     def _tokens_of(self, text: str) -> tuple[Token, ...]:
         """The tokens that begin in this text."""
-        if not self._waiting:
-            return ()
-        room, count = len(text.encode("utf-8", "replace")) - self._ahead, 0
-        for token in self._waiting:
-            if room <= 0:
-                break
-            room -= len(token.bytes or b"")
-            count += 1
-        self._ahead = -room
-        found, self._waiting = tuple(self._waiting[:count]), self._waiting[count:]
-        return found
+        self._emitted += len(text)
+        count = bisect_left(self._waiting, self._emitted, key=itemgetter(0))
+        found, self._waiting = self._waiting[:count], self._waiting[count:]
+        return tuple(token for _, token in found)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -312,8 +315,7 @@ MAX_CHOICES = 128
 TOGETHER = 64
 """Tokens of a sequence that are decoded in one turn of the event loop: a grammar may leave
 thousands of them no choice, which come together."""
-CONCURRENCY = 32
-QUEUE = 1_024
+CONCURRENCY, QUEUE = 32, 1_024
 LARGE = 128 * 1024
 """Bytes of an answer that are accounted for at a time: the rest is small."""
 WRITTEN, SCORED = 16, 128

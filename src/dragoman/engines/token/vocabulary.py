@@ -98,7 +98,7 @@ class Vocabulary:
         # Without the control tokens, llguidance numbers the other added ones anew.
         first = {text: plain.tokenize_str(text)[:1] for text in added}
         self._moved = {id: added[text] for text, ids in first.items() for id in ids}
-        self.ends = ends
+        self.ends = frozenset(id for id in ends if 0 <= id < self.size)  # grammars take no others
         self.piece = lru_cache(maxsize=None)(self._piece)
 
     def encode(self, text: str) -> Sequence[int]:
@@ -293,7 +293,7 @@ def _ends(folder: Path, controls: Mapping[str, int]) -> frozenset[int]:
     generation, config = folder / "generation_config.json", folder / "tokenizer_config.json"
     if generation.exists():
         eos = _object(generation).get("eos_token_id")
-        ends.update(id for id in (eos if isinstance(eos, list) else [eos]) if isinstance(id, int))
+        ends.update(id for id in (eos if isinstance(eos, list) else [eos]) if type(id) is int)
     if config.exists():
         named = _object(config).get("eos_token")
         text = named.get("content") if isinstance(named, dict) else named

@@ -264,6 +264,8 @@ def _fitted(schema: JSON, place: str, whole: _Whole, depth: int = 0) -> JSON:
         elif keyword in NOT_ENFORCED:
             if (keyword, value) not in _WITHOUT_EFFECT:
                 losses.append(Misfit(where, "cannot be enforced"))
+        elif keyword in ("const", "enum") and _has_large(value):
+            losses.append(Misfit(where, "has a whole number above 2^53, which cannot be enforced"))
         elif keyword == "minProperties" and value not in (0, 1):
             # nothing stops a model from repeating a property
             losses.append(Misfit(where, "cannot be enforced"))
@@ -317,6 +319,20 @@ def _looking(value: JSON) -> re.Match[str] | None:
     """What looks around in a pattern, or in those of properties."""
     patterns = [value] if isinstance(value, str) else value
     return next(filter(None, map(_LOOKING.search, patterns)), None)
+
+
+def _has_large(value: JSON) -> bool:
+    """Whether it has a whole number that is another one as a float, which llguidance writes."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case int(number) if abs(number) > 2**53:
+                return True
+            case list(values):
+                waiting += values
+            case dict() as members:
+                waiting += members.values()
+    return False
 
 
 def _wrong(keyword: str, value: JSON, whole: _Whole) -> str | None:
