@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dragoman.net.connection import Connection, Limits, Timeouts
+from dragoman.net.connection import PIECE, Connection, Limits, Timeouts
 from dragoman.net.errors import (
     DisconnectedError,
     NetTimeoutError,
@@ -212,6 +212,52 @@ async def test_an_answer_before_the_request_is_written_spoils_the_connection() -
     connection.data_received(plain(b"too much", status="413 Content Too Large"))
     assert await whole(connection) == b"too much"
     assert not connection.release(15)
+
+
+async def test_a_large_request_is_written_in_pieces_at_the_pace_of_its_reader(monkeypatch) -> None:
+    connection, wire = connected()
+    body = bytes(range(256)) * (10 * PIECE // 256)
+    written: list[int] = []
+    write = wire.write
+
+    def counted(data: bytes) -> None:
+        write(data)
+        written.append(len(data))
+        if len(wire.written) > 4 * PIECE:
+            connection.pause_writing()
+
+    monkeypatch.setattr(wire, "write", counted)
+    connection.send(b"head", body)
+    assert written == [4, PIECE]  # others have their turn
+    await asyncio.sleep(0.05)
+    assert len(wire.written) == 4 + 4 * PIECE
+    for _ in range(6):
+        connection.resume_writing()
+        connection.pause_writing()
+        connection.resume_writing()
+        await asyncio.sleep(0)
+    assert wire.written == b"head" + body
+    assert max(written) == PIECE
+    connection.resume_writing()  # there is no more
+    await asyncio.sleep(0)
+    assert len(written) == 11
+
+
+async def test_a_large_request_is_written_no_further_once_its_connection_is_closed() -> None:
+    connection, wire = connected()
+    connection.send(b"head", bytes(10 * PIECE))
+    connection.abort()
+    await asyncio.sleep(0)
+    assert len(wire.written) == 4 + PIECE
+
+
+async def test_an_answer_before_a_large_request_is_written_spoils_the_connection() -> None:
+    connection, wire = connected()
+    connection.send(b"head", bytes(10 * PIECE))
+    connection.data_received(plain(b"no"))
+    assert await whole(connection) == b"no"
+    assert not connection.release(1)
+    assert wire.aborted
 
 
 async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection() -> None:

@@ -59,6 +59,8 @@ _DONE: Final = 3  # answer complete or failed, not yet released
 
 _HIGH_WATER = 256 * 1024
 _JOINED_WRITE = 64 * 1024
+PIECE = 256 * 1024
+"""Bytes of a request that are written in one turn of the event loop: TLS encrypts them at once."""
 _LARGE_READ = 4096
 
 
@@ -79,6 +81,7 @@ class Connection(asyncio.Protocol):
         "_fields",
         "_first_byte",
         "_framing",
+        "_full",
         "_held",
         "_idle",
         "_keep_alive",
@@ -87,6 +90,8 @@ class Connection(asyncio.Protocol):
         "_overhead",
         "_parser",
         "_paused",
+        "_queued",
+        "_rest",
         "_state",
         "_timeouts",
         "_timer",
@@ -128,6 +133,9 @@ class Connection(asyncio.Protocol):
         self._buffered = 0  # bytes that were not read yet
         self._paused = False
         self._held = False
+        self._rest = memoryview(b"")  # what is not written yet of a large request
+        self._queued = False  # its next piece is scheduled
+        self._full = False  # the transport's buffer is
         self._parser = httptools.HttpResponseParser(self)
         # One timer per connection, moved only when a deadline comes nearer; a deadline that
         # recedes costs an assignment, and the timer finds out when it fires.
@@ -168,7 +176,8 @@ class Connection(asyncio.Protocol):
             self.transport.write(head + body)
         else:
             self.transport.write(head)
-            self.transport.write(body)
+            self._rest = memoryview(body)
+            self._write_on()
         self._deadline = self._loop.time() + self._first_byte
         if self._deadline < self._timer_at:
             self._set_timer()
@@ -220,7 +229,7 @@ class Connection(asyncio.Protocol):
         """
         self.on_readable = None
         reusable = self._state == _DONE and self._keep_alive and self.error is None
-        if not reusable or self.closed or self.transport.get_write_buffer_size():
+        if not reusable or self.closed or self._left():
             self.abort()
             return False
         self._held = False
@@ -338,6 +347,30 @@ class Connection(asyncio.Protocol):
             self._fields = []  # the rest is not of this response
             self._deadline = self._by = math.inf
 
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._write_soon()
+
+    def _write_soon(self) -> None:
+        if self._rest and not (self._full or self._queued):
+            self._queued = True
+            self._loop.call_soon(self._write_on)
+
+    def _write_on(self) -> None:
+        """Write the next piece of a large request, at the pace of its reader."""
+        self._queued = False
+        if self._rest and not self._full:
+            piece, self._rest = self._rest[:PIECE], self._rest[PIECE:]
+            self.transport.write(piece)
+            self._write_soon()
+
+    def _left(self) -> int:
+        """How many bytes of the request are not sent yet."""
+        return len(self._rest) + self.transport.get_write_buffer_size()
+
     # How an exchange ends.
 
     def _refuse(self, error: Exception) -> None:
@@ -388,6 +421,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         self.closed = True
+        self._rest = memoryview(b"")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -449,7 +483,7 @@ class Connection(asyncio.Protocol):
         elif self._held:
             pass  # `resume` extends the deadline
         elif self._state == _HEAD:
-            unsent = self.transport.get_write_buffer_size()
+            unsent = self._left()
             taken = self._unsent - unsent
             if unsent and (not self._unsent or taken > SLOWEST_UPLOAD * self._first_byte):
                 self._unsent = unsent  # still uploading, and making progress
