@@ -21,7 +21,7 @@ from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
 from dragoman.engines.token.constraints import Requirement
-from dragoman.engines.token.engine import SCORED, WRITTEN, SequenceDecoder
+from dragoman.engines.token.engine import SCORED, TOGETHER, WRITTEN, SequenceDecoder
 from dragoman.engines.token.scheduler import PREFILL
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt
@@ -315,6 +315,31 @@ async def test_others_have_their_turns_while_the_decoders_of_many_choices_are_ma
     async with serving(Says("hi")) as engine:
         await asyncio.gather(answered(engine, asked(n=8)), other())
     assert between[-1] == 7
+
+
+async def test_choices_are_decoded_a_few_tokens_a_turn_of_the_event_loop(monkeypatch) -> None:
+    taken, most = 0, 0
+
+    class Counted(SequenceDecoder):
+        def take(self, new: Any) -> Any:
+            nonlocal taken, most
+            taken += len(new.ids)
+            most = max(most, taken)
+            return super().take(new)
+
+    async def other() -> None:
+        nonlocal taken
+        while True:
+            taken = 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("dragoman.engines.token.engine.SequenceDecoder", Counted)
+    letters = from_step(lambda batch, samplings: [97] * len(batch))
+    async with serving(letters) as engine:
+        beside = asyncio.create_task(other())
+        await answered(engine, asked(n=16, max_tokens=500))
+        beside.cancel()
+    assert most < 2 * TOGETHER
 
 
 async def test_listing_without_llguidance_promises_no_enforcement(monkeypatch) -> None:

@@ -313,8 +313,8 @@ MAX_TOKENS = 131_072
 """The most new tokens where neither the request nor the model's context sets a limit."""
 MAX_CHOICES = 128
 TOGETHER = 64
-"""Tokens of a sequence that are decoded in one turn of the event loop: a grammar may leave
-thousands of them no choice, which come together."""
+"""Tokens of an answer that are decoded in one turn of the event loop: a grammar may leave thousands
+of them no choice, which come together, and so do those of many choices."""
 CONCURRENCY, QUEUE = 32, 1_024
 LARGE = 128 * 1024
 """Bytes of an answer that are accounted for at a time: the rest is small."""
@@ -475,7 +475,7 @@ class TokenEngine:
             yield Failed(fault_from(error))
 
     async def _decoded(self, plan: Plan, count: Callable[[int], None] | None) -> Batches:
-        piece, kept = self.tokenizer.piece, 0
+        piece, kept, decoded = self.tokenizer.piece, 0, 0
         scored = SCORED * (1 + (plan.request.sampling.top_logprobs or 0))
         decoders = [SequenceDecoder(plan, 0, piece)]
         while len(decoders) < len(plan.jobs):
@@ -484,8 +484,7 @@ class TokenEngine:
         merge = Merge(len(decoders)) if len(decoders) > 1 else None
         async with aclosing(self._source.run(plan.jobs)) as new_tokens:
             async for index, new in new_tokens:
-                kept += WRITTEN * len(new.ids)
-                kept += scored * (len(new.tokens) + len(new.prompt or ()))
+                kept += WRITTEN * len(new.ids) + scored * (len(new.tokens) + len(new.prompt or ()))
                 if kept > LARGE and count is not None:
                     count(kept)
                     kept = 0
@@ -497,8 +496,9 @@ class TokenEngine:
                         yield events
                     if merge is not None and merge.over:
                         return
-                    if part is not new:
-                        await asyncio.sleep(0)
+                    decoded += len(part.ids)
+                    if decoded >= TOGETHER:
+                        decoded = await asyncio.sleep(0, 0)
 
     # ---- planning ------------------------------------------------------------------------
 
