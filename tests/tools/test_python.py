@@ -5,6 +5,8 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -390,6 +392,23 @@ async def test_a_sandbox_that_does_not_start_runs_nothing(program) -> None:
     with pytest.raises(ToolError, match="could not be started"):
         await process.run("1")
     await process.close()
+
+
+FORK = """
+import os, signal
+from dragoman.tools.python import Python
+Python()
+if worker := os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+signal.alarm(20)
+import pydantic_monty
+with pydantic_monty.Monty() as pool, pool.checkout() as session:
+    session.feed_run("1")
+"""
+
+
+def test_monty_works_in_workers_that_are_forked_after_it_was_tried() -> None:
+    assert subprocess.run((sys.executable, "-c", FORK), check=False).returncode == 0
 
 
 async def test_monty_that_does_not_start_runs_nothing(monkeypatch) -> None:

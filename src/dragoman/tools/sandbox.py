@@ -112,9 +112,9 @@ NO_MONTY = (
     "The Python tool needs Monty, its sandbox: pip install '.[tools]' in the checkout; or use the "
     "other sandbox, python=bubblewrap."
 )
+_TRIAL = "from pydantic_monty import Monty\nwith Monty() as m, m.checkout() as s: s.feed_run('1')"
 HEAP = 64 * MB
-"""Bytes of memory of one in Monty. It transfers the value of the last line to us, which takes its
-time in our process."""
+"""Bytes of memory of one in Monty, which sends the value of the last line to this process."""
 NODES = 20_000
 """The limits of a value that is shown: its objects, and the characters of its strings."""
 
@@ -137,13 +137,13 @@ class Monty:
             raise ImportError(NO_MONTY)
         self.limits = limits
         self.package = import_module("pydantic_monty")
-        try:
-            with self.package.Monty(max_processes=1) as pool, pool.checkout() as session:
-                session.feed_run("1")
-            # A process serves one container, and is never reused.
-            self._pool = self.package.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
-        except (OSError, RuntimeError, self.package.MontyError) as error:
-            raise ImportError(f"{NO_MONTY} Its program does not run: {error}") from None
+        # Elsewhere: it starts threads, after which the workers of a server could not be forked.
+        trial = subprocess.run((sys.executable, "-Pc", _TRIAL), capture_output=True, check=False)  # noqa: S603
+        if trial.returncode:
+            reason = trial.stderr.decode().strip().rpartition("\n")[2]
+            raise ImportError(f"{NO_MONTY} Its program does not run: {reason}")
+        # A process serves one container, and is never reused.
+        self._pool = self.package.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
         self._lock = asyncio.Lock()
         self._open = False
 
