@@ -30,6 +30,7 @@ from dragoman.core.request import (
     JSONObject,
     JSONSchema,
     Namespace,
+    ReasoningOptions,
     Request,
     Sampling,
 )
@@ -38,12 +39,19 @@ from dragoman.core.turn import Turn
 from dragoman.engines import llamacpp as room
 from dragoman.engines.llamacpp import (
     Aligner,
+    Layout,
     LlamaCpp,
+    bounded,
     check_request,
+    lark_of,
+    marks_of,
     prepare,
     tokens_of_text,
 )
 from dragoman.engines.router import embed
+from dragoman.engines.token.constraints import matches
+from dragoman.engines.upstream import Answer
+from dragoman.formats.grammar.demand import JSONBody, Lark
 from tests.engines.stage import answered
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
 from training.tiny.transcripts import HELLO
@@ -137,7 +145,9 @@ async def test_the_tokens_of_a_demanded_form_are_those_of_its_text(
 async def test_tokens_without_a_format_are_as_llamacpp_sent_them(engine: LlamaCpp) -> None:
     request = replace(asking("Hello!"), sampling=Sampling(temperature=0, logprobs=True))
     assert await engine.prepare(request, ANYONE) is None
-    assert await engine.prepare(replace(asking("Hello!"), format=SHAPE), ANYONE) is None
+    prepared = await engine.prepare(replace(asking("Hello!"), format=SHAPE), ANYONE)
+    assert prepared is not None
+    assert prepared.map is None
     assert tokens(await answered(engine, request)) == HELLO
 
 
@@ -219,7 +229,8 @@ async def test_a_server_that_does_not_go_on_is_ended_and_started_again(monkeypat
     engine = prepare(FILE, threads=1, context=CONTEXT)()
     first = engine.server.pid
     async with asyncio.timeout(60):
-        last = [event async for event in engine.stream(replace(asking("a"), format=ENDLESS))][-1]
+        held = replace(asking("a"), format=ENDLESS)  # past what is asked of it otherwise
+        last = [event async for event in engine.engine.stream(held)][-1]
         assert isinstance(last, Failed)
         while not isinstance(await end(engine), Finished):
             await asyncio.sleep(0.05)
@@ -390,6 +401,8 @@ FATAL = {
     "repeat_last_n": 10**9,
     "dry_penalty_last_n": 10**400,
     "grammar_triggers": [{"type": 2, "value": "((("}],
+    "grammar_lazy": True,
+    "chat_parser": "{}",
     "samplers": ["dry"] * 65,
     "logit_bias": [[n, 1] for n in range(20_000)],
 }
@@ -400,10 +413,171 @@ def test_a_field_that_would_end_llamacpp_is_refused(name) -> None:
     """All others would wait until it is started again."""
     asked = replace(asking("hi"), extra={"chat": {name: FATAL[name]}})
     with pytest.raises(FaultError) as refused:
-        check_request(asked)
-    assert refused.value.fault.param == name
+        checked(asked)
+    written = {"json_schema": "guided_json"}
+    assert refused.value.fault.param == written.get(name, name)
     usual = {"grammar": 'root ::= "(((" [(]+ ("a")', "mirostat": 2, "lora": [{"id": 0}]}
-    check_request(replace(asking("hi"), extra={"chat": usual}))
+    checked(replace(asking("hi"), extra={"chat": usual}))
+
+
+def checked(request: Request) -> Request:
+    """What is asked of llama.cpp where a request is made of a model that does not reason."""
+    check_request(request)
+    return bounded(request, Layout())[0]
+
+
+HANGING = {
+    "repetitions": "root ::= " + '"a"? ' * 800,
+    "alternatives": "root ::= " + " | ".join(f'"{n}"' for n in range(2_500)) + ' | "(" root ")"',
+}
+
+
+@pytest.mark.parametrize("name", HANGING)
+def test_a_grammar_that_would_hold_others_is_refused(name) -> None:
+    with pytest.raises(FaultError) as refused:
+        checked(replace(asking("hi"), extra={"chat": {"grammar": HANGING[name]}}))
+    assert refused.value.fault.param == "grammar"
+
+
+def test_a_grammar_that_is_slow_to_compile_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(room, "HELD", 0.0)
+    with pytest.raises(FaultError, match=r"s to compile, and 0\.0 s are the most here") as refused:
+        checked(replace(asking("hi"), extra={"chat": {"guided_regex": "a+"}}))
+    assert refused.value.fault.param == "guided_regex"
+
+
+DEMANDS = {
+    "grammar": ('root ::= [x-z] | "(" [x-z] ")"', r"[x-z]|\([x-z]\)"),
+    "guided_grammar": ('start: "b" | "c"', "[bc]"),
+    "guided_regex": ("[a-c]{5}", "[a-c]{5}"),
+    "guided_choice": (["Rome", "Bern"], "Rome|Bern"),
+    "guided_json": ({"const": 3}, "3"),
+    "json_schema": ({"const": 4}, "4"),
+    "response_format": ({"type": "regex", "pattern": "y+"}, "y+"),
+}
+
+
+@pytest.mark.parametrize("name", DEMANDS)
+async def test_a_demand_on_the_text_is_met_and_never_in_llamacpps_own_grammar(engine, name) -> None:
+    demanded, pattern = DEMANDS[name]
+    for wire in ("chat", "responses"):
+        asked = replace(asking("hi"), extra={wire: {name: demanded}}, max_output_tokens=40)
+        assert list(checked(asked).extra[wire]) == (["grammar"] if wire == "chat" else [])
+        assert checked(asked).extra["chat"]["grammar"].startswith("%llguidance {}\n")
+        answer = await answered(engine, asked)
+        assert re.fullmatch(pattern, answer.text), answer.text
+        assert answer.guarantee == "best-effort"
+    prompts = Request(model="tiny", max_output_tokens=40, extra={"completions": {name: demanded}})
+    events = [event async for event in engine.complete("hi", prompts)]
+    assert re.fullmatch(pattern, fold(events).text)
+
+
+@pytest.mark.parametrize("format", [ENDLESS, JSONSchema("x", {"enum": list(range(2_000))})])
+async def test_a_schema_is_met_in_a_grammar_that_has_bounds(engine, format) -> None:
+    """llama.cpp's own grammar of each takes seconds, or for ever, for which all others wait."""
+    asked = replace(asking("hi"), format=format)
+    assert checked(asked).format is None
+    assert "%json" in checked(asked).extra["chat"]["grammar"]
+    limited = replace(asked, max_output_tokens=30)
+    async with asyncio.timeout(30):
+        assert (await answered(engine, limited)).status in ("completed", "incomplete")
+        assert (await answered(engine, asking("Hello!"))).text == HELLO
+
+
+async def test_reasoning_may_come_before_a_demanded_form(engine: LlamaCpp) -> None:
+    asked = replace(asking("Think about Paris"), format=SHAPE)
+    layout = await engine._layout(asked)
+    assert layout == Layout("<think>", "</think>", begun=False)
+    free = lark_of(JSONBody("format", {"const": 1}), layout)
+    begun = lark_of(JSONBody("format", {"const": 1}), replace(layout, begun=True))
+    plain = lark_of(JSONBody("format", {"const": 1}), Layout())
+    for grammar, fit, unfit in (
+        (free, ("1", "<think>a</think>\n\n1", "<think></think>1"), ("a</think>1", "<think>1")),
+        (begun, ("a</think>\n1", "</think>1"), ("1", "a")),
+        (plain, ("1",), ("<think>a</think>1",)),
+    ):
+        for text in fit:
+            assert matches(Lark("", grammar), text), text
+        for text in unfit:
+            assert not matches(Lark("", grammar), text), text
+
+
+@pytest.mark.parametrize("kwargs", [{"open": True}, None])
+async def test_what_opens_reasoning_in_the_prompt_is_found_out(engine, monkeypatch, kwargs) -> None:
+    sent: list[bytes] = []
+
+    async def question(client, method, url, headers, body) -> Answer:
+        sent.append(body)
+        return Answer(200, None, {"prompt": "<think></think><assistant><think>"})
+
+    monkeypatch.setattr(room, "question", question)
+    extra = {"chat": {"chat_template_kwargs": kwargs, "top_k": 3}} if kwargs else None
+    asked = replace(asking("hi"), extra=extra, reasoning=ReasoningOptions(effort="low"))
+    assert (await engine._layout(asked)).begun
+    (body,) = map(json.loads, sent)
+    assert body.pop("messages")
+    expected = {"chat_template_kwargs": kwargs} if kwargs else {}
+    assert body == {**expected, "reasoning_effort": "low"}
+
+
+async def test_without_a_known_layout_llamacpp_gets_a_narrower_schema(engine, monkeypatch) -> None:
+    """Its own grammar has what comes before the text, in whatever markup."""
+    engine.server.marks = None
+    assert await engine._layout(asking("hi")) is None
+    for format in (ENDLESS, JSONObject()):
+        asked, _ = bounded(replace(asking("hi"), format=format), None)
+        assert asked.format != ENDLESS
+        assert isinstance(asked.format, type(format))
+        assert not asked.extra
+    limited = replace(asking("hi"), format=SHAPE, max_output_tokens=40)
+    assert (await answered(engine, limited)).text == '{"city": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"__verbose": {"generation_settings": {"grammar": "root ::= thoughts"}}}]
+)
+def test_a_server_that_tells_no_marks_has_none_that_are_known(answer) -> None:
+    class Server:
+        def handle_chat_completions(self, asked: object) -> object:
+            return answer
+
+    assert marks_of(Server()) is None
+
+
+def test_schemas_of_tools_are_narrowed_and_the_model_is_told_the_rest() -> None:
+    schema = {"type": "object", "properties": {"city": ENDLESS.schema}, "required": ["city"]}
+    tool = FunctionTool("f", parameters=schema)
+    (first, group, bare) = checked(
+        replace(
+            asking("hi"), tools=(tool, Namespace("n", tools=(WEATHER, tool)), FunctionTool("g"))
+        )
+    ).tools
+    city = first.parameters["properties"]["city"]
+    assert list(city) == ["type", "description"]
+    assert ENDLESS.schema["pattern"] in city["description"]
+    assert group.tools == (WEATHER, first.__class__("f", parameters=first.parameters))
+    assert bare.parameters is None
+    same = replace(asking("hi"), tools=(WEATHER,))
+    assert checked(same) is same
+
+
+async def test_a_called_tool_with_an_endless_schema_holds_nobody(engine) -> None:
+    schema = {"type": "object", "properties": {"city": ENDLESS.schema}, "required": ["city"]}
+    tool = FunctionTool("get_weather", parameters=schema)
+    asked = replace(asking("What is the weather in Paris?"), tools=(tool,), tool_choice="required")
+    async with asyncio.timeout(30):
+        (call,) = (await answered(engine, asked)).output
+    assert call.arguments == '{"city": "Paris"}'
+
+
+async def test_what_a_schema_asks_for_in_vain_is_a_loss(engine: LlamaCpp) -> None:
+    schema = {"type": "array", "items": {"const": 1}, "uniqueItems": True}
+    asked = replace(asking("hi"), format=JSONSchema("x", schema), max_output_tokens=40)
+    losses = (await answered(engine, asked)).losses
+    assert [loss.field for loss in losses] == ["format.schema.uniqueItems"]
+    strict = replace(asked, format=JSONSchema("x", schema, strict=True))
+    events = [event async for event in engine.stream(strict)]
+    assert events[-1].fault.param == "format.schema.uniqueItems"
 
 
 def test_samplers_in_short_have_the_same_bound() -> None:

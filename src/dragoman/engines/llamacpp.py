@@ -1,4 +1,9 @@
-"""Runs models in GGUF files with llama.cpp's server, in a process of its own, as it may abort."""
+"""Runs models in GGUF files with llama.cpp's server, in a process of its own, as it may abort.
+
+All its answers are made in one loop, in which a grammar of its own kind may keep it for minutes. So
+what the text of an answer must match is written here as a grammar for llguidance, which it has too
+and which has bounds, and is tried first, as for our own engines.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +26,36 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, bad_request, unsupported
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported, with_param
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.interfaces import ANYONE, Caller, Secret
 from dragoman.core.item import JSON, FunctionCall, Message, Part, Text, Token
+from dragoman.core.loss import Loss
 from dragoman.core.request import (
+    Completion,
     FunctionTool,
     JSONObject,
     JSONSchema,
+    Namespace,
     Request,
+    Tool,
     completion_request,
 )
+from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.tools import flat
+from dragoman.formats.format import Grammar
+from dragoman.formats.grammar.demand import Lark, Whole, demand, unenforced
+from dragoman.formats.grammar.lark import Writer
+from dragoman.formats.grammar.narrow import narrowed
 from dragoman.formats.grammar.schema import too_large
-from dragoman.wire.registry import spell_fault
+from dragoman.wire.registry import spell_fault, spell_losses
 
-from .base import Prepared, Wrapper, new_id
+from .base import Prepared, Wrapper, new_id, with_losses
 from .child import FORKS, end, inherited, spawn
 from .completions import remote
 from .find_format import find_format
+from .token.constraints import byte_compiler
+from .upstream import Answer, question
 
 _log = logging.getLogger("dragoman")
 
@@ -56,7 +72,9 @@ BATCH = 512
 """Tokens of prompts that it reads at a time: answers to others go on between two."""
 LOOK, PATIENCE = 10.0, 120.0
 """Seconds between two looks at whether it goes on, and for one step of its work, before it is
-ended: it has no bound of its own for what a grammar takes, and all others wait for it."""
+ended: all others wait for it."""
+HELD = 0.05
+"""Seconds of the processor for which a grammar may hold its loop: to compile it."""
 QUIET = -1
 """The verbosity at which llama.cpp writes nothing to our standard error."""
 
@@ -160,6 +178,29 @@ def start(options: Options) -> Any:
     return library.Server(params)
 
 
+Marks = tuple[str, str]
+"""Before and after reasoning, in a model's text; empty where it has none."""
+
+
+def marks_of(server: Any) -> Marks | None:
+    """The marks of a server's model, as llama.cpp has found them in its template; None: not known.
+
+    The first grammar makes it read the vocabulary, for which others would wait later.
+    """
+    fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "verbose": True}
+    formed = {**fields, "response_format": {"type": "json_object"}}
+    try:
+        server.handle_chat_completions({**fields, "grammar": f'{HEAD}start: "a"'})
+        answer = server.handle_chat_completions(formed)
+        grammar = str(answer["__verbose"]["generation_settings"]["grammar"])
+    except Exception:
+        return None  # it has other versions and templates, of which it may tell nothing
+    if (found := _ROOT.search(grammar)) is None:
+        return None
+    opening, ending = (str(json.loads(found[n] or '""')).strip() for n in ("open", "close"))
+    return opening, ending
+
+
 def serve() -> None:
     """In a process of its own: run the server until the connection is closed."""
     control = inherited()
@@ -168,7 +209,8 @@ def serve() -> None:
     except (RuntimeError, MemoryError) as error:
         control.send_bytes(f"!{error}".encode())
         return
-    control.send_bytes(f".{server.listening_address}".encode())
+    found = msgspec.json.encode((server.listening_address, marks_of(server)))
+    control.send_bytes(b"." + found)
 
     def look() -> None:
         server.handle_metrics()  # which its main loop answers, between two steps
@@ -190,11 +232,12 @@ class ServerProcess:
         self._thread: threading.Thread | None = None
         self.pause: float | None = None
         """Seconds until it is restarted; None while it runs."""
+        self._options = options
         if not FORKS:  # on this system, in our own process
             self._server = start(options)
             self.address = str(self._server.listening_address)
+            self.marks = marks_of(self._server)
             return
-        self._options = options
         self.address = self._start()
         self._options = replace(options, port=int(self.address.rpartition(":")[2]))
         self._thread = threading.Thread(target=self._watch, name="dragoman-llamacpp", daemon=True)
@@ -211,7 +254,7 @@ class ServerProcess:
             self._control.close()  # not before: the thread might close a reused descriptor
 
     def _start(self) -> str:
-        """The address of a new server."""
+        """The address of a new server, whose marks are kept."""
         # On abort it would attach a debugger to itself, for seconds, and fill our log.
         self.pid, self._control = spawn(__name__, {**os.environ, "GGML_NO_BACKTRACE": "1"})
         try:
@@ -227,7 +270,8 @@ class ServerProcess:
                 "of a model it does not know, or too large for the memory there is (a smaller "
                 "context takes less)."
             )
-        return reply[1:]
+        address, self.marks = msgspec.json.decode(reply[1:], type=tuple[str, Marks | None])
+        return address
 
     def _watch(self) -> None:
         pause = PAUSES[0]
@@ -287,26 +331,60 @@ class LlamaCpp(Wrapper):
 
     def __init__(self, server: ServerProcess, key: Secret, format: str | None) -> None:
         address = f"{server.address}/v1"
-        super().__init__(remote(address, key=key, profile=PROFILE, format=format))
+        self._remote = remote(address, key=key, profile=PROFILE, format=format)
+        super().__init__(self._remote)
         self.server = server
+        self._rendered = format is not None  # here: then llama.cpp sees the prompt alone
 
     async def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Align log-probabilities of a required format. Raises FaultError while the server is
+        """Write the demands on the answer as llama.cpp meets them without holding others, and
+        align log-probabilities of a required format. Raises FaultError while the server is
         restarted, and for what would end it, in terms of the caller's wire."""
         if (pause := self.server.pause) is not None:
             raise FaultError(replace(ABORTED, retry_after=f"{math.ceil(pause)}"))
+        demanding = request.format is not None or request.tools or request.extra
+        formed = isinstance(request.format, JSONObject | JSONSchema)
+        layout = await self._layout(request) if formed and not self._rendered else None
         try:
-            if caller.size:
-                await asyncio.to_thread(check_request, request)
+            if caller.size or demanding:
+                found, losses = await asyncio.to_thread(self._checked, request, layout)
             else:
-                check_request(request)
+                found, losses = self._checked(request, layout)
         except FaultError as error:
             raise FaultError(spell_fault(error.fault, request, caller.wire)) from None
-        formed = isinstance(request.format, JSONObject | JSONSchema)
-        if not (formed and request.sampling.logprobs):
+        align = Aligner().feed if formed and request.sampling.logprobs else None
+        if align is None and not losses:
+            return None if found is request else Prepared(found)
+        told = spell_losses(losses, request, caller.wire)
+
+        def map(events: list[Event]) -> list[Event]:
+            if align is not None:
+                events = [new for old in events if (new := align(old))]
+            return with_losses(events, told) if events else events
+
+        return Prepared(found, map)
+
+    def _checked(self, request: Request, layout: Layout | None) -> tuple[Request, tuple[Loss, ...]]:
+        check_request(request)
+        if self._rendered and not isinstance(request, Completion):
+            return request, ()
+        return bounded(request, layout)
+
+    async def _layout(self, request: Request) -> Layout | None:
+        """How the template lays out the text of an answer; None where it is not known."""
+        if (marks := self.server.marks) is None:
             return None
-        align = Aligner().feed
-        return Prepared(request, lambda events: [new for old in events if (new := align(old))])
+        fields = (request.extra or {}).get("chat", {})
+        asked = {name: fields[name] for name in _TEMPLATE_FIELDS if name in fields}
+        if request.reasoning is not None and request.reasoning.effort is not None:
+            asked["reasoning_effort"] = request.reasoning.effort
+        body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], **asked}).encode()
+        upstream, place = self._remote.upstream, f"{self.server.address}/apply-template"
+        answer = await question(upstream.client, "POST", place, upstream.headers(ANYONE), body)
+        match answer:
+            case Answer(status=200, value={"prompt": str(prompt)}):
+                return Layout(*marks, prompt.rfind(marks[0]) > prompt.rfind(marks[1]))
+        return None
 
     def complete(
         self,
@@ -331,14 +409,14 @@ MAX_NUMBER = 1_000_000
 """The greatest number in a field of llama.cpp's own: it takes memory for as many tokens."""
 MAX_VALUES = 10_000
 """Values in such fields together."""
-MAX_GRAMMAR = 65_536
-"""Characters of a grammar in GBNF."""
 MAX_SAMPLERS = 64
 """Names in `samplers`: each takes memory for `MAX_NUMBER` tokens."""
-MAX_BRACKETS = 1_000
-"""How deep its brackets are nested, and the JSON of a call's arguments."""
-_CLOSED = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|[^()]')
-"""What is no bracket of a grammar: texts, sets, all else."""
+OWN = frozenset(
+    {"grammar_triggers", "grammar_lazy", "grammar_type", "chat_parser", "generation_prompt"}
+)
+"""Fields of the grammars and parsers that llama.cpp writes itself."""
+_DEMANDS = frozenset({*CONSTRAINT_FIELDS, "json_schema", "response_format"})
+"""Fields that are not passed on: a grammar is written of them."""
 
 
 def check_request(request: Request) -> None:
@@ -369,22 +447,13 @@ def _check_schema(schema: JSON, param: str) -> None:
 
 def _check_field(name: str, value: JSON) -> None:
     """Raise FaultError for one of the fields that are passed on as they are."""
-    if name == "grammar_triggers":
+    if name in OWN:
         problem = "is llama.cpp's own, for the grammars that it writes itself"
         raise FaultError(unsupported(problem, name))
-    if name == "json_schema":
-        _check_schema(value, name)
+    if name in _DEMANDS:
+        return
     if name == "samplers" and isinstance(value, str | list) and len(value) > MAX_SAMPLERS:
         raise FaultError(bad_request(f"has more than {MAX_SAMPLERS} samplers", name))
-    if name == "grammar" and isinstance(value, str):
-        deep = deepest = 0
-        if len(value) <= MAX_GRAMMAR:
-            for bracket in _CLOSED.sub("", value):
-                deep += 1 if bracket == "(" else -1
-                deepest = max(deep, deepest)
-        if len(value) > MAX_GRAMMAR or deepest > MAX_BRACKETS:
-            most = f"{MAX_GRAMMAR} characters, and {MAX_BRACKETS} brackets in one another"
-            raise FaultError(bad_request(f"is too large: {most} are the most here", name))
     waiting, count = [value], 0
     while waiting:
         each = waiting.pop()
@@ -398,6 +467,110 @@ def _check_field(name: str, value: JSON) -> None:
             raise FaultError(bad_request(problem, name))
         if count > MAX_VALUES:
             raise FaultError(bad_request(f"has more than {MAX_VALUES} values", name))
+
+
+# ---- demands on the answer -------------------------------------------------------------------
+
+HEAD = "%llguidance {}\n"
+"""With this line, llama.cpp takes a grammar for one of llguidance's."""
+_TEXT = r'"(?:\\.|[^"\\])*+"'
+_ROOT = re.compile(
+    rf"^root ::= (?:{_TEXT} )?(?:space )?"
+    rf"(?:\((?P<open>{_TEXT}) (?:space )?until-\d+ (?P<close>{_TEXT})[^()]*\)\? )?"
+    r'(?:space )?\("```json"',
+    re.MULTILINE,
+)
+"""Its own grammar of an answer in JSON, where nothing but reasoning comes before it."""
+_TEMPLATE_FIELDS = ("chat_template_kwargs", "reasoning_effort")
+"""Fields that may change the end of the prompt."""
+
+
+class Layout(Struct, frozen=True):
+    """The marks of reasoning before the text of an answer, and whether it has begun in the prompt.
+    They are empty where there is none."""
+
+    opening: str = ""
+    closing: str = ""
+    begun: bool = False
+
+
+def bounded(request: Request, layout: Layout | None) -> tuple[Request, tuple[Loss, ...]]:
+    """The request with the demands on its answer as llama.cpp meets them in bounded time: one on
+    its text is a grammar for llguidance, and schemas that it makes a grammar of itself are
+    narrowed. Raises FaultError, naming the field, for demands that are invalid or too large."""
+    extra = {wire: dict(fields) for wire, fields in (request.extra or {}).items()}
+    for fields in extra.values():
+        if "json_schema" in fields:
+            fields.setdefault("guided_json", fields.pop("json_schema"))
+    format, losses = request.format, tuple[Loss, ...]()
+    if isinstance(format, JSONSchema):
+        format = replace(format, strict=format.strict is True)
+    wanted = replace(request, extra=extra, format=format, tools=(), tool_choice=None)
+    asked = demand(wanted)
+    tools = _narrowed_tools(request.tools)
+    if asked is not None and isinstance(asked.text, Whole):
+        formed = isinstance(format, JSONObject | JSONSchema)
+        calls = request.tools and request.tool_choice != "none"
+        place = layout if formed else Layout()
+        if place is None or (formed and calls):
+            # its own grammar knows what comes before the text, or instead of it
+            if isinstance(format, JSONSchema):
+                format = replace(format, schema=next(narrowed([format.schema or {}])))
+        else:
+            losses = unenforced(wanted)
+            own = extra.setdefault("completions" if isinstance(request, Completion) else "chat", {})
+            text, format = lark_of(asked.text, place), None if formed else format
+            for fields in extra.values():
+                for name in _DEMANDS:
+                    fields.pop(name, None)
+            own["grammar"] = text
+    elif tools == request.tools:
+        return request, ()
+    return replace(request, extra=extra or None, format=format, tools=tools), losses
+
+
+def lark_of(body: Whole, layout: Layout) -> str:
+    """A demand on the text of an answer as a grammar for llguidance in llama.cpp, which was tried.
+    Raises FaultError for what is no grammar, or would hold others."""
+    if isinstance(body, Lark):
+        grammar = Grammar(body.lark)
+    else:
+        writer = Writer()
+        start = writer.body(body)
+        if layout.opening:
+            until = f"{writer.free()} {writer.text(layout.closing)}"
+            thought = f"{writer.rule('thought', until, '[lazy]')} {writer.rule('GAP', _GAP)}"
+            if not layout.begun:
+                thought = f"({writer.text(layout.opening)} {thought})?"
+            start = f"{thought} {start}"
+        grammar = writer.grammar(start)
+    text = HEAD + grammar.lark
+    try:
+        byte_compiler().check(replace(grammar, lark=text), HELD)
+    except FaultError as error:
+        fault = error.fault
+        raise FaultError(with_param(fault, fault.param or body.param)) from None
+    return text
+
+
+_GAP = r"/\s{0,8}/"
+"""What is between reasoning and text."""
+
+
+def _narrowed_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools with narrower parameters."""
+    functions = [tool for _, tool in flat(tools) if isinstance(tool, FunctionTool)]
+    found = narrowed(tool.parameters or {} for tool in functions)
+
+    def narrow(tool: Any) -> Any:
+        if isinstance(tool, Namespace):
+            return replace(tool, tools=tuple(map(narrow, tool.tools)))
+        if isinstance(tool, FunctionTool):
+            parameters = next(found)
+            return tool if tool.parameters is None else replace(tool, parameters=parameters)
+        return tool
+
+    return tuple(map(narrow, tools))
 
 
 # ---- alignment of log-probabilities ----------------------------------------------------------

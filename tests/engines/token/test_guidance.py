@@ -436,7 +436,7 @@ def test_a14_the_grammar_used_least_recently_is_compiled_again(monkeypatch) -> N
     first, second, third = (Grammar(f'start: "{word}"') for word in ("one", "two", "six"))
     try:
         tried = compiler._tried  # what the system says of memory is not the same each time
-        monkeypatch.setattr(compiler, "_tried", lambda *given: (tried(*given)[0], 1000))
+        monkeypatch.setattr(compiler, "_tried", lambda *given: (tried(*given)[0], 1000, 0.0))
         monkeypatch.setattr(constraints, "MAX_KEPT", 2500)
         kept, other = compiler.compiled(first), compiler.compiled(second)
         assert compiler.compiled(first) is kept  # and so is used later than the second

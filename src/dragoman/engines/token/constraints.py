@@ -285,7 +285,7 @@ class GrammarCompiler:
                 kept.move_to_end(key)
                 return kept[key]
         with self._trying:
-            given, weight = self._tried(grammar, ends)
+            given, weight, _ = self._tried(grammar, ends)
         with self._building:
             matcher = _matcher(self._tokens, given)
             matcher.compute_bitmask()  # computed once, copies share it: else the model waits
@@ -294,6 +294,17 @@ class GrammarCompiler:
             self._kept.setdefault(tenant, OrderedDict())[key] = found
             self._drop()
         return found
+
+    def check(self, grammar: Grammar, seconds: float) -> None:
+        """Try a grammar that is compiled elsewhere, where others wait for it. Raises FaultError,
+        naming the field that demanded it, for what is no grammar, or takes more of the processor's
+        seconds than that."""
+        with self._trying:
+            *_, took = self._tried(grammar, frozenset())
+        if took > seconds:
+            problem = f"takes {took:.2g} s to compile, and {seconds} s are the most here"
+            only = grammar.parts[0][0] if len(grammar.parts) == 1 else None
+            raise FaultError(bad_request(f"The grammar of the answer {problem}", only))
 
     def _drop(self) -> None:
         """Drop what is over the limit, of the tenant that has most of it and longest unused."""
@@ -307,9 +318,9 @@ class GrammarCompiler:
             if not self._kept[largest]:
                 del self._kept[largest], weights[largest]
 
-    def _tried(self, grammar: Grammar, ends: frozenset[int]) -> tuple[str, int]:
-        """The grammar as llguidance takes it, and the bytes it takes compiled. Raises FaultError
-        where a child could not compile it."""
+    def _tried(self, grammar: Grammar, ends: frozenset[int]) -> tuple[str, int, float]:
+        """The grammar as llguidance takes it, the bytes it takes compiled, and the seconds. Raises
+        FaultError where a child could not compile it."""
         rules = "\n".join((grammar.lark, *self._markers(grammar.markers, ends)))
         whole = _given(rules, grammar.inner)
         only = grammar.parts[0][0] if len(grammar.parts) == 1 else None
@@ -336,12 +347,14 @@ class GrammarCompiler:
                 "nested too deeply. Make it smaller: fewer alternatives, patterns, repetitions"
             )
             raise FaultError(bad_request(f"The grammar of the answer {problem}", only)) from error
-        param, problem, weight = msgspec.msgpack.decode(answer, type=tuple[str | None, str, int])
+        param, problem, weight, took = msgspec.msgpack.decode(
+            answer, type=tuple[str | None, str, int, float]
+        )
         if problem and param is None:
             problem = f"The constraint{' ' if problem.startswith('is ') else ': '}{problem}"
         if problem:
             raise FaultError(bad_request(problem, param))
-        return whole, weight
+        return whole, weight, took
 
     def _markers(self, markers: Sequence[Marker], ends: frozenset[int]) -> Iterator[str]:
         """The rules of the markers, as this vocabulary has them."""
@@ -418,7 +431,7 @@ class GrammarState:
 
 def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
     """What tries grammars in a child, with some tokens: the first of them, and the others, which
-    are its parts. Gives the field and the problem, and the bytes it took."""
+    are its parts. Gives the field and the problem, and the bytes and seconds it took."""
     pieces, special = msgspec.msgpack.decode(setup, type=tuple[list[bytes], list[int]])
     ids = {piece: id for id, piece in enumerate(pieces)}
     single = [ids.get(bytes([value]), 0) for value in range(256)]
@@ -427,8 +440,9 @@ def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
     def answer(message: bytes) -> bytes:
         (_, whole), *parts = msgspec.msgpack.decode(message, type=list[tuple[str | None, str]])
         _problem(tokens, _given('start: "a"', ()))  # what any grammar takes is not its weight
-        before = _resident()
+        before, started = _resident(), thread_time()
         problem = _problem(tokens, whole)
+        took = thread_time() - started
         weight = max(_resident() - before, 4 * len(whole), LEAST)
         # Each alone too: much may come before it, which the few tokens do not get past.
         found = ((param, given, _problem(tokens, given)) for param, given in parts)
@@ -436,7 +450,7 @@ def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
         if at is not None:
             place, problem = _placed(tokens, given, problem)
             at += place
-        return msgspec.msgpack.encode((at, problem, weight))
+        return msgspec.msgpack.encode((at, problem, weight, took))
 
     return answer
 
