@@ -198,7 +198,8 @@ def marks_of(server: Any) -> Marks | None:
     if (found := _ROOT.search(grammar)) is None:
         return None
     opening, ending = (str(json.loads(found[n] or '""')).strip() for n in ("open", "close"))
-    return opening, ending
+    known = bool(opening) == bool(ending) and not _CONTROL.match(opening)
+    return (opening, ending) if known else None
 
 
 def serve() -> None:
@@ -476,11 +477,14 @@ HEAD = "%llguidance {}\n"
 _TEXT = r'"(?:\\.|[^"\\])*+"'
 _ROOT = re.compile(
     rf"^root ::= (?:{_TEXT} )?(?:space )?"
-    rf"(?:\((?P<open>{_TEXT}) (?:space )?until-\d+ (?P<close>{_TEXT})[^()]*\)\? )?"
-    r'(?:space )?\("```json"',
+    rf"(?:\((?P<open>{_TEXT}) (?:{_TEXT}\? |space )*until-\d+ (?:{_TEXT}\? |space )*"
+    rf"\(?(?P<close>{_TEXT})(?: \| \))?(?: {_TEXT}\?)*\)\? )?"
+    r'(?:space )?(?:\("```json"|response-format(?:-schema)?$)',
     re.MULTILINE,
 )
 """Its own grammar of an answer in JSON, where nothing but reasoning comes before it."""
+_CONTROL = re.compile(r"<\||\[")
+"""How marks begin that are mostly tokens of their own, which no text matches."""
 _TEMPLATE_FIELDS = ("chat_template_kwargs", "reasoning_effort")
 """Fields that may change the end of the prompt."""
 
