@@ -178,6 +178,8 @@ def start(options: Options) -> Any:
     return library.Server(params)
 
 
+HELLO: JSON = [{"role": "user", "content": "Hello"}]
+"""A short conversation."""
 Marks = tuple[str, str]
 """Before and after reasoning, in a model's text; empty where it has none."""
 
@@ -187,7 +189,7 @@ def marks_of(server: Any) -> Marks | None:
 
     The first grammar makes it read the vocabulary, for which others would wait later.
     """
-    fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "verbose": True}
+    fields = {"messages": HELLO, "max_tokens": 1, "verbose": True}
     formed = {**fields, "response_format": {"type": "json_object"}}
     try:
         server.handle_chat_completions({**fields, "grammar": f'{HEAD}start: "a"'})
@@ -375,11 +377,7 @@ class LlamaCpp(Wrapper):
         """How the template lays out the text of an answer; None where it is not known."""
         if (marks := self.server.marks) is None:
             return None
-        fields = (request.extra or {}).get("chat", {})
-        asked = {name: fields[name] for name in _TEMPLATE_FIELDS if name in fields}
-        if request.reasoning is not None and request.reasoning.effort is not None:
-            asked["reasoning_effort"] = request.reasoning.effort
-        body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], **asked}).encode()
+        body = await asyncio.to_thread(_short, request)
         upstream, place = self._remote.upstream, f"{self.server.address}/apply-template"
         answer = await question(upstream.client, "POST", place, upstream.headers(ANYONE), body)
         match answer:
@@ -487,6 +485,15 @@ _CONTROL = re.compile(r"<\||\[")
 """How marks begin that are mostly tokens of their own, which no text matches."""
 _TEMPLATE_FIELDS = ("chat_template_kwargs", "reasoning_effort")
 """Fields that may change the end of the prompt."""
+
+
+def _short(request: Request) -> bytes:
+    """A request with the same end of its prompt, in short."""
+    fields = (request.extra or {}).get("chat", {})
+    asked = {name: fields[name] for name in _TEMPLATE_FIELDS if name in fields}
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        asked["reasoning_effort"] = request.reasoning.effort
+    return msgspec.json.encode({"messages": HELLO, **asked})
 
 
 class Layout(Struct, frozen=True):
