@@ -418,6 +418,17 @@ def test_two_may_save_to_one_file_at_a_time(make, tmp_path, monkeypatch) -> None
     assert [each.name for each in tmp_path.iterdir()] == ["saved.json"]
 
 
+def test_a_file_that_is_saved_again_keeps_its_mode_and_a_link_stays_one(tmp_path) -> None:
+    path, link = tmp_path / "saved.json", tmp_path / "link.json"
+    path.touch(0o600)
+    link.symlink_to(path)
+    agent = Agent(Model("x"))
+    agent.save(link)
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == agent.dump()
+
+
 async def test_what_was_not_saved_by_an_agent_is_refused() -> None:
     agent = Agent(Model("Hi."))
     with pytest.raises(ValueError, match="truncated"):

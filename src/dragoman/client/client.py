@@ -324,9 +324,14 @@ class Client(Wrapper):
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file in one step; another one may be writing it, too."""
+    """Write a file in one step; another one may be writing it, too. It stays as readable as it
+    was, and a link stays one."""
+    path = path.resolve()
     draft = path.with_name(f"{path.name}.{new_id()}.part")
     try:
+        draft.touch()
+        with suppress(FileNotFoundError):
+            draft.chmod(path.stat().st_mode & 0o777)
         draft.write_bytes(data)
         draft.replace(path)
     finally:
