@@ -264,6 +264,21 @@ async def test_expect_continue_is_heeded_and_a_large_body_refused_before_it_come
         writer.close()
 
 
+async def test_refusal_is_not_lost_where_the_body_is_being_sent_and_the_connection_closes() -> None:
+    settings = Settings(body_limit=10)
+
+    def answer(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(post(port, b"x" * 2_000_000, headers=[JSON, "connection: close"]))
+            return b"".join(iter(lambda: client.recv(65536), b""))  # a reset loses what came
+
+    async with served(App(Stub(), settings), settings) as port:
+        for _ in range(5):
+            refusal = await asyncio.to_thread(answer, port)
+            assert refusal.startswith(b"HTTP/1.1 413")
+            assert refusal.endswith(b"}}")
+
+
 # ---- the end -------------------------------------------------------------------------------
 
 

@@ -541,6 +541,10 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._hold is not None and not self.flow.write_paused:
             self._release()
         if not exchange.keep_alive:
+            if exchange.more_body:  # it is still being sent
+                self.flow.resume_reading()
+                self._linger()
+                return
             self.transport.close()
         if self.transport.get_write_buffer_size():
             self._await_reading()
