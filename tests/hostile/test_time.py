@@ -114,6 +114,7 @@ async def test_a_drip_comes_to_an_end(name) -> None:
     if answer:  # it may be torn out of our hands, as we go on writing
         assert status, answer
         assert answer.startswith(b"HTTP/1.1 " + status)
+        assert status != b"408" or b"\r\nconnection: close\r\n" in answer
 
 
 async def test_a_slow_body_that_gets_on_is_waited_for() -> None:

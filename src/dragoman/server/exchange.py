@@ -243,6 +243,8 @@ class Exchange:
             headers += ((b"www-authenticate", b"Bearer"),)
         if fault.code in _FINAL:
             headers += ((b"x-should-retry", b"false"),)
+        if fault.code == "stalled":  # the rest of the body is not waited for
+            self.keep_alive = False
         self.reply(*self.wire.encode_error(fault, self.id), *headers)
 
 
