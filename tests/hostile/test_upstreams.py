@@ -327,7 +327,7 @@ async def test_u5_large_answers_are_decoded_one_at_a_time() -> None:
         at_work -= more
         return more
 
-    assert await asyncio.gather(*(engine.upstream.apart(work, 1) for _ in range(8))) == [1] * 8
+    assert await asyncio.gather(*(engine.upstream.apart("", work, 1) for _ in range(8))) == [1] * 8
     assert most == 1
     await engine.close()
 

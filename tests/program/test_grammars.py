@@ -285,7 +285,7 @@ def test_json_is_found_in_an_answer(text, found) -> None:
 @pytest.mark.uncounted
 def test_json_that_does_not_end_is_not_read_again_for_each_of_its_brackets() -> None:
     def look(brackets: int) -> None:
-        assert find(json(), ("[" + "1," * 4_000) * brackets) is None
+        assert find(json(), ("[" + "1," * 400) * brackets) is None
 
     assert seconds(look, 900) < 40 * max(seconds(look, 30), 0.001)
 

@@ -186,7 +186,7 @@ def find(value: Node, text: str) -> str | None:
                 if fitting(value, text[start:end]):
                     return text[start:end]
             except json.JSONDecodeError as error:
-                end = error.pos
+                end = len(text) if error.msg.startswith("Unterminated") else error.pos
             except (ValueError, RecursionError):
                 end = start + 2_500
             left -= end - start + 250
