@@ -170,6 +170,17 @@ async def test_segment_that_is_stored_again_replaces_itself(store: Store) -> Non
     assert tuple(event for segment in log for event in segment.events) == EVENTS
 
 
+async def test_server_that_lost_its_run_replaces_no_segment_of_the_new_owner(store: Store) -> None:
+    await store.begin(record("a", owner="first", lease=10.0))
+    assert await store.take_orphans("second", 20.0, 50.0)
+    await store.append("a", LogSegment(0, EVENTS[:1], "second"))
+    with pytest.raises(StoreError, match="gap before 0"):  # the first was suspended, and wakes
+        await store.append("a", LogSegment(0, EVENTS[:2], "first"))
+    with pytest.raises(StoreError, match="gap before 0"):
+        await store.finish("a", answer("a"), LogSegment(0, EVENTS, "first"))
+    assert await store.finish("a", answer("a"), LogSegment(1, EVENTS[1:], "second"))
+
+
 async def test_run_is_finished_once(store: Store) -> None:
     await store.begin(record("a", status="queued"))
     assert await store.finish("a", answer("a"))

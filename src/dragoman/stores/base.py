@@ -281,10 +281,12 @@ class StoredAnswer(Struct, frozen=True):
 
 
 class LogSegment(Struct, frozen=True):
-    """Consecutive events of one log; `first` is the index of the first of them, from 0."""
+    """Consecutive events of one log; `first` is the index of the first of them, from 0. Only the
+    run's `owner` may replace one."""
 
     first: int
     events: tuple[Event, ...]
+    owner: str = ""
 
 
 class Conversation(Struct, frozen=True, kw_only=True, omit_defaults=True):

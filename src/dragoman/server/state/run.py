@@ -279,7 +279,7 @@ class Run:
             return
         self._folded = self._first + len(events)
         try:
-            segment = LogSegment(self._stored, events)
+            segment = LogSegment(self._stored, events, self._runs.owner)
             record, size = self.record, self._size - self._appended
             await self._runs.store.append(record.id, segment, size, record.tenant)
             self._appended = self._size
@@ -334,7 +334,8 @@ class Run:
             whole = replace(record, status=response.status, response=response, size=size)
             ending = self._put(whole, turn, messages)
         else:
-            rest = LogSegment(self._stored, tuple(self.events[self._stored - self._first :]))
+            left = tuple(self.events[self._stored - self._first :])
+            rest = LogSegment(self._stored, left, self._runs.owner)
             size = self._size + (record.size if turn else 0)
             given = record.id, response, rest, turn, messages, size, record.tenant
             finish = partial(self._runs.store.finish, *given)
@@ -693,6 +694,6 @@ class Runs:
             events.append(Started(record.id, record.created_at, record.request.model))
         events.append(end_for(CANCELLED if record.cancelling else DIED))
         response = await self.store.apart(8 * len(events), fold, events)  # many take long
-        rest, size = LogSegment(stored, tuple(events[stored:])), size_of(response)
+        rest, size = LogSegment(stored, tuple(events[stored:]), self.owner), size_of(response)
         end = self.announce(record, response) if record.background else ()
         await self.store.finish(record.id, response, rest, (), end, size, record.tenant)
