@@ -300,3 +300,16 @@ def test_a_stop_regex_is_not_looked_for_in_all_of_a_long_answer_with_each_piece(
         return time.process_time() - begun
 
     assert any(ask(16_000) < 8 * ask(4_000) for _ in range(3))
+
+
+def test_a_string_that_never_ends_is_read_for_json_a_few_times(monkeypatch) -> None:
+    starts = []
+    decode = stdlib_json.JSONDecoder.raw_decode
+
+    def raw_decode(decoder: stdlib_json.JSONDecoder, text: str, start: int = 0) -> object:
+        starts.append(start)
+        return decode(decoder, text, start)
+
+    monkeypatch.setattr(stdlib_json.JSONDecoder, "raw_decode", raw_decode)
+    assert find(json(), "[" * 900 + '"' + "a" * 200_000) is None
+    assert 0 < len(starts) < 20

@@ -94,6 +94,7 @@ def test_pages_of_nonsense_are_read_in_their_time(piece) -> None:
         ("a b\n" * 40_000, "a b\n" * 40_000),
         ("<p>ab<td>c" * 40_000, "ab c\n" * 40_000),
         ("word " * 40_000, "word " * 40_000),
+        ("<p>a b &amp; c; <p>d&nbsp;" * 20_000, "a b & c;\nd\n" * 20_000),
     ],
 )
 def test_large_pages_are_read_in_pieces_that_show_nowhere(page, text) -> None:

@@ -102,7 +102,7 @@ def _from_html(page: str) -> str:
             size += len(held[-1])
             if size >= _STEP:
                 text = "".join(held)
-                end = max(map(text.rfind, (" ", "\n", ";"))) + 1 or size
+                end = next(filter(None, (text.rfind(each) + 1 for each in "\n ;")), size)
                 written.append(_in_lines(text[:end]))
                 held, size = [text[end:]], size - end
     return "".join([*written, _in_lines("".join(held))]).strip()
