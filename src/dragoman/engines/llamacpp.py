@@ -196,7 +196,7 @@ def marks_of(server: Any) -> Marks | None:
         answer = server.handle_chat_completions(formed)
         grammar = str(answer["__verbose"]["generation_settings"]["grammar"])
     except Exception:
-        return None  # it has other versions and templates, of which it may tell nothing
+        return None  # it has other versions and templates, of which it may say nothing
     if (found := _ROOT.search(grammar)) is None:
         return None
     opening, ending = (str(json.loads(found[n] or '""')).strip() for n in ("open", "close"))
@@ -358,12 +358,12 @@ class LlamaCpp(Wrapper):
         align = Aligner().feed if formed and request.sampling.logprobs else None
         if align is None and not losses:
             return None if found is request else Prepared(found)
-        told = spell_losses(losses, request, caller.wire)
+        spelled = spell_losses(losses, request, caller.wire)
 
         def map(events: list[Event]) -> list[Event]:
             if align is not None:
                 events = [new for old in events if (new := align(old))]
-            return with_losses(events, told) if events else events
+            return with_losses(events, spelled) if events else events
 
         return Prepared(found, map)
 

@@ -50,7 +50,7 @@ def kept(schema: dict[str, JSON]) -> dict[str, JSON]:
     ],
     ids=json.dumps,
 )
-def test_what_is_told_apart_is_kept_as_it_is(schema) -> None:
+def test_alternatives_that_one_character_decides_are_kept(schema) -> None:
     assert one(schema) == schema
 
 
@@ -122,7 +122,7 @@ def test_what_is_told_apart_is_kept_as_it_is(schema) -> None:
     ],
     ids=lambda value: json.dumps(value)[:60],
 )
-def test_what_is_not_told_apart_is_left_out(schema, narrower) -> None:
+def test_what_one_character_does_not_decide_is_left_out(schema, narrower) -> None:
     if narrower is None:
         narrower = {
             "type": "object",
@@ -132,7 +132,7 @@ def test_what_is_not_told_apart_is_left_out(schema, narrower) -> None:
     assert kept(schema) == narrower
 
 
-def test_each_type_of_several_is_told_its_own() -> None:
+def test_each_type_of_several_has_its_own_description() -> None:
     listed = {"type": ["string", "object", "null"], "properties": {"a": {}}, "pattern": "a"}
     text, thing, none = one(listed)["anyOf"]
     assert text == {"type": "string", "description": 'Must fit {"pattern": "a"}'}
@@ -145,7 +145,7 @@ def test_a_schema_that_refers_to_itself_alone_is_any() -> None:
     assert kept({"$ref": "#/$defs/a", "$defs": turning}) == {"$defs": {"a": {}}}
 
 
-def test_the_model_is_told_what_was_left_out() -> None:
+def test_the_description_has_what_was_left_out() -> None:
     schema = {"type": "string", "description": "A name.", "pattern": "a", "title": "Name"}
     described = 'A name.\nMust fit {"pattern": "a"}'
     assert one(schema) == {"type": "string", "description": described, "title": "Name"}
@@ -153,8 +153,8 @@ def test_the_model_is_told_what_was_left_out() -> None:
     assert one({"anyOf": [{"type": "null"}], "not": {}})["description"] == 'Must fit {"not": {}}'
 
 
-def test_what_the_model_is_told_has_a_bound(monkeypatch) -> None:
-    monkeypatch.setattr(narrow._Room, "told", 10)
+def test_descriptions_of_what_was_left_out_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(narrow._Room, "characters", 10)
     first, second = narrowed([{"type": "string", "pattern": "a" * 30}] * 2)
     assert "description" in first
     assert second == {"type": "string"}

@@ -39,8 +39,8 @@ _ALL = frozenset(KINDS.values()) - {"integer"}
 
 
 def narrowed(schemas: Iterable[Mapping[str, JSON]]) -> Iterator[dict[str, JSON]]:
-    """Schemas that all values of the given ones fit, of which alternatives are told apart by their
-    first character. What was left out is told to the model in the `description`.
+    """Schemas that all values of the given ones fit, of which alternatives differ in their
+    first character. What was left out is added to the `description`, for the model to read.
 
     >>> next(narrowed([{"type": "string", "pattern": "^a+$"}]))
     {'type': 'string', 'description': 'Must fit {"pattern": "^a+$"}'}
@@ -50,12 +50,12 @@ def narrowed(schemas: Iterable[Mapping[str, JSON]]) -> Iterator[dict[str, JSON]]
 
 
 class _Room:
-    """What is left of the schemas, and of the characters that the model is told."""
+    """What is left of the schemas, and of the characters of descriptions."""
 
     schemas = MAX_SCHEMAS
-    told = MAX_CHARACTERS
+    characters = MAX_CHARACTERS
 
-    def tell(self, kept: dict[str, JSON], schema: dict[str, JSON]) -> dict[str, JSON]:
+    def described(self, kept: dict[str, JSON], schema: dict[str, JSON]) -> dict[str, JSON]:
         """With what the model reads of a schema, and what of it was not kept."""
         notes = {name: schema[name] for name in _NOTES if name in schema}
         left = {
@@ -63,9 +63,9 @@ class _Room:
             for name in schema.keys() - kept.keys() - _SILENT
             if "anyOf" not in kept or name not in ("type", "oneOf")
         }
-        if left and self.told > 0:
+        if left and self.characters > 0:
             rest = f"Must fit {json.dumps(left, ensure_ascii=False, sort_keys=True)}"
-            self.told -= len(rest)
+            self.characters -= len(rest)
             given = notes.get("description")
             notes["description"] = f"{given}\n{rest}" if isinstance(given, str) else rest
         return {**kept, **notes}
@@ -83,7 +83,7 @@ class _Narrowing:
                 found[name] = {key: self._narrow(each, 1) for key, each in held.items()}
         if self._room.schemas >= 0:
             return found
-        return self._room.tell({"type": "object"}, self._root)
+        return self._room.described({"type": "object"}, self._root)
 
     def _narrow(self, schema: JSON, level: int) -> dict[str, JSON]:
         """One schema, without definitions."""
@@ -92,8 +92,8 @@ class _Narrowing:
             return {}
         kept = self._kept(schema, level + 1)
         if "anyOf" in kept and isinstance(schema.get("type"), list):
-            return kept  # each tells it
-        return self._room.tell(kept, schema)
+            return kept  # each is described
+        return self._room.described(kept, schema)
 
     def _kept(self, schema: dict[str, JSON], level: int) -> dict[str, JSON]:
         match schema:
