@@ -243,6 +243,17 @@ async def test_a_large_request_is_written_in_pieces_at_the_pace_of_its_reader(mo
     assert len(written) == 11
 
 
+async def test_a_large_request_is_not_held_once_it_is_written() -> None:
+    connection, _ = connected()
+    body = bytearray(2 * PIECE)
+    connection.send(b"head", body)
+    await asyncio.sleep(0)
+    connection.data_received(plain(b"hello"))
+    assert await whole(connection) == b"hello"
+    assert connection.release(15)
+    body.clear()  # BufferError where something views it
+
+
 async def test_a_large_request_is_written_no_further_once_its_connection_is_closed() -> None:
     connection, wire = connected()
     connection.send(b"head", bytes(10 * PIECE))

@@ -62,6 +62,7 @@ _JOINED_WRITE = 64 * 1024
 PIECE = 256 * 1024
 """Bytes of a request that are written in one turn of the event loop: TLS encrypts them at once."""
 _LARGE_READ = 4096
+_NOTHING: Final = memoryview(b"")
 
 
 class Connection(asyncio.Protocol):
@@ -133,7 +134,7 @@ class Connection(asyncio.Protocol):
         self._buffered = 0  # bytes that were not read yet
         self._paused = False
         self._held = False
-        self._rest = memoryview(b"")  # what is not written yet of a large request
+        self._rest = _NOTHING  # what is not written yet of a large request
         self._queued = False  # its next piece is scheduled
         self._full = False  # the transport's buffer is
         self._parser = httptools.HttpResponseParser(self)
@@ -365,6 +366,8 @@ class Connection(asyncio.Protocol):
         if self._rest and not self._full:
             piece, self._rest = self._rest[:PIECE], self._rest[PIECE:]
             self.transport.write(piece)
+            if not self._rest:
+                self._rest = _NOTHING  # an empty slice would hold the whole body
             self._write_soon()
 
     def _left(self) -> int:
@@ -421,7 +424,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         self.closed = True
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
