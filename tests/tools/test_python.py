@@ -1,6 +1,7 @@
 """The Python tool: its containers and whose they are, what models write, and Monty."""
 
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -369,6 +370,13 @@ def test_without_a_sandbox_there_is_no_tool(monkeypatch) -> None:
         monkeypatch.setenv("MONTY_BIN", program)
         with pytest.raises(ImportError, match="Its program does not run"):
             Python()
+    hangs = "import time; time.sleep(60)"
+    writes_no_text = "import os; os.write(2, b'\\xff'); os._exit(1)"
+    for program, seconds, reason in ((hangs, 0.1, "timed out"), (writes_no_text, 60.0, "\ufffd")):
+        monkeypatch.setattr(sandbox, "_TRIAL", program)
+        monkeypatch.setattr(sandbox, "START_SECONDS", seconds)
+        with pytest.raises(ImportError, match=f"Its program does not run: .*{reason}"):
+            Python()
 
 
 @pytest.mark.parametrize(
@@ -429,6 +437,16 @@ async def monty():
     await tool.close()
 
 
+LONG_TO_SHOW = (
+    "e = ValueError('a' * 100_000)",
+    "e = 10 ** 4200",
+    "import datetime as d; e = d.timezone(d.timedelta(hours=1), 'a' * 100_000)",
+    "import collections; e = collections.namedtuple('A' * 100_000, 'x')(1)",
+    f"class {'A' * 50_000}: pass\ne = {'A' * 50_000}()",
+)
+"""Values that are one object each, and have no length."""
+
+
 async def test_what_code_gives(monty) -> None:
     session = await opened(monty)
     for code, output in (
@@ -446,6 +464,9 @@ async def test_what_code_gives(monty) -> None:
         ("d = []\nfor i in range(10**5): d = [d]\nd", "cannot be shown"),
         (f"'x' * {NODES}", "too large to be shown. Print a part of it."),
         ("b = [1]\nfor i in range(99): b = [b, b]\nb", "too large to be shown"),
+        *((f"{made}\n[e] * 9_000", "too large to be shown") for made in LONG_TO_SHOW),
+        (f"[0.125] * {NODES // 3}", "0.125, 0.125"),
+        ("class A: pass\n{A()}", "cannot be shown: unhashable type"),
         ("print('x' * 2000)", "x" * 1000 + "\n(Cut: the output is longer than 1,000 characters.)"),
         ("print('x' * 10**6)", "x" * 1000 + "\n(Cut: the output is longer than 1,000 characters.)"),
         ("x = 'a' * 10**9", "MemoryError: memory limit exceeded"),
@@ -454,6 +475,18 @@ async def test_what_code_gives(monty) -> None:
         ("x", "40"),
     ):
         assert output in await ran(session, code), code
+
+
+async def test_errors_of_code_are_not_kept(monty) -> None:
+    session = await opened(monty)
+    gc.disable()
+    try:
+        for _ in range(5):
+            assert "ValueError: aaa" in await ran(session, "raise ValueError('a' * 1_000)")
+        kept = [each for each in gc.get_objects() if type(each).__name__ == "MontyRuntimeError"]
+    finally:
+        gc.enable()
+    assert len(kept) <= 1  # the last may be Monty's own
 
 
 async def test_a_traceback_is_that_of_the_code(monty) -> None:

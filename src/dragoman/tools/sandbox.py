@@ -45,8 +45,8 @@ OUTPUT = 50_000
 """Characters that one call may write."""
 NICE = 10
 """The priority of code, with which it has a tenth of what others have on a busy machine."""
-
-
+START_SECONDS = 60.0
+"""Seconds for an interpreter to start, on a busy machine."""
 NOT_STARTED = (
     "The sandbox could not be started; this is the server's fault. Answer without running code."
 )
@@ -116,7 +116,8 @@ _TRIAL = "from pydantic_monty import Monty\nwith Monty() as m, m.checkout() as s
 HEAP = 64 * MB
 """Bytes of memory of one in Monty, which sends the value of the last line to this process."""
 NODES = 20_000
-"""The limits of a value that is shown: its objects, and the characters of its strings."""
+"""Objects of a value that is shown, with the characters of its strings, and of others each 16th."""
+_NOT_SHOWN = "(The value of the last line cannot be shown: {})"
 
 
 class Monty:
@@ -138,10 +139,13 @@ class Monty:
         self.limits = limits
         self.package = import_module("pydantic_monty")
         # Elsewhere: it starts threads, after which the workers of a server could not be forked.
-        trial = subprocess.run((sys.executable, "-Pc", _TRIAL), capture_output=True, check=False)  # noqa: S603
-        if trial.returncode:
-            reason = trial.stderr.decode().strip().rpartition("\n")[2]
-            raise ImportError(f"{NO_MONTY} Its program does not run: {reason}")
+        trial = sys.executable, "-Pc", _TRIAL
+        try:
+            subprocess.run(trial, capture_output=True, check=True, timeout=START_SECONDS)  # noqa: S603
+        except (OSError, subprocess.SubprocessError) as error:
+            words = getattr(error, "stderr", None) or str(error).encode()
+            reason = words.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise ImportError(f"{NO_MONTY} Its program does not run: {reason}") from None
         # A process serves one container, and is never reused.
         self._pool = self.package.AsyncMonty(max_processes=most, max_checkouts_per_worker=1)
         self._lock = asyncio.Lock()
@@ -200,31 +204,28 @@ class _MontyInterpreter:
             if room < 0:
                 raise ValueError  # which ends this run alone
 
-        error: Any = None
-        value = None
+        shown, lost = "", False
         try:
             async with asyncio.timeout(limits.seconds):  # its own limit is of its own work
                 value = await self._session.feed_run(code, print_callback=write)
-        except library.MontyError as raised:
-            error = raised
-        except BaseException as raised:
+            shown = _shown(value) if value is not None else ""
+        except TypeError as error:  # for a set of instances, which it cannot transfer
+            shown = _NOT_SHOWN.format(error)
+        except library.MontyError as error:  # held no longer than here: it may be large
+            traced = bool(getattr(error, "traceback", list)())
+            if traced or room >= 0:  # else it is that of `write`
+                shown = getattr(error, "display", error.__str__)()[: limits.output + 1]
+                lost = not traced and self._session.worker_pid is None
+        except TimeoutError:
+            shown, lost = LATE.format(limits.seconds), True
+        except BaseException:
             await self.close()
-            if isinstance(raised, TimeoutError):
-                output = fitted("".join(written).rstrip("\n"), limits.output)
-                raise LostError(LATE.format(limits.seconds), output) from None
             raise
-        lines = ["".join(written).rstrip("\n")]
-        if error is None:
-            lines += [_shown(value)] if value is not None else []
-        elif getattr(error, "traceback", list)():
-            lines.append(error.display())
-        elif room >= 0:  # a limit of the interpreter, or its end
-            words = error.display() if hasattr(error, "display") else str(error)
-            if self._session.worker_pid is None:
-                await self.close()
-                raise LostError(words, fitted(lines[0], limits.output))
-            lines.append(words)
-        return fitted("\n".join(filter(None, lines)), limits.output)
+        output = "".join(written).rstrip("\n")
+        if lost:
+            await self.close()
+            raise LostError(shown, fitted(output, limits.output))
+        return fitted("\n".join(filter(None, (output, shown))), limits.output)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -236,25 +237,26 @@ class _MontyInterpreter:
 
 
 def _shown(value: Any) -> str:
-    """The repr of a value, unless it is large: one that refers to the same list many times
-    may be endless."""
+    """The repr of a value, unless it is large, as it may be where one list is in it many times."""
     room, rest = NODES, [value]
-    while rest:
-        each = rest.pop()
-        room -= 1 + (len(each) if hasattr(each, "__len__") else 0)
-        if room < 0:
-            return "(The value of the last line is too large to be shown. Print a part of it.)"
-        match each:
-            case dict():
-                rest += [*each, *each.values()]
-            case list() | tuple() | set() | frozenset():
-                rest += each
-            case _ if hasattr(each, "attributes"):
-                rest.append(each.attributes)
     try:
+        while rest:
+            each = rest.pop()
+            room -= 1 + (len(each) if hasattr(each, "__len__") else 0)
+            match each:
+                case dict():
+                    rest += [*each, *each.values()]
+                case list() | tuple() | set() | frozenset():
+                    rest += [*each, *getattr(each, "_fields", ()), type(each).__name__]
+                case _ if hasattr(each, "attributes"):
+                    rest += [each.name, each.attributes]
+                case _ if not hasattr(each, "__len__"):  # an error may be long; a number is not
+                    room -= len(repr(each)) // 16
+            if room < 0:
+                return "(The value of the last line is too large to be shown. Print a part of it.)"
         return repr(value)
     except (ValueError, RecursionError) as error:  # a number of many digits, a deep list
-        return f"(The value of the last line cannot be shown: {error})"
+        return _NOT_SHOWN.format(error)
 
 
 # ---- bubblewrap ------------------------------------------------------------------------------
@@ -263,8 +265,6 @@ NO_BUBBLEWRAP = (
     "The sandbox python=bubblewrap needs {}. "
     "To run a part of Python without it, use the other sandbox: python."
 )
-START_SECONDS = 60.0
-"""Seconds for an interpreter to start, on a busy machine."""
 LIFE = 3600
 """Processor seconds of one interpreter, in all its calls."""
 FILES, THREADS, INODES = 64, 64, 4096
