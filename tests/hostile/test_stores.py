@@ -424,7 +424,7 @@ async def test_runs_of_others_are_left_alone_after_the_store_failed(tmp_path, mo
         await failing.more()
         failing.on = False
         await asyncio.sleep(1.0)
-        assert await store.renew_leases(["r"], time.time() + 60) == ()
+        assert await store.renew_leases("other", ["r"], time.time() + 60) == ()
         await asyncio.sleep(1.5)
         found = await store.get("", "r")
         assert found is not None
@@ -443,7 +443,7 @@ async def test_runs_of_others_are_left_alone_after_the_clock_was_set(tmp_path) -
         await asyncio.sleep(0.3)
         ahead = 60.0
         await asyncio.sleep(0.5)
-        assert await store.renew_leases(["r"], time.time() + 120) == ()
+        assert await store.renew_leases("other", ["r"], time.time() + 120) == ()
 
 
 # ---- bounds --------------------------------------------------------------------------------

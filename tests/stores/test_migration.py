@@ -220,10 +220,10 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
 
 
 async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
-    assert await store.renew_leases(["c2", "f0"], 99.0) == ("f0",)
+    assert await store.renew_leases("me", ["c2", "f0"], 99.0) == ("f0",)
     with pytest.raises(Exception, match="gap"):
-        await store.append("c2", LogSegment(2, EVENTS[1:2]))
-    await store.append("c2", LogSegment(1, EVENTS[1:2]))
+        await store.append("c2", LogSegment(2, EVENTS[1:2], "me"))
+    await store.append("c2", LogSegment(1, EVENTS[1:2], "me"))
     (orphan,) = await store.take_orphans("you", 100.0, 130.0)
     assert orphan == replace(read(LIVE, store), owner="you", lease=130.0)
     assert await store.finish("c2", answer("c2"), items=[Message("user", "new", id="msg_said")])
@@ -253,7 +253,7 @@ async def test_store_of_the_first_steps_takes_all_that_follow(
     assert sum(len(segment.events) for segment in await store.log("f0")) == len(EVENTS)
     assert await store.get_item(name(store), "v", "msg_said") == SAID
     assert len(await store.take_due("http://x", 10.0, 20.0)) == version - 1
-    await store.append("c2", LogSegment(1, EVENTS[1:2]))
+    await store.append("c2", LogSegment(1, EVENTS[1:2], "me"))
     assert await store.finish("c2", answer("c2", CALL), messages=[MESSAGE] if version < 2 else [])
     await store.put(
         record("018f", 80, tenant=name(store), status="completed", response=answer("018f"))

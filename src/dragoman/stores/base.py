@@ -282,7 +282,7 @@ class StoredAnswer(Struct, frozen=True):
 
 class LogSegment(Struct, frozen=True):
     """Consecutive events of one log; `first` is the index of the first of them, from 0. Only the
-    run's `owner` may replace one."""
+    run's `owner` may store one."""
 
     first: int
     events: tuple[Event, ...]

@@ -201,8 +201,8 @@ class Store(Files):
 
     async def append(self, id: str, segment: LogSegment, size: int = 0, tenant: str = "") -> None:
         """Add to the log of a run, or replace its last segment by one that has more. Any other
-        place is an error; so is a run that has ended or is not known. `size` is in bytes, where it
-        is so large that it is packed in a thread, for the `tenant` of the run."""
+        place or owner is an error; so is a run that has ended or is not known. `size` is in bytes,
+        where it is so large that it is packed in a thread, for the `tenant` of the run."""
         reading.set(tenant)
         parts: dict[bytes, bytes] = {}
         pack_all = partial(pack_apart, tenant=tenant, parts=parts) if size > APART else pack
@@ -484,15 +484,15 @@ class Store(Files):
         """The time of `now`, from the database itself where it may be on another machine."""
         return self.now()
 
-    async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Extend the leases of these runs. Returns the ids of those that must stop: cancelled,
-        deleted or ended ones."""
+    async def renew_leases(self, owner: str, ids: Sequence[str], until: float) -> tuple[str, ...]:
+        """Extend the leases of an owner's runs. Returns the ids of those that must stop: those that
+        were cancelled, deleted or ended, or have another owner by now."""
         renewed: set[str] = set()
         for some in chunks(ids):
-            statement = f"""UPDATE runs SET lease = $1 WHERE NOT cancelling AND seq IN (
-                    SELECT seq FROM responses WHERE id IN ({places(len(some), 2)}))
+            statement = f"""UPDATE runs SET lease = $1 WHERE NOT cancelling AND owner = $2
+                AND seq IN (SELECT seq FROM responses WHERE id IN ({places(len(some), 3)}))
                 RETURNING (SELECT id FROM responses r WHERE r.seq = runs.seq)"""
-            renewed.update(id for (id,) in await self._write(statement, until, *some))
+            renewed.update(id for (id,) in await self._write(statement, until, owner, *some))
         return tuple(id for id in ids if clean(id) not in renewed)
 
     async def request_cancel(self, tenant: str, id: str) -> bool:

@@ -153,12 +153,12 @@ LIVE = "FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"
 _LAST = """(SELECT CASE WHEN length <= $3 THEN first END FROM segments s WHERE s.seq = u.seq
     ORDER BY first DESC LIMIT 1)"""
 _APPEND = f"""INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
-    {LIVE} AND ($2 = {LENGTH} OR $2 = {_LAST} AND u.owner = $5) FOR UPDATE OF u
+    {LIVE} AND u.owner = $5 AND $2 IN ({LENGTH}, {_LAST}) FOR UPDATE OF u
     ON CONFLICT (seq, first) DO UPDATE SET length = excluded.length, events = excluded.events
     RETURNING first"""
-"""Adds nothing where the run has ended, and where the segment does not follow the log's end. The
-last segment is replaced by one with as many events or more: it was stored, but the answer of the
-database was lost, so that its owner stores it again, with what came since."""
+"""Adds nothing where the run has ended or has another owner, and where the segment does not follow
+the log's end. The last segment is replaced by one with as many events or more: it was stored, but
+the answer of the database was lost, so that it is stored again, with what came since."""
 _EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES {}
     ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
 HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
@@ -189,7 +189,7 @@ def append(id: str, segment: LogSegment, events: bytes, parts: dict[bytes, bytes
     if (yield _APPEND, (id, segment.first, len(segment.events), events, segment.owner)):
         return True
     if (yield f"SELECT u.seq {LIVE}", (id,)):
-        raise ConflictError(f"The log of {id} has a gap before {segment.first}.")
+        raise ConflictError(f"The log of {id} is another's, or has a gap before {segment.first}.")
     return False
 
 

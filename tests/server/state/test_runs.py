@@ -390,7 +390,7 @@ async def test_the_runs_of_a_dead_server_are_ended_by_another(tmp_path) -> None:
             )
             await store.begin(record)
             if events:
-                await store.append(id, LogSegment(0, events))
+                await store.append(id, LogSegment(0, events, "dead"))
         await request.runs._end_orphans()
         found = await server.sdk.responses.retrieve("resp_dead")
         assert (found.status, found.output_text) == ("failed", "Hel")
@@ -445,7 +445,7 @@ async def test_orphan_without_events_is_requeued_where_configured(
         )
         await store.begin(record)
         if said:
-            await store.append("dead", LogSegment(0, OPENING))
+            await store.append("dead", LogSegment(0, OPENING, "dead"))
         await server.memory.runs._end_orphans()
         async for _ in server.memory.runs.follow(record):
             pass
@@ -465,7 +465,7 @@ async def test_server_that_starts_leaves_owners_time_to_renew(store: Store) -> N
     runs = Runs(store, lease=5.0)
     runs.begin()
     await asyncio.sleep(0.2)
-    assert await store.renew_leases(["a"], now + 60) == ()
+    assert await store.renew_leases("other", ["a"], now + 60) == ()
     runs._upkeep.cancel()
     await store.close()
 

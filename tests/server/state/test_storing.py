@@ -146,7 +146,7 @@ async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: S
     async with storing(stub, store, upkeep=False) as server:
         asked = await server.ask(background=True)
         (run,) = server.memory.runs.live.values()
-        await store.renew_leases([run.record.id], 1.0)
+        await store.renew_leases(run.record.owner, [run.record.id], 1.0)
         await server.memory.runs._end_orphans()
         gate.set()
         await run.finished()

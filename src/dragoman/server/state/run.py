@@ -670,7 +670,7 @@ class Runs:
         own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
         if own:
             until = await self.store.clock() + self.lease
-            for id in await self.store.renew_leases(list(own), until):
+            for id in await self.store.renew_leases(self.owner, list(own), until):
                 own[id].stop()
 
     async def _end_orphans(self) -> None:
