@@ -9,7 +9,7 @@ import pytest
 from dragoman.core.item import JSON
 from dragoman.formats.grammar import narrow
 from dragoman.formats.grammar.narrow import narrowed
-from dragoman.formats.grammar.schema import objects, valid
+from dragoman.formats.grammar.schema import find, objects, valid
 
 NODE = {
     "type": "object",
@@ -194,6 +194,33 @@ def test_levels_beyond_the_bound_are_any() -> None:
         found, levels = found["items"], levels + 1
     assert levels == narrow.MAX_LEVELS + 1
     assert found == {}
+
+
+def test_each_reference_is_followed_once(monkeypatch) -> None:
+    followed: list[JSON] = []
+
+    def counted(root: JSON, to: JSON) -> JSON:
+        followed.append(to)
+        return find(root, to)
+
+    monkeypatch.setattr(narrow, "find", counted)
+    chain: dict[str, JSON] = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(50)}
+    listed: dict[str, JSON] = {f"p{n}": {"$ref": "#/$defs/d0"} for n in range(30)}
+    found = one({"properties": listed, "$defs": {**chain, "d50": {"type": "null"}}})
+    assert found["properties"] == listed
+    assert len(followed) == len(chain) + 1
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
+def test_alternatives_deep_in_references_are_any(keyword) -> None:
+    chain: dict[str, JSON] = {}
+    for number in range(9):
+        deep: JSON = {"$ref": f"#/$defs/d{number + 1}"}
+        for _ in range(95):
+            deep = {keyword: [deep]}
+        chain[f"d{number}"] = deep
+    found = kept({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain})
+    assert {"properties": {"a": {}}, **found}["properties"] == {"a": {}}
 
 
 def test_values_of_a_schema_fit_the_narrower_one() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections import UserDict
+from collections.abc import KeysView
 from itertools import product
 from typing import Any
 
@@ -293,3 +295,34 @@ def test_levels_are_counted_with_those_that_are_referred_to() -> None:
     assert problem == "has more than 2000 levels, with those it refers to"
     del definitions["a30"]
     assert too_large({"$ref": "#/$defs/a0", "$defs": definitions}) is None
+
+
+def test_alternatives_deep_in_references_may_both_fit() -> None:
+    chain: dict[str, Any] = {"d9": {"type": "string"}}
+    for number in range(9):
+        deep: dict[str, Any] = {"$ref": f"#/$defs/d{number + 1}"}
+        for _ in range(48):
+            deep = {"anyOf": [deep]}
+        chain[f"d{number}"] = deep
+    with pytest.raises(FaultError, match="may both fit"):
+        enforceable({"oneOf": [{"const": "x"}, {"$ref": "#/$defs/d0"}], "$defs": chain}, "schema")
+
+
+def test_a_reference_with_a_number_of_many_digits_is_in_no_schema() -> None:
+    schema = {"$ref": f"#/items/{'0' * 5_000}", "items": [{"type": "null"}]}
+    with pytest.raises(FaultError) as raised:
+        enforceable(schema, "schema")
+    assert raised.value.fault.param == "schema.$ref"
+
+
+def test_a_schema_is_not_copied_for_each_reference() -> None:
+    class Counted(UserDict[str, Any]):
+        copies = 0
+
+        def keys(self) -> KeysView[str]:
+            self.copies += 1
+            return super().keys()
+
+    schema = Counted({f"a{n}": {"$ref": f"#/a{n + 1}"} for n in range(50)})
+    assert too_large(schema) is None
+    assert schema.copies == 1

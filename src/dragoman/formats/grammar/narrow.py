@@ -75,6 +75,8 @@ class _Narrowing:
     def __init__(self, root: dict[str, JSON], room: _Room) -> None:
         self._root = root
         self._room = room
+        self._found: dict[str, frozenset[str]] = {}
+        """The types of what references point to."""
 
     def whole(self) -> dict[str, JSON]:
         found = self._narrow(self._root, 0)
@@ -99,7 +101,7 @@ class _Narrowing:
         match schema:
             case {"$ref": _}:
                 # one to itself is of all kinds
-                known = self._kinds(schema, frozenset()) != _ALL
+                known = self._kinds(schema) != _ALL
                 return {"$ref": schema["$ref"]} if known else {}
             case {"anyOf": list(each)} | {"oneOf": list(each)}:
                 return self._alternatives(each, level)
@@ -110,10 +112,10 @@ class _Narrowing:
             case {"enum": list(values)}:
                 if 0 < len(values) <= MAX_VALUES:
                     return {"enum": values}
-                return _of(self._kinds(schema, frozenset()))
+                return _of(self._kinds(schema))
             case {"allOf": [dict(one)]} if "properties" not in schema:
                 return self._narrow(one, level)
-        kinds = self._kinds(schema, frozenset())
+        kinds = self._kinds(schema)
         if kinds == {"object"}:
             return self._object(schema, level)
         if kinds == {"array"}:
@@ -124,7 +126,7 @@ class _Narrowing:
         return kept
 
     def _alternatives(self, schemas: list[JSON], level: int) -> dict[str, JSON]:
-        kinds = [self._kinds(each, frozenset()) for each in schemas]
+        kinds = [self._kinds(each) for each in schemas]
         every = frozenset[str]().union(*kinds)
         if sum(map(len, kinds)) > len(every) or not every:
             return _of(every or _ALL)
@@ -165,21 +167,23 @@ class _Narrowing:
                 kept[name] = most
         return kept
 
-    def _kinds(self, schema: JSON, followed: frozenset[str]) -> frozenset[str]:
+    def _kinds(self, schema: JSON, level: int = 0) -> frozenset[str]:
         """The types of values, of which a number may be whole; all where they are not known."""
-        if not isinstance(schema, dict) or len(followed) > MAX_LEVELS:
+        if not isinstance(schema, dict) or level > MAX_LEVELS:
             return _ALL
         if "$ref" in schema:
             to = str(schema["$ref"])
-            if to in followed or not self._named(to):
-                return _ALL
-            return self._kinds(find(self._root, to), followed | {to})
+            if to not in self._found:
+                self._found[to] = _ALL  # in a circle
+                if self._named(to):
+                    self._found[to] = self._kinds(find(self._root, to), level + 1)
+            return self._found[to]
         several = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(several, list):
             self._room.schemas -= len(several)
             if self._room.schemas < 0:
                 return _ALL
-            return frozenset[str]().union(*(self._kinds(each, followed) for each in several))
+            return frozenset[str]().union(*(self._kinds(each, level + 1) for each in several))
         match schema:
             case {"type": str(kind)}:
                 return _known([kind])
@@ -190,7 +194,7 @@ class _Narrowing:
             case {"enum": list(values)} if values:
                 return _known([KINDS[type(value)] for value in values])
             case {"allOf": [one]} if "properties" not in schema:
-                return self._kinds(one, followed)
+                return self._kinds(one, level + 1)
         if "properties" in schema or isinstance(schema.get("additionalProperties"), dict):
             return frozenset({"object"})
         return frozenset({"array"}) if schema.keys() & {"items", "prefixItems"} else _ALL

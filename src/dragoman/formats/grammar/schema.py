@@ -36,6 +36,9 @@ def read_json(text: str, otherwise: JSON = None, *, strict: bool = True) -> JSON
         return otherwise
 
 
+_NUMBER = re.compile("[0-9]{1,9}")
+
+
 def find(root: JSON, pointer: JSON) -> JSON:
     """What a reference points to in a schema; None for one that points elsewhere.
 
@@ -50,7 +53,7 @@ def find(root: JSON, pointer: JSON) -> JSON:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(place, dict):
             place = place.get(step)
-        elif isinstance(place, list) and step.isdecimal() and int(step) < len(place):
+        elif isinstance(place, list) and _NUMBER.fullmatch(step) and int(step) < len(place):
             place = place[int(step)]
         else:
             return None
@@ -229,7 +232,7 @@ class _Whole:
                 sizes = (1 + len(each.get("enum", ())) for each in objects(other))
                 self._room -= len(values) * sum(sizes)
                 fits = (self._validator.valid(value, other) for value in values)
-                with suppress(UndecidedError):
+                with suppress(UndecidedError, RecursionError):
                     return self._room > 0 and not any(fits)
                 return False
         kinds = _kinds(left) & _kinds(right)
@@ -414,8 +417,8 @@ def _told_apart(
 def too_large(schema: Mapping[str, JSON]) -> str | None:
     """What is wrong with the size of a schema, if anything. References are followed in the order of
     the compiler, each once."""
-    room, followed = MAX_CHARACTERS, {"#"}
-    waiting: list[tuple[JSON, int, int]] = [(dict(schema), 0, 0)]
+    root, room, followed = dict(schema), MAX_CHARACTERS, {"#"}
+    waiting: list[tuple[JSON, int, int]] = [(root, 0, 0)]
     while waiting:
         value, chain, level = waiting.pop()
         match value:
@@ -425,7 +428,7 @@ def too_large(schema: Mapping[str, JSON]) -> str | None:
                 target = value.get("$ref")
                 if isinstance(target, str) and target not in followed:
                     followed.add(target)
-                    waiting.append((find(dict(schema), target), chain + 1, level + 1))
+                    waiting.append((find(root, target), chain + 1, level + 1))
             case list():
                 waiting.extend((each, chain, level + 1) for each in value)
             case str():
