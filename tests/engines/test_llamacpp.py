@@ -33,6 +33,7 @@ from dragoman.core.request import (
     ReasoningOptions,
     Request,
     Sampling,
+    completion_request,
 )
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
@@ -51,7 +52,7 @@ from dragoman.engines.llamacpp import (
 from dragoman.engines.router import embed
 from dragoman.engines.token.constraints import matches
 from dragoman.engines.upstream import Answer
-from dragoman.formats.grammar.demand import JSONBody, Lark
+from dragoman.formats.grammar.demand import Choice, JSONBody, Lark, Regex
 from tests.engines.stage import answered
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
 from training.tiny.transcripts import HELLO
@@ -500,6 +501,26 @@ async def test_reasoning_may_come_before_a_demanded_form(engine: LlamaCpp) -> No
             assert matches(Lark("", grammar), text), text
         for text in unfit:
             assert not matches(Lark("", grammar), text), text
+
+
+@pytest.mark.parametrize(
+    "body", [Choice("", ("yes", "no")), Regex("", "yes|no"), Lark("", 'start: "yes" | "no"')]
+)
+def test_a_demanded_text_comes_right_behind_the_reasoning(body) -> None:
+    grammar = lark_of(body, Layout("<think>", "</think>", begun=True))
+    for text, fits in (("a</think>yes", True), ("yes", False), ("a</think>\nno", False)):
+        assert matches(Lark("", grammar), text) == fits, text
+
+
+async def test_a_demanded_text_is_no_reasoning_that_the_prompt_opened(engine, monkeypatch) -> None:
+    opened = Layout("<think>", "</think>", begun=True)
+    monkeypatch.setattr(engine, "_layout", lambda request: asyncio.sleep(0, opened))
+    asked = replace(asking("hi"), extra={"chat": {"guided_choice": ["yes", "no"]}})
+    prepared = await engine.prepare(asked, ANYONE)
+    assert "thought" in prepared.request.extra["chat"]["grammar"]
+    prompt = completion_request(asked, ("hi",))
+    prepared = await engine.prepare(prompt, ANYONE)
+    assert "thought" not in prepared.request.extra["completions"]["grammar"]
 
 
 @pytest.mark.parametrize("kwargs", [{"open": True}, None])

@@ -44,7 +44,7 @@ from dragoman.core.request import (
 from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.tools import flat
 from dragoman.formats.format import Grammar
-from dragoman.formats.grammar.demand import Lark, Whole, demand, unenforced
+from dragoman.formats.grammar.demand import JSONBody, Lark, Whole, demand, unenforced
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.grammar.narrow import narrowed
 from dragoman.formats.grammar.schema import too_large
@@ -347,7 +347,9 @@ class LlamaCpp(Wrapper):
             raise FaultError(replace(ABORTED, retry_after=f"{math.ceil(pause)}"))
         demanding = request.format is not None or request.tools or request.extra
         formed = isinstance(request.format, JSONObject | JSONSchema)
-        layout = await self._layout(request) if formed and not self._rendered else None
+        bound = formed or any(_DEMANDS & fields.keys() for fields in (request.extra or {}).values())
+        raw = self._rendered or isinstance(request, Completion)
+        layout = await self._layout(request) if bound and not raw else Layout()
         try:
             if caller.size or demanding:
                 found, losses = await asyncio.to_thread(self._checked, request, layout)
@@ -522,14 +524,14 @@ def bounded(request: Request, layout: Layout | None) -> tuple[Request, tuple[Los
     if asked is not None and isinstance(asked.text, Whole):
         formed = isinstance(format, JSONObject | JSONSchema)
         calls = request.tools and request.tool_choice != "none"
-        place = layout if formed else Layout()
-        if place is None or (formed and calls):
+        if formed and (layout is None or calls):
             # its own grammar knows what comes before the text, or instead of it
             if isinstance(format, JSONSchema):
                 format = replace(format, schema=next(narrowed([format.schema or {}])))
         else:
             losses = unenforced(wanted)
             own = extra.setdefault("completions" if isinstance(request, Completion) else "chat", {})
+            place = layout if layout is not None and (formed or layout.begun) else Layout()
             text, format = lark_of(asked.text, place), None if formed else format
             for fields in extra.values():
                 for name in _DEMANDS:
@@ -543,18 +545,17 @@ def bounded(request: Request, layout: Layout | None) -> tuple[Request, tuple[Los
 def lark_of(body: Whole, layout: Layout) -> str:
     """A demand on the text of an answer as a grammar for llguidance in llama.cpp, which was tried.
     Raises FaultError for what is no grammar, or would hold others."""
-    if isinstance(body, Lark):
-        grammar = Grammar(body.lark)
-    else:
-        writer = Writer()
-        start = writer.body(body)
-        if layout.opening:
-            until = f"{writer.free()} {writer.text(layout.closing)}"
-            thought = f"{writer.rule('thought', until, '[lazy]')} {writer.rule('GAP', _GAP)}"
-            if not layout.begun:
-                thought = f"({writer.text(layout.opening)} {thought})?"
-            start = f"{thought} {start}"
-        grammar = writer.grammar(start)
+    writer, own = Writer(), body.lark if isinstance(body, Lark) else None
+    start = writer.body(body) if own is None else writer.rule("own", f"%lark {{\n{own}\n}}")
+    if layout.opening:
+        until = f"{writer.free()} {writer.text(layout.closing)}"
+        thought = writer.rule("thought", until, "[lazy]")
+        if isinstance(body, JSONBody):
+            thought += f" {writer.rule('GAP', _GAP)}"
+        if not layout.begun:
+            thought = f"({writer.text(layout.opening)} {thought})?"
+        start = f"{thought} {start}"
+    grammar = writer.grammar(start) if own is None or layout.opening else Grammar(own)
     text = HEAD + grammar.lark
     try:
         byte_compiler().check(replace(grammar, lark=text), HELD)
@@ -565,7 +566,7 @@ def lark_of(body: Whole, layout: Layout) -> str:
 
 
 _GAP = r"/\s{0,8}/"
-"""What is between reasoning and text."""
+"""What may be between reasoning and JSON; before other text it would be a part of it."""
 
 
 def _narrowed_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
