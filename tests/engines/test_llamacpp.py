@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -668,3 +670,12 @@ async def test_prompts_have_the_same_bounds(engine: LlamaCpp) -> None:
     events = [event async for event in engine.complete("hi", Request(model="tiny"))]
     assert isinstance(events[-1], Finished)
     assert engine.server.pause is None
+
+
+def test_what_llamacpp_keeps_and_reads_at_a_time_is_bounded(monkeypatch) -> None:
+    library = SimpleNamespace(CommonParams=MagicMock, Server=lambda params: params)
+    monkeypatch.setattr(room, "import_module", lambda name: library)
+    options = {"path": "x", "name": "x", "key": "x", "context": 0, "parallel": 1}
+    params = room.start(room.Options(**options, threads=None, gpu_layers=None))
+    assert params.cache_ram_mib * 2**20 == room.CACHE
+    assert params.n_batch == params.n_ubatch == room.BATCH

@@ -70,6 +70,8 @@ PAUSES = (1.0, 60.0)
 """Seconds before a server that exited is restarted, the first time and at most."""
 BATCH = 512
 """Tokens of prompts that it reads at a time: answers to others go on between two."""
+CACHE = 1024 * 1024 * 1024
+"""Bytes of prompts that it keeps for later requests, beside its context."""
 LOOK, PATIENCE = 10.0, 120.0
 """Seconds between two looks at whether it goes on, and for one step of its work, before it is
 ended: all others wait for it."""
@@ -166,6 +168,7 @@ def start(options: Options) -> Any:
     params.n_parallel = options.parallel
     params.n_ctx = options.context
     params.n_batch = params.n_ubatch = BATCH
+    params.cache_ram_mib = CACHE // 2**20
     params.ui = params.warmup = False
     params.endpoint_metrics = True  # for looks
     params.hostnames, params.port = ["127.0.0.1"], options.port

@@ -498,7 +498,8 @@ class TokenEngine:
                         return
                     decoded += len(part.ids)
                     if decoded >= TOGETHER:
-                        decoded = await asyncio.sleep(0, 0)
+                        decoded = 0
+                        await asyncio.sleep(0)
 
     # ---- planning ------------------------------------------------------------------------
 
@@ -656,8 +657,7 @@ class TokenEngine:
         """Run on a thread what may take longer than some microseconds."""
         demands = bool(request.tools or default_guarantee(request))
         slow = demands or getattr(self.format, "slow", False)
-        extra = (request.extra or {}).values()
-        slow = slow or any(not _TEMPLATED.isdisjoint(fields) for fields in extra)
+        slow = slow or any(_TEMPLATED & fields.keys() for fields in (request.extra or {}).values())
         room = -1 if slow else _QUICK
         room -= 20 * len(request.sampling.logit_bias or ())
         for item in request.items:
