@@ -20,7 +20,7 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.stores import retention
-from dragoman.stores.base import LogSegment, LongError, Piece, Record, StoreError
+from dragoman.stores.base import Conversation, LogSegment, LongError, Piece, Record, StoreError
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.retention import Retention
@@ -311,6 +311,30 @@ async def test_sessions_are_configured_without_parameters_that_poolers_refuse(
             await store.close()
     assert "user" in named
     assert set(named) <= POOLED
+
+
+async def test_large_values_are_sent_in_pieces_and_leave_nothing(postgres: Postgres) -> None:
+    sent: list[int] = []
+
+    class Watched(PostgresStore):
+        async def _set(self, connection: asyncpg.Connection) -> None:
+            await super()._set(connection)
+            connection.add_query_logger(
+                lambda query: sent.extend(
+                    [len(value) for value in query.args or () if isinstance(value, bytes)]
+                )
+            )
+
+    store, data = Watched(await postgres.database()), bytes(range(256)) * 10_000
+    about = StoredFile(id="f", tenant="t", name="f", purpose="user_data", size=1, created_at=50)
+    await store.add_file(about, data, 10, 1_000)
+    items = tuple([Message("user", text, id=text[:2]) for text in (data.hex(), "short")])
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50), items)
+    assert await store.file_data("t", "f") == data
+    assert (await store.list_items("t", "v")).items == items
+    assert sum(sent) > 2 * len(data) > 4 * max(sent)
+    assert await store._read("SELECT 1 FROM pg_largeobject_metadata") == []
+    await store.close()
 
 
 async def test_isolation_is_that_which_the_statements_were_written_for(postgres: Postgres) -> None:

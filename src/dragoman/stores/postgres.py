@@ -165,6 +165,8 @@ def _advice(error: BaseException) -> str:
 # ---- the database --------------------------------------------------------------------------
 
 
+PIECE = 1024 * 1024
+"""Bytes of a value that are sent at once."""
 LOCK = 0x6472_6167_6F6D_616E
 """The advisory lock during a migration."""
 
@@ -193,11 +195,31 @@ async def _taken(connection: Connection, steps: Steps[T], within: float | None =
     try:
         statement, values = next(steps)
         while True:
-            found: Any = await connection.fetch(statement, *bound(values), timeout=within)
+            found = await _found(connection, statement, bound(values), within)
             statement, values = steps.send(found)
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+async def _found(
+    connection: Connection, statement: str, values: list[Any], within: float | None
+) -> Sequence[Row]:
+    """The rows of a statement. Bytes of which there are many are sent before it, in pieces, as a
+    large object: TLS would encrypt them on the event loop in one go."""
+    large: list[int] = []
+    for place, value in enumerate(values, 1):
+        if isinstance(value, bytes | memoryview) and len(value) > PIECE:
+            values[place - 1] = id = await connection.fetchval("SELECT lo_create(0)")
+            for start in range(0, len(value), PIECE):
+                piece = value[start : start + PIECE]
+                await connection.execute("SELECT lo_put($1, $2, $3)", id, start, piece)
+            statement = re.sub(rf"\${place}\b", f"lo_get(${place})", statement)
+            large.append(id)
+    found: list[Any] = await connection.fetch(statement, *values, timeout=within)
+    for id in large:
+        await connection.execute("SELECT lo_unlink($1)", id)
+    return found
 
 
 async def _keep(_: Any) -> None:
