@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import Capabilities, Model
+from dragoman.core.interfaces import Caller, Capabilities, Model
+from dragoman.core.request import Request
 from dragoman.core.response import Usage
+from dragoman.engines.base import Prepared, Wrapper
 from dragoman.engines.function import Function
 from tests.engines.stage import ASKED, answered, heard, others
 
@@ -195,6 +197,24 @@ async def test_what_a_function_raises_ends_its_answer_and_nothing_else(kind) -> 
     async with asyncio.timeout(60):
         error = (await answered(Function(raising))).error
     assert (error.code, "RuntimeError" in error.message) == ("internal", True)
+
+
+class PanicError(BaseException):
+    """As libraries in Rust raise."""
+
+
+async def test_a_panic_in_an_asynchronous_function_or_middleware_fails_the_answer() -> None:
+    async def panics(**asked: Any) -> str:
+        raise PanicError
+
+    class Middleware(Wrapper):
+        async def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+            raise PanicError
+
+    for engine in (Function(panics), Middleware(Function(panics))):
+        async with asyncio.timeout(60):
+            error = (await answered(engine)).error
+        assert (error.code, "with PanicError" in error.message) == ("internal", True)
 
 
 async def test_what_an_asynchronous_function_awaited_and_was_cancelled_fails_it() -> None:

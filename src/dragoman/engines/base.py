@@ -1,6 +1,4 @@
-"""Base classes and helpers of engines: wrappers, ids and timestamps, unsupported fields, an LRU
-table.
-"""
+"""Base classes and helpers of engines: wrappers, ids, times, unsupported fields, an LRU table."""
 
 from __future__ import annotations
 
@@ -343,7 +341,7 @@ class Driver:
                     elif len(self._events) >= _BATCH:
                         await asyncio.sleep(0)
             self._push(Failed(CUT))
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # of an engine, whose request would have no end
             _raise_cancelled(error)
             fault = fault_from(error, self._key)
             if not ended:
@@ -437,7 +435,7 @@ class Deferred(Relay, Generic[T]):
     def _on_done(self, future: asyncio.Future[T]) -> None:
         try:
             self.control(self._begin(future.result()))
-        except Exception as error:
+        except BaseException as error:
             receive_last([Failed(fault_from(error, self._key))], self._sink)
 
 
@@ -640,7 +638,7 @@ async def enforce_contract(
                 state.over = True
                 raise
         yield Failed(CUT)
-    except (Exception, asyncio.CancelledError) as error:
+    except BaseException as error:
         _raise_cancelled(error)
         if not state.over:  # after the end, nothing is left to report
             yield Failed(fault_from(error))
@@ -648,6 +646,8 @@ async def enforce_contract(
 
 def _raise_cancelled(error: BaseException) -> None:
     """Unless it is what an engine awaited that was cancelled, which is a failure as any other."""
+    if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):  # an end of it all
+        raise error
     if (task := asyncio.current_task()) is not None and task.cancelling():
         raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
 
