@@ -1,11 +1,13 @@
 """How much a session holds and gives, and what it says of what it does not."""
 
+import tracemalloc
 from base64 import b64encode
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.conversation import config_weight, weight
+from dragoman.core.conversation import NO_RESULT, config_weight, weight
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, ItemAdded
 from dragoman.core.item import Audio, FunctionCall, FunctionCallOutput, ItemReference, Message, Text
@@ -45,7 +47,7 @@ from dragoman.core.session_values import (
 from dragoman.core.sound import Spoken, from_base64
 from tests.cost import is_square
 
-from .test_session import MANUAL, MS, VOICE, of, opened, refusal, user
+from .test_session import MANUAL, MS, VOICE, asked, of, opened, refusal, user
 
 
 def test_what_a_session_holds_is_bounded() -> None:
@@ -265,6 +267,27 @@ def test_a_call_that_was_cut_short_is_not_for_the_model() -> None:
     session.receive(Respond())
     (work,) = of(session, Generate)
     assert work.request.items[:2] == (FunctionCall("c1", "f", '{"a": '), result)
+    session.receive(Cancel())
+    # Its server repeats the ids of calls.
+    session.receive(CreateItem(item=FunctionCall("c1", "g", "{}")))
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    assert work.request.items[1:] == (FunctionCall("c1", "g", "{}"), result)
+    session.receive(Cancel())
+    session.receive(CreateItem(item=FunctionCallOutput("c1", "2")))
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    assert [getattr(item, "output", "") for item in work.request.items] == ["", "1", "", "", "2"]
+
+
+def test_calls_of_one_id_get_a_result_each_and_none_gets_it_twice() -> None:
+    """3,000 calls and one result of 1 MB were a request of 3 GB."""
+    call, said = FunctionCall("c", "f", "{}"), Message("user", (Text("x"),))
+    one, two = FunctionCallOutput("c", "1"), FunctionCallOutput("c", "2")
+    assert asked(call, one, said, call, two) == (call, one, said, call, two)
+    none = FunctionCallOutput("c", NO_RESULT)
+    assert asked(call, call, call, one) == (call, call, call, one, none, none)
+    assert asked(call, one, two) == (call, one)
 
 
 def test_a_session_that_expires_begins_no_answer() -> None:
@@ -320,3 +343,37 @@ def test_a_transcript_of_blanks_is_cut_in_linear_time() -> None:
         assert not spoken.text
 
     assert not is_square(cut, 2_000)
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """The most bytes that this allocates beside what was there."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_transcript_is_cut_without_a_list_of_its_words() -> None:
+    """15 MB of short words held up the loop for 4 s, and took 330 MB."""
+    spoken = Spoken()
+    spoken.add_text("a " * 200_000)
+    spoken.add_sound(48_000)
+    assert peak_of(lambda: spoken.cut(500)) < 1_500_000
+    assert spoken.text == "a " * 100_000
+
+
+def test_a_piece_of_a_transcription_costs_no_copy_of_the_pieces_before() -> None:
+    """400,000 pieces of a character each took 40 s."""
+    session = opened(replace(MANUAL, transcription=Transcription(model="w")), **VOICE)
+    session.receive(Append(audio=MS * 500))
+    session.receive(Commit())
+    (work,) = of(session, Transcribe)
+    session.receive(Transcribed(work.item_id, "\N{GRINNING FACE}" * 500_000))
+    piece = Transcribed(work.item_id, "a")
+    session.receive(piece)  # which may make room for more
+    assert peak_of(lambda: session.receive(piece)) < 100_000
+    (told,) = session.receive(Transcribed(work.item_id, done=True))
+    assert isinstance(told, TranscriptionCompleted)
+    assert len(told.transcript) == 500_002

@@ -22,6 +22,8 @@ from dragoman.core.session_values import (
     Cancel,
     Commit,
     Configure,
+    ConversationItemDone,
+    Delete,
     Refused,
     Respond,
     ResponseDone,
@@ -183,6 +185,23 @@ async def test_telephones_are_spoken_to_in_g711() -> None:
         assert done.response.output_format == "pcm16"
         text, sound = speech(events)
         assert (text, len(sound)) == ("ab", 2 * 48)
+
+
+async def test_sound_counts_while_it_is_transcribed_though_its_item_is_deleted() -> None:
+    voice, ended = Voice(), asyncio.Event()
+    voice.words = [ended]
+    async with opened(None, voice, turn_detection=None) as (session, events):
+        before = session.size
+        for _ in range(3):
+            session.send(Append(audio=LOUD * 1_000))
+            session.send(Commit())
+            item = await events.until(ConversationItemDone)
+            session.send(Delete(item_id=item.item.id))
+        assert session.size - before >= 3 * 48_000
+        ended.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert session.size == before
 
 
 async def test_without_a_voice_g711_is_refused_and_sound_goes_to_the_model() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from io import StringIO
 from typing import cast
 
 import msgspec
@@ -45,7 +47,7 @@ class Entry(Struct):
     hidden: bool = False
     open: bool = False
     spoken: dict[int, Spoken] = field(default_factory=dict)
-    transcript: str | None = None
+    transcript: StringIO | None = None
     fault: Fault | None = None
     size: int = 0
 
@@ -211,21 +213,25 @@ class Items:
         was cut short and has none is left out, as most servers refuse half its arguments."""
         sounds: list[Sound] = []
         items = [self._for_model(entry.item, sounds, hears=hears) for entry in entries]
-        results: dict[str, CallOutput] = {}
+        results: dict[str, list[CallOutput]] = {}
         for item in items:
             if isinstance(item, CallOutput):
-                results.setdefault(item.call_id, item)
-        calls = {item.call_id for item in items if isinstance(item, Call)}
+                results.setdefault(item.call_id, []).append(item)
+        calls = [entry.item for entry in entries if isinstance(entry.item, Call)]
+        whole = Counter([call.call_id for call in calls if call.status != "incomplete"])
+        known = {call.call_id for call in calls}
         arranged: list[Item] = []
         owed: list[Item] = []  # the results of the previous calls, which stay together
         for entry, item in zip(entries, items, strict=True):
             if isinstance(item, Call):
+                found = results.get(item.call_id, ())  # some servers repeat the ids of calls
                 short = isinstance(entry.item, Call) and entry.item.status == "incomplete"
-                if short and item.call_id not in results:
+                if short and len(found) <= whole[item.call_id]:
                     continue
+                whole[item.call_id] -= not short
                 arranged.append(item)
-                owed.append(results.get(item.call_id) or _no_result(item))
-            elif not (item == _NOTHING or (isinstance(item, CallOutput) and item.call_id in calls)):
+                owed.append(found.pop(0) if found else _no_result(item))
+            elif not (item == _NOTHING or (isinstance(item, CallOutput) and item.call_id in known)):
                 arranged += [*owed, item]
                 owed = []
         return (*arranged, *owed), tuple(sounds)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Mapping
+from io import StringIO
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -397,14 +398,15 @@ class Session:
         if entry is None or entry.transcript is None or not isinstance(entry.item, Message):
             return  # deleted meanwhile
         id = report.item_id
-        entry.transcript += report.text
+        entry.transcript.write(report.text)
         silent = silent_parts(entry.item)
         first = silent[0]  # it has the transcript of all
         if report.fault is None and not report.done:
             if shown and report.text:
                 self._emit(TranscriptionDelta(id, first, report.text))
             return
-        transcript, entry.transcript, entry.fault = entry.transcript.strip(), None, report.fault
+        transcript = entry.transcript.getvalue().strip()
+        entry.transcript, entry.fault = None, report.fault
         if report.fault is None:
             parts = [*entry.item.parts]
             parts[first] = replace(parts[first], transcript=transcript)
@@ -436,7 +438,7 @@ class Session:
             self._store((id, number), audio)
         silent = [sounds[number] for number in silent_parts(item) if number in sounds]
         if self._transcribes and silent:
-            entry.transcript = ""
+            entry.transcript = StringIO()
             options = self.config.transcription or Transcription()
             audio = silent[0] if len(silent) == 1 else b"".join(silent)
             self.work.append(Transcribe(id, audio, options))

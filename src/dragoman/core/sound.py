@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 
@@ -190,7 +189,7 @@ class Spoken:
             if end >= stop:
                 played.append((start, text))
             elif end > start:
-                most = len(text) * (end - start) // (stop - start)
-                ends = [word.end() for word in re.finditer(r"\S+\s*", text)]
-                played.append((start, text[: max([at for at in ends if at <= most], default=0)]))
+                begun = text[: len(text) * (end - start) // (stop - start) + 1].rstrip()
+                last = begun.rsplit(None, 1)[-1:]  # it is not over, or its space is not
+                played.append((start, begun[: len(begun) - sum(map(len, last))]))
         return played

@@ -226,6 +226,7 @@ class TurnSession:
         self._queue: deque[Command] = deque()  # the one that is being taken, and those behind it
         self._taken = asyncio.Event()  # there is none
         self._taken.set()
+        self._heard = 0  # bytes of sound that are being transcribed, of deleted items too
         self._offset = 0  # its first sample's position, in milliseconds
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
@@ -234,7 +235,7 @@ class TurnSession:
     def size(self) -> int:
         """Bytes that the session holds, or nearly."""
         waiting = sum(len(each.audio) for each in self._queue if isinstance(each, Append))
-        return self.session.size + waiting
+        return self.session.size + waiting + self._heard
 
     async def drain(self) -> None:
         """Wait until all commands are processed, and yield to the loop."""
@@ -284,6 +285,7 @@ class TurnSession:
                 case Stop(response_id=id):
                     self._cancel(self._turns.pop(id, None))
                 case Transcribe(item_id=id, audio=audio, options=options):
+                    self._heard += len(audio)
                     self._start(self._transcribe(id, audio, options))
                 case Forget():
                     if self._detector is not None:
@@ -426,3 +428,5 @@ class TurnSession:
             self.report(Transcribed(id, done=True))
         except Exception as error:
             self.report(Transcribed(id, fault=fault_from(error, self._caller.key)))
+        finally:
+            self._heard -= len(audio)

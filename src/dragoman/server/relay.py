@@ -98,8 +98,8 @@ _ANSWERS = {
 }
 """The events that answer commands, and the commands. Cancelling a lost answer needs no repeat."""
 
-_EACH, _ANSWER = 64, 4_096
-"""Overhead of each piece of an answer, and of each answer, about."""
+_EACH, _ANSWER, _MARK = 64, 4_096, 256
+"""Overhead of each piece of an answer, of each answer, and of each piece of a transcript, about."""
 
 SOUND_LOST = Fault(
     "upstream_cut",
@@ -175,13 +175,14 @@ class SessionCopy:
         self._speaking = False
         self._appended = False  # sound that is not committed
         self._pending = 0  # bytes of commands, and characters of answers in progress
+        self._marks = 0  # bytes of what tells when the pieces of transcripts are spoken
         self._begun = 0  # answers in progress, their items and parts
         self._configuration = 0  # characters of the configuration
 
     @property
     def size(self) -> int:
         """Its size in bytes, about."""
-        return self._items.text + self._pending + self._configuration
+        return self._items.text + self._pending + self._marks + self._configuration
 
     def sent(self, head: Head, data: bytes) -> None:
         """Track a command that is sent."""
@@ -251,6 +252,7 @@ class SessionCopy:
     def _spoken(self, id: str, number: int, size: int, text: str = "") -> None:
         entry = self._items.get(id)
         if entry is not None:
+            self._marks += _MARK * (bool(text) + (number not in entry.spoken))
             spoken = entry.spoken.setdefault(number, Spoken())
             spoken.add_text(text)
             spoken.add_sound(size)
@@ -302,7 +304,7 @@ class SessionCopy:
                     self._complete(item)
             case _:
                 self._feed(event)
-        items.check_room(self._pending)
+        items.check_room(self._pending + self._marks)
         if self._begun + len(self._transcribed) > OPEN:
             message = f"More than {OPEN} answers, items, parts and transcriptions are in progress."
             raise FaultError(Fault("too_large", message, "upstream"))

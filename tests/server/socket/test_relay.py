@@ -510,6 +510,12 @@ def test_what_is_kept_of_a_session_is_counted_whatever_its_server_sends() -> Non
     before = known.copy.size
     known.received("response.output_item.added", response_id="r", output_index=0, item=call)
     assert known.copy.size > before + 1_000_000
+    known.item("assistant", id="a")
+    for _ in range(100):
+        known.received("response.output_audio_transcript.delta", **place, delta="ab")
+        known.received("response.output_audio.delta", **place, delta="AAAA")
+    known.received("response.done", response={"id": "r", "status": "completed", "output": []})
+    assert known.copy.size > 1_000_000 + 100 * 256
     known.received("session.updated", session={"type": "realtime"})
     before = known.copy.size
     for _ in range(2):
