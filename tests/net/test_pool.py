@@ -1,6 +1,9 @@
 """Connections kept, shared, counted and given up: the pool and the two retries."""
 
 import asyncio
+import socket
+import threading
+from contextlib import suppress
 
 import pytest
 
@@ -163,6 +166,35 @@ async def test_r1_w1_a_connection_error_is_tried_again(monkeypatch, retries, wor
             with pytest.raises(ConnectError):
                 await post(client, peer.url)
     assert attempts == 1 + retries
+
+
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-x\r\n"])
+async def test_connections_that_are_closed_as_soon_as_they_are_made_leave_their_places(
+    greeting,
+) -> None:
+    """As by a proxy whose server is not there. uvloop reads the end before the dial returns."""
+
+    def accept() -> None:
+        while True:
+            with suppress(OSError), listening.accept()[0] as accepted:
+                accepted.sendall(greeting)
+            if over.is_set():
+                return
+
+    listening, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    port = listening.getsockname()[1]
+    async with Client(limits=Limits(connections=5), connect_retries=0) as client:
+        for _ in range(50):
+            posts = [post(client, f"http://127.0.0.1:{port}/") for _ in range(5)]
+            ended = await asyncio.gather(*posts, return_exceptions=True)
+            assert not {type(error) for error in ended} & {NetTimeoutError, bytes}
+        await until(lambda: client._pool(parse_url(f"http://127.0.0.1:{port}/"), None).empty)
+    over.set()
+    socket.create_connection(("127.0.0.1", port)).close()
+    await asyncio.to_thread(accepting.join)
+    listening.close()
 
 
 async def test_refused_port_and_unknown_host_are_connect_errors() -> None:

@@ -86,6 +86,8 @@ class Dialer:
             if self._url.scheme == "https":
                 async with _step("tls", f"TLS with {connection.peer}", TLSError, deadline):
                     await self._start_tls(connection, self._url)
+            if connection.closed:  # just as it was made: nobody was told
+                raise ConnectError(f"{connection.peer} closed the connection before answering")
         except BaseException as error:
             connection.abort()
             if isinstance(error, TLSError) and self._name != self._url.endpoint:
