@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
+from itertools import count
 
 import pytest
 
 from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
-from dragoman.server.http import AHEAD, HTTPProtocol
+from dragoman.server.http import AHEAD, LINES, HTTPProtocol
 from dragoman.server.settings import Settings
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, exchange, served, word
 from tests.server.test_own_host import connected, until
@@ -168,6 +170,51 @@ async def test_14_requests_behind_an_answer_are_not_read(monkeypatch) -> None:
     assert answers.count(b"HTTP/1.1 404") == 100
     assert max(waiting for waiting, _ in kept) <= AHEAD
     assert 0 < max(size for _, size in kept) <= 512 * 1024
+
+
+@pytest.mark.parametrize("path", [CHAT, "/nowhere"])  # one whose body is read, and not
+async def test_many_small_chunks_are_parsed_a_few_at_a_time(monkeypatch, path) -> None:
+    parsed, turns, on_body = Counter[int](), count(), HTTPProtocol.on_body
+
+    def look(self: HTTPProtocol, body: bytes) -> None:
+        parsed[turn] += 1
+        on_body(self, body)
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn = next(turns)
+        asyncio.get_running_loop().call_soon(next_turn)
+
+    turn = next(turns)
+    monkeypatch.setattr(HTTPProtocol, "on_body", look)
+    body = BODY + b" " * 50_000
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    head = request(f"POST {path} HTTP/1.1", HERE, JSON, "transfer-encoding: chunked")
+    async with served(App(Stub(*OPENING, *closing("Hello")), Settings())) as port:
+        next_turn()
+        answers = await asyncio.wait_for(
+            exchange(port, head + chunks + head + chunks, request("GET /end HTTP/1.0")), 60
+        )
+    assert parsed.total() == 2 * len(body)
+    assert max(parsed.values()) <= LINES
+    assert answers.count(b"HTTP/1.1 200" if path == CHAT else b"nothing at /nowhere") == 2
+    assert b"nothing at /end" in answers
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_after_a_large_read_of_what_is_dropped_others_have_their_turn(refused) -> None:
+    protocol, link = connected(App(Stub(), Settings()))
+    close = "connection: close" if refused else "connection: keep-alive"
+    protocol.data_received(
+        request("POST /nowhere HTTP/1.1", HERE, JSON, close, f"content-length: {300_000}")
+    )
+    assert b"HTTP/1.1 404 " in link.written
+    for _ in range(2):
+        protocol.data_received(b" " * 100_000)
+        assert not link.reading  # uvloop would call it up to 32 times
+        await asyncio.sleep(0)
+        assert link.reading
+    protocol.connection_lost(None)
 
 
 async def test_an_unread_answer_is_no_way_to_a_socket(monkeypatch) -> None:

@@ -377,6 +377,23 @@ async def test_a_slow_reader_stops_the_peer() -> None:
     connection.abort()
 
 
+async def test_after_a_large_read_others_have_their_turn() -> None:
+    connection, wire = asked()
+    connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+    connection.data_received(b"x" * 64 * 1024)
+    assert wire.reading
+    connection.data_received(b"x" * 100_000)
+    assert not wire.reading  # uvloop would call it up to 32 times
+    await asyncio.sleep(0)
+    assert wire.reading
+    connection.data_received(b"x" * 100_000)
+    connection.pause()
+    await asyncio.sleep(0)
+    assert not wire.reading
+    connection.resume()
+    assert wire.reading
+
+
 async def test_a_paused_connection_reads_again_when_it_is_released() -> None:
     connection, wire = asked()
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 300001\r\n\r\n" + b"x" * 300000)

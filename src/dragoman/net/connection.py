@@ -58,7 +58,7 @@ _IDLE: Final = 2  # no request in flight: any data is an error
 _DONE: Final = 3  # answer complete or failed, not yet released
 
 _HIGH_WATER = 256 * 1024
-_JOINED_WRITE = 64 * 1024
+_LARGE = 64 * 1024  # bytes of a request that are written in two parts, or of a read
 PIECE = 256 * 1024
 """Bytes of a request that are written in one turn of the event loop: TLS encrypts them at once."""
 _LARGE_READ = 4096
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         self._unsent = 0
         self._state = _HEAD
         self.over = False
-        if len(body) <= _JOINED_WRITE:
+        if len(body) <= _LARGE:
             self.transport.write(head + body)
         else:
             self.transport.write(head)
@@ -268,6 +268,9 @@ class Connection(asyncio.Protocol):
             self._keep_alive = False
             return
         size = len(data)
+        if size > _LARGE:
+            self.transport.pause_reading()  # uvloop would read on, up to 8 MB
+            self._loop.call_soon(self._read_on)
         self._overhead += size
         before = len(self.parts) if size > _LARGE_READ else 0
         try:
@@ -299,6 +302,11 @@ class Connection(asyncio.Protocol):
                     self.transport.pause_reading()
         elif self._overhead > self._limits.header_bytes:
             self._fail(self._too_large())
+
+    def _read_on(self) -> None:
+        """Resume reading after a turn of the loop."""
+        if not (self._paused or self.closed):
+            self.transport.resume_reading()
 
     def eof_received(self) -> None:
         self._end(None)

@@ -187,6 +187,8 @@ TCP_CLOSE = 7
 """The state of a connection after a reset (Linux, `tcp_states.h`)."""
 AHEAD = 8
 """Pipelined requests that are parsed ahead of their turn; the rest waits unparsed."""
+LINES = 1024
+"""Line ends of a read that are parsed at once: each chunk of a body has two."""
 _REQUEST = b" HTTP/1."  # which the head of each has
 LARGE = 256 * 1024
 """Size from which a body is not copied into one buffer with its framing."""
@@ -341,9 +343,13 @@ class HTTPProtocol(HttpToolsProtocol):
             cycle.hang_up()
 
     def data_received(self, data: bytes) -> None:
+        large = len(data) > STEP
+        if large and len(data) > HIGH_WATER_LIMIT:
+            self.transport.pause_reading()  # uvloop would read on, up to 8 MB
+            self.loop.call_soon(self._read_on)
         if self._refused:
             return
-        if data.count(_REQUEST) > self._ahead:
+        if data.count(_REQUEST) > self._ahead or (large and data.count(b"\r\n") > LINES):
             self._unparsed += data
             self._parse()
             return
@@ -362,23 +368,26 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._pending is not None:
             self._answer()
 
+    def _read_on(self) -> None:
+        """Resume reading after a turn of the loop."""
+        if not (self._unparsed or self.flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
+
     def _parse(self) -> None:
-        """Parse a few of the pipelined requests, and continue when the queued ones are
+        """Parse a few of the pipelined requests, or chunks, and continue when the queued ones are
         answered, after a turn of the loop. Reading is paused until then."""
-        data, self._unparsed, at, before = self._unparsed, b"", 0, self.cycle
-        while at < len(data) and not self.pipeline:
-            piece = _REQUEST.join(data[at : at + STEP].split(_REQUEST, AHEAD)[:AHEAD])
-            at += len(piece)
+        data, self._unparsed = self._unparsed, b""
+        if data and not self.pipeline:
+            piece = _REQUEST.join(data[:STEP].split(_REQUEST, AHEAD)[:AHEAD])
+            data = data[len(piece) :]
             self._ahead = AHEAD
             self.data_received(piece)
-            if self._in_head or self.cycle is not before:
-                break  # and not a body, which may contain the same bytes
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
-        left = at < len(data) and not self._refused
+        left = data != b"" and not self._refused
         self._ahead = -1 if left or self.pipeline else AHEAD
         if left:
-            self._unparsed = data[at:]
+            self._unparsed = data
             self.transport.pause_reading()
             self.flow.read_paused = False  # so that `flow` does not resume before we do
             if not self.pipeline:
