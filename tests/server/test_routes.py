@@ -385,3 +385,24 @@ async def test_path_with_the_base_missing_or_doubled_gets_a_suggestion(path) -> 
     call = await get(path, "POST")
     assert call.status == 404
     assert "Did you mean /v1/messages?" in call.body.decode()
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "status"),
+    [
+        ("/llm", "/llm/v1/models", 200),
+        ("/llm", "/llm/healthz", 200),
+        ("/llm", "/v1/models", 200),  # a host that has taken it off
+        ("/", "/v1/models", 200),
+        ("/llm", "/llms/v1/models", 404),
+        ("/llm", "/llm", 404),
+    ],
+)
+async def test_an_application_that_is_mounted_answers_below_its_path(root, path, status) -> None:
+    app = App(Stub(), Settings())
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "root_path": root}, receive, send)
+
+    call = await Call(mounted, path, method="GET")()
+    assert call.status == status

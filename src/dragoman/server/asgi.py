@@ -47,12 +47,19 @@ class Room(Protocol):
         ...
 
 
+def _path(scope: Scope) -> str:
+    """The path below the one at which the application is mounted, which `root_path` says."""
+    path: str = scope["path"]
+    below = path.removeprefix(scope.get("root_path", ""))
+    return below if below.startswith("/") else path
+
+
 class ASGIExchange(Exchange):
     """A request of an ASGI host. Writes are buffered and sent by the host's own task."""
 
     def __init__(self, method: str, scope: Scope, receive: Receive, send: Send, stall: float):
         query = scope.get("query_string", b"")
-        super().__init__(method, scope["path"], query, scope["headers"])
+        super().__init__(method, _path(scope), query, scope["headers"])
         self.marks += MARKS
         self._client = scope.get("client") or ("",)
         self._receive = receive
