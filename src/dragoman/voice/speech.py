@@ -132,8 +132,8 @@ def failed(name: str, problem: str) -> Fault:
 
 NO_SYNTHESIZER = Fault(
     "unsupported",
-    "This server cannot speak: install espeak-ng, or name a synthesizer (speech = espeak-ng, "
-    "piper=FILE, kokoro=FILE or the URL of a server with /audio/speech).",
+    f"This server cannot speak: install espeak-ng, and {EXTRA}; or name a synthesizer (speech = "
+    "espeak-ng, piper=FILE, kokoro=FILE or the URL of a server with /audio/speech).",
 )
 NO_TRANSCRIBER = Fault(
     "unsupported",
