@@ -294,7 +294,7 @@ async def test_run_is_not_ended_by_a_server_whose_clock_differs(
 class Failing:
     """Fails at these methods of a store while it is `on`."""
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.on = False
         self.failed = 0
         self._again = asyncio.Event()
@@ -415,10 +415,10 @@ async def test_run_whose_end_cannot_be_stored_holds_up_no_cancel(tmp_path, monke
 async def test_runs_of_others_are_left_alone_after_the_store_failed(tmp_path, monkeypatch) -> None:
     """Their servers could not renew their leases either."""
     store = SqliteStore(tmp_path / "store.db")
-    failing = Failing(store, monkeypatch, "take_orphans")
-    failing.on = True
     other = replace(whole("r", ""), status="in_progress", response=None, owner="other", lease=1.0)
     async with asyncio.timeout(BOUND), storing(Stub(), store, lease=2) as server:
+        failing = Failing(server.memory.runs, monkeypatch, "_end_orphans")
+        failing.on = True
         await store.begin(other)
         server.memory.begin()
         await failing.more()

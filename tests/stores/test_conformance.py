@@ -266,12 +266,13 @@ async def test_orphan_is_taken_by_one_server_only(store: Store) -> None:
     await store.begin(record("c", owner="me", lease=10.0))
     await store.begin(record("d", owner="dead", lease=10.0))
     await store.finish("d", answer("d"))
-    first, second = await asyncio.gather(
-        store.take_orphans("me", 50.0, 60.0), store.take_orphans("you", 50.0, 60.0)
-    )
-    taken = [found.id for found in (*first, *second)]
-    assert sorted(taken) == ["a", "c"]  # c: its owner is somebody else to "you"
-    assert all(found.lease == 60.0 for found in (*first, *second))
+
+    async def taken_by(owner: str) -> list[Record]:
+        return [run async for run in store.take_orphans(owner, 50.0, 60.0)]
+
+    first, second = await asyncio.gather(taken_by("me"), taken_by("you"))
+    taken = [(found.id, found.lease) for found in (*first, *second)]
+    assert sorted(taken) == [("a", 60.0), ("c", 60.0)]  # c: its owner is another to "you"
 
 
 async def test_sweep_deletes_old_and_surplus_responses_but_not_live_runs(store: Store) -> None:
@@ -490,9 +491,8 @@ async def test_response_that_is_put_is_read_as_one_that_ended(store: Store) -> N
     await store.begin(record("b", previous="a"))
     assert [found.id for found in await store.chain("t", "b")] == ["a", "b"]
     assert await store.renew_leases("", ["a"], 99.0) == ("a",)
-    assert await store.take_orphans("me", 1e10, 2e10) == (
-        replace(record("b", previous="a"), owner="me", lease=2e10),
-    )
+    after = replace(record("b", previous="a"), owner="me", lease=2e10)
+    assert [run async for run in store.take_orphans("me", 1e10, 2e10)] == [after]
     assert not await store.finish("a", answer("a", "other"))
     with pytest.raises(StoreError, match="No response a"):
         await store.append("a", LogSegment(0, EVENTS[:1]))
@@ -657,11 +657,11 @@ async def test_deltas_of_every_kind_come_back_as_they_were(store: Store) -> None
 @pytest.mark.parametrize("lease", [50.0, 52.0])
 async def test_run_is_no_orphan_until_its_lease_ends(store: Store, lease) -> None:
     await store.begin(record("a", owner="me", lease=lease))
-    assert await store.take_orphans("you", 50.0, 99.0) == ()
+    assert [run async for run in store.take_orphans("you", 50.0, 99.0)] == []
     await store.begin(record("b", owner="dead", lease=49.0))
-    (taken,) = await store.take_orphans("you", 50.0, 99.0)
+    (taken,) = [run async for run in store.take_orphans("you", 50.0, 99.0)]
     assert taken.id == "b"
-    (taken,) = await store.take_orphans("you", lease + 0.1, 99.0)
+    (taken,) = [run async for run in store.take_orphans("you", lease + 0.1, 99.0)]
     assert (taken.id, taken.owner, taken.lease) == ("a", "you", 99.0)
 
 

@@ -224,7 +224,7 @@ async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
     with pytest.raises(Exception, match="gap"):
         await store.append("c2", LogSegment(2, EVENTS[1:2], "me"))
     await store.append("c2", LogSegment(1, EVENTS[1:2], "me"))
-    (orphan,) = await store.take_orphans("you", 100.0, 130.0)
+    (orphan,) = [run async for run in store.take_orphans("you", 100.0, 130.0)]
     assert orphan == replace(read(LIVE, store), owner="you", lease=130.0)
     assert await store.finish("c2", answer("c2"), items=[Message("user", "new", id="msg_said")])
     page = await store.list_items(name(store), "v")

@@ -124,7 +124,7 @@ async def test_run_that_another_server_is_ending_is_passed_over_not_waited_for(
                 WHERE r.id = 'a' FOR UPDATE OF u"""
         )
         async with asyncio.timeout(20.0):
-            taken = await store.take_orphans("me", 50.0, 60.0)
+            taken = [run async for run in store.take_orphans("me", 50.0, 60.0)]
     assert [each.id for each in taken] == ["b"]
     await connection.close()
     await store.close()

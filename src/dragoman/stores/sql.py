@@ -14,7 +14,7 @@ grows, and only the small ones of `runs` are updated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -500,19 +500,20 @@ class Store(Files):
         statement = f"UPDATE runs SET cancelling = true WHERE seq IN ({_OWN}) RETURNING seq"
         return bool(await self._write(statement, id, tenant) or await self._read(_OWN, id, tenant))
 
-    async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
-        """Take over the runs whose lease has expired; each goes to one server only."""
-        if not await self._read("SELECT 1 FROM runs WHERE lease < $1 LIMIT 1", now):
-            return ()  # and no writer was disturbed
+    async def take_orphans(self, owner: str, now: float, until: float) -> AsyncIterator[Record]:
+        """Take over the runs whose lease has expired, one after the other, as their requests may be
+        large; each goes to one server only."""
         # SKIP LOCKED: a run whose row another server holds is just being taken, renewed or ended.
         statement = """UPDATE runs SET owner = $1, lease = $3 WHERE seq IN (
-                SELECT seq FROM runs WHERE lease < $2 FOR UPDATE SKIP LOCKED)
+                SELECT seq FROM runs WHERE lease < $2 ORDER BY lease LIMIT 1 FOR UPDATE SKIP LOCKED)
             RETURNING seq"""
-        found: list[Record] = []
-        for (seq,) in await self._write(statement, owner, now, until):
+        # Where there is none, no writer is disturbed.
+        while await self._read("SELECT 1 FROM runs WHERE lease < $1 LIMIT 1", now):
+            if not (taken := await self._write(statement, owner, now, until)):
+                return
             with suppress(StoreError):  # it is damaged, and tried again when its lease expires
-                found += await self._records("WHERE r.seq = $1", seq)
-        return tuple(found)
+                for record in await self._records("WHERE r.seq = $1", taken[0][0]):
+                    yield record
 
     # ---- conversations -------------------------------------------------------------------
 

@@ -456,6 +456,27 @@ async def test_orphan_without_events_is_requeued_where_configured(
         assert [caller.size > 0 for caller in asked_by] == [True] * again  # prepared in a thread
 
 
+async def test_orphans_are_ended_one_after_the_other(monkeypatch) -> None:
+    """Their requests may be large, and the memory of several servers was free for them."""
+    store, order = MemoryStore(), list[str]()
+    request = Request(model="m", items=(Message("user", "Hi"),))
+    about = {"tenant": "", "wire": "responses", "created_at": 1, "request": request}
+    for id in "abc":
+        await store.begin(Record(id=id, owner="dead", lease=1.0, **about))
+    runs = Runs(store)
+    for name in ("_records", "finish"):
+        inside = getattr(store, name)
+
+        def noted(*given: Any, name: str = name, inside: Any = inside, **named: Any) -> Any:
+            order.append(name)
+            return inside(*given, **named)
+
+        monkeypatch.setattr(store, name, noted)
+    await runs._end_orphans()
+    assert order == ["_records", "finish"] * 3
+    await store.close()
+
+
 async def test_server_that_starts_leaves_owners_time_to_renew(store: Store) -> None:
     now = store.now()
     request = Request(model="m", items=(Message("user", "Hi"),))

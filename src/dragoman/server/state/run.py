@@ -676,7 +676,7 @@ class Runs:
     async def _end_orphans(self) -> None:
         """End orphaned runs: their servers died, or this one could not store their end."""
         now = await self.store.clock()
-        for record in await self.store.take_orphans(self.owner, now, now + self.lease):
+        async for record in self.store.take_orphans(self.owner, now, now + self.lease):
             if record.id not in self.live:
                 await self._tended(self._end_orphan(record))  # one that fails holds up no other
 
