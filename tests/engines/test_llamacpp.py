@@ -630,9 +630,32 @@ async def test_what_a_schema_asks_for_in_vain_is_a_loss(engine: LlamaCpp) -> Non
 
 
 def test_samplers_in_short_have_the_same_bound() -> None:
-    for samplers, most in (("d" * 64, None), ("d" * 65, "64 samplers")):
+    for samplers, most in (("k" * 10, None), ("k" * 11, "10 samplers")):
         asked = replace(asking("hi"), extra={"chat": {"samplers": samplers}})
         with nullcontext() if most is None else pytest.raises(FaultError, match=most):
+            check_request(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        ("samplers", ["top_k"], ["infill"]),
+        ("samplers", "kt", "ki"),
+        ("dry_multiplier", 0.0, 0.8),
+        ("n_probs", 128, 129),
+    ],
+)
+def test_what_reads_the_vocabulary_many_times_is_refused(name, taken, refused) -> None:
+    check_request(replace(asking("hi"), extra={"chat": {name: taken}}))
+    with pytest.raises(FaultError) as raised:
+        check_request(replace(asking("hi"), extra={"chat": {name: refused}}))
+    assert raised.value.fault.param == name
+
+
+def test_many_alternatives_of_a_token_are_refused() -> None:
+    for most, expected in ((128, nullcontext()), (129, pytest.raises(FaultError, match="128"))):
+        asked = replace(asking("hi"), sampling=Sampling(logprobs=True, top_logprobs=most))
+        with expected:
             check_request(asked)
 
 

@@ -413,8 +413,10 @@ MAX_NUMBER = 1_000_000
 """The greatest number in a field of llama.cpp's own: it takes memory for as many tokens."""
 MAX_VALUES = 10_000
 """Values in such fields together."""
-MAX_SAMPLERS = 64
-"""Names in `samplers`: each takes memory for `MAX_NUMBER` tokens."""
+MAX_SAMPLERS = 10
+"""Names in `samplers`: each takes memory for `MAX_NUMBER` tokens, and reads the vocabulary."""
+MAX_PROBS = 128
+"""Alternatives of each token, with their log-probabilities."""
 OWN = frozenset(
     {"grammar_triggers", "grammar_lazy", "grammar_type", "chat_parser", "generation_prompt"}
 )
@@ -439,6 +441,8 @@ def check_request(request: Request) -> None:
                 except RecursionError:
                     problem = "are nested too deeply for llama.cpp"
                     raise FaultError(bad_request(problem, f"items[{number}].arguments")) from None
+    if (request.sampling.top_logprobs or 0) > MAX_PROBS:
+        raise FaultError(bad_request(f"is more than {MAX_PROBS}", "top_logprobs"))
     for fields in (request.extra or {}).values():
         for name, value in fields.items():
             _check_field(name, value)
@@ -456,6 +460,12 @@ def _check_field(name: str, value: JSON) -> None:
         raise FaultError(unsupported(problem, name))
     if name in _DEMANDS:
         return
+    names = {*map(str, value)} if name == "samplers" and isinstance(value, str | list) else set()
+    if names & {"i", "infill"} or (name == "dry_multiplier" and value):
+        problem = "is not supported: it reads the vocabulary so often that all others wait"
+        raise FaultError(unsupported(problem, name))
+    if name == "n_probs" and isinstance(value, int | float) and value > MAX_PROBS:
+        raise FaultError(bad_request(f"is more than {MAX_PROBS}", name))
     if name == "samplers" and isinstance(value, str | list) and len(value) > MAX_SAMPLERS:
         raise FaultError(bad_request(f"has more than {MAX_SAMPLERS} samplers", name))
     waiting, count = [value], 0
