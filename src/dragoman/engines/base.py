@@ -341,6 +341,8 @@ class Driver:
                     elif len(self._events) >= _BATCH:
                         await asyncio.sleep(0)
             self._push(Failed(CUT))
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
         except BaseException as error:  # of an engine, whose request would have no end
             _raise_cancelled(error)
             fault = fault_from(error, self._key)
@@ -437,6 +439,7 @@ class Deferred(Relay, Generic[T]):
             self.control(self._begin(future.result()))
         except BaseException as error:
             receive_last([Failed(fault_from(error, self._key))], self._sink)
+            error.__traceback__ = None  # this frame's future holds it, and all that it is about
 
 
 async def stream_of(
@@ -638,6 +641,8 @@ async def enforce_contract(
                 state.over = True
                 raise
         yield Failed(CUT)
+    except (GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
     except BaseException as error:
         _raise_cancelled(error)
         if not state.over:  # after the end, nothing is left to report
@@ -646,8 +651,6 @@ async def enforce_contract(
 
 def _raise_cancelled(error: BaseException) -> None:
     """Unless it is what an engine awaited that was cancelled, which is a failure as any other."""
-    if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):  # an end of it all
-        raise error
     if (task := asyncio.current_task()) is not None and task.cancelling():
         raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
 
@@ -672,10 +675,8 @@ def fault_from(
     request = request_id.get() if request is None else request
     what = f"an engine raised{f' for {request}' if request else ''}"
     _log.error("%s: %s\n%s", id, what, text, extra={"request": request})
-    message = (
-        f"The engine failed with {type(error).__name__}; the server's log has more under {id}."
-    )
-    return Fault("internal", message)
+    problem = f"The engine failed with {type(error).__name__}; the server's log has more under"
+    return Fault("internal", f"{problem} {id}.")
 
 
 class _Contract:

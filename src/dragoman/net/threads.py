@@ -145,7 +145,10 @@ class Turns:
             seen(done)
 
         working.add_done_callback(over)
-        return await asyncio.shield(working)
+        try:
+            return await asyncio.shield(working)
+        finally:
+            del working  # an error holds this frame, which would hold it, with all that it is about
 
 
 def seen(done: asyncio.Task[Any]) -> None:

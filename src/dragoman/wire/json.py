@@ -466,7 +466,7 @@ def mended(data: bytes, error: Exception, integers: Collection[str]) -> bytes:
     given = {name: fields.get(name) for name in integers}
     rounded = {n: int(v) for n, v in given.items() if isinstance(v, float) and v.is_integer()}
     if isinstance(error, FaultError) and not rounded:
-        raise error
+        raise FaultError(error.fault)  # `error` is held by this frame, which it would hold
     return dump(fields | rounded)
 
 
