@@ -18,6 +18,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Secret
 from dragoman.core.sound import BYTES_PER_MS, wav
 from dragoman.server.app import App
+from dragoman.server.audio import _Sending
 from dragoman.server.build import studio_of
 from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import Settings
@@ -539,3 +540,24 @@ async def test_sdk_has_a_turn_by_voice() -> None:
         "response.done",
     ]
     assert sorted(ordered, key=types.index) == ordered
+
+
+async def test_who_leaves_before_the_first_sound_is_sent_takes_no_place_with_him() -> None:
+    """The task that sends was cancelled before it began, so that nothing was ended."""
+    server = app(Speaker())
+    begin = _Sending.begin
+
+    async def left(self: Any, *given: Any) -> None:
+        await begin(self, *given)
+        self.disconnected()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Sending, "begin", left)
+        for _ in range(20):  # more than there are places
+            call = Call(server, SPEECH, body(text="Hello"))
+            async with asyncio.timeout(10):
+                await call()
+                while server.busy:
+                    await asyncio.sleep(0.001)
+    call = await Call(server, SPEECH, body(text="Hello"))()
+    assert call.status == 200

@@ -244,6 +244,7 @@ class _Sending:
         self._task: asyncio.Task[None] | None = None
         self._drained = asyncio.Event()
         self._stopped: Fault | None = None
+        self._sending = False
         self._deadline: Fault | None = None
         self._last: Callable[[Fault], bytes] | None = None
 
@@ -280,8 +281,11 @@ class _Sending:
     async def _send(self) -> None:
         exchange, stall = self._exchange, self._service.settings.stall
         failed: Fault | None = None
+        self._sending = True
         try:
             async with aclosing(self._made):
+                if self._stopped is not None:  # before it began
+                    raise asyncio.CancelledError
                 async for data in self._made:
                     if not self._drained.is_set():
                         async with asyncio.timeout(stall):
@@ -311,7 +315,8 @@ class _Sending:
         """End it for this reason."""
         if self._task is not None and self._stopped is None:
             self._stopped = fault
-            self._task.cancel()
+            if self._sending:  # a task that has not begun would end without leaving its place
+                self._task.cancel()
 
     def tick(self, now: float) -> None:
         """Time is up."""
