@@ -149,7 +149,7 @@ def timeless(value: JSON) -> JSON:
     passing |= {"parsed", "parsed_arguments"}
     if isinstance(value, dict):
         said = {k: timeless(v) for k, v in value.items() if k not in passing}
-        # The helper leaves the place of a call in the list as a field of it.
-        place = {"index"} if "function" in said or "custom" in said else set()
+        # The helper leaves the place of a call or a citation in the list as a field of it.
+        place = {"index"} if {"function", "custom", "url_citation"} & said.keys() else set()
         return {k: v for k, v in said.items() if v is not None and k not in place}
     return [timeless(each) for each in value] if isinstance(value, list) else value

@@ -147,6 +147,12 @@ def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
                 if index == len(calls):
                     calls.append({})
                 _add(calls[index], fragment)
+        elif name == "annotations":
+            for note in value:
+                place = note.pop("index", None)
+                assert place == len(have or ()) or note["type"] != "url_citation"
+                have = message.setdefault(name, [])
+                have.append(note)
         elif have is None:
             message[name] = value
         elif isinstance(value, dict):

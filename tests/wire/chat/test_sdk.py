@@ -15,7 +15,7 @@ from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD
 from tests.oracle import problems, request_problems, sdk_problems
-from tests.wire.chat.answering import ASKED, TEXT, body, chunk, chunks, hear, sse, tell
+from tests.wire.chat.answering import ASKED, STOP, TEXT, body, chunk, chunks, hear, sse, tell
 from tests.wire.chat.test_cases import STREAMS, stream
 from tests.wire.chat.test_request import TRANSLATIONS
 
@@ -87,12 +87,45 @@ def test_sdk_stream_helper_ends_on_the_whole_answer(events: list[Event], request
     assert _alike(final) == _alike(ChatCompletion(**plain).model_dump(exclude_none=True))
 
 
+def test_sdk_stream_helper_joins_citations_that_come_one_by_one() -> None:
+    cited = [{"type": "url_citation", "url_citation": {"url": f"http://{n}"}} for n in range(3)]
+    events = hear(sse(chunk({"content": "Hi"}), chunk({"annotations": cited}), STOP))
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with (
+        client(tell(events)) as sdk,
+        sdk.chat.completions.stream(model="m", messages=messages) as stream,
+    ):
+        final = stream.get_final_completion().choices[0].message
+    assert [note.url_citation.url for note in final.annotations or ()] == [
+        each["url_citation"]["url"] for each in cited
+    ]
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (2,)])
+def test_sdk_stream_helper_keeps_choices_apart_that_begin_in_another_order(order) -> None:
+    texts = [chunk({"content": f"I am {number}."}, index=number) for number in order]
+    ends = [chunk({}, "stop", index=number) for number in order]
+    request = Request(model="m", items=ASKED.items, stream=True, sampling=Sampling(n=3))
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with (
+        client(tell(hear(sse(*texts, *ends)), request)) as sdk,
+        sdk.chat.completions.stream(model="m", messages=messages, n=3) as stream,
+    ):
+        for _ in stream:
+            pass
+        choices = stream.current_completion_snapshot.choices
+    said = {choice.index: choice.message.content for choice in choices if choice.message.content}
+    assert said == {number: f"I am {number}." for number in order}
+
+
 def _alike(completion: Any) -> Any:
     """A completion without what the SDK's helper adds and what only a whole answer has."""
     for choice in completion["choices"]:
         message = choice["message"]
         if not message.get("annotations"):
             message.pop("annotations", None)
+        for note in message.get("annotations", ()):
+            note.pop("index", None)
         message.pop("parsed", None)
         for called in message.get("tool_calls") or ():
             called.pop("index", None)

@@ -205,3 +205,18 @@ def test_long_input_of_a_hosted_tool_stays_a_text(size, kind) -> None:
     ]
     (item,) = fold(hear(*(f"{_frame(each)}\n\n".encode() for each in events))).output
     assert item.value["input"] == (text if kind is str else json.loads(text))
+
+
+@pytest.mark.parametrize("content", ["They said hello.", None])
+def test_summary_of_a_compaction_is_the_one_that_its_delta_brings(content) -> None:
+    opened = {"type": "compaction", "content": None}
+    delta = {"type": "compaction_delta", "content": content, "encrypted_content": "gAAA"}
+    events: list[dict[str, Any]] = [
+        {"type": "content_block_start", "index": 0, "content_block": opened},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_stop"},
+    ]
+    answer = fold(hear(*(f"{_frame(each)}\n\n".encode() for each in events)))
+    whole = {"type": "compaction", "content": content, "encrypted_content": "gAAA"}
+    assert json.loads(MESSAGES.encode_response(answer, ASKED, STANDARD))["content"] == [whole]

@@ -661,7 +661,7 @@ def _encode_token(token: Token) -> dict[str, JSON]:
     return restore(fields, token.extra)
 
 
-_CITATION = "url_citation"
+CITATION = "url_citation"
 
 
 def decode_annotation(value: JSON) -> Annotation | None:
@@ -669,16 +669,17 @@ def decode_annotation(value: JSON) -> Annotation | None:
     if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
         return None
     rest = {name: each for name, each in value.items() if name != "type" and each is not None}
-    if kind != _CITATION:
+    if kind != CITATION:
         return Annotation(kind, extra=to_extra(rest))
-    if isinstance(rest.get(_CITATION), dict):
-        cited = dict(rest.pop(_CITATION))
+    if isinstance(rest.get(CITATION), dict):
+        cited = dict(rest.pop(CITATION))
+        rest.pop("index", None)  # its place in the list of a stream
     else:
         cited, rest = rest, {}  # without the inner object, as seen in the wild
     start, end = _taken(cited, "start_index", int), _taken(cited, "end_index", int)
     url, title = _taken(cited, "url", str), _taken(cited, "title", str)
     return Annotation(
-        _CITATION, start, end, url, title, extra=to_extra(rest, url_citation=json.dense(cited))
+        CITATION, start, end, url, title, extra=to_extra(rest, url_citation=json.dense(cited))
     )
 
 
@@ -688,9 +689,9 @@ def _taken(left: dict[str, JSON], name: str, wanted: type) -> JSON:
 
 def encode_annotation(note: Annotation, offset: int = 0) -> JSON:
     """An annotation whose text begins at `offset`; None where this wire has no form for it."""
-    if note.kind != _CITATION:
+    if note.kind != CITATION:
         return {"type": note.kind, **from_extra(note.extra)} if from_extra(note.extra) else None
     places = {"start_index": note.start, "end_index": note.end}
     inner: dict[str, JSON] = {k: place + offset for k, place in places.items() if place is not None}
     inner |= json.dense({"url": note.url, "title": note.title})
-    return restore({"type": _CITATION, _CITATION: inner}, note.extra)
+    return restore({"type": CITATION, CITATION: inner}, note.extra)

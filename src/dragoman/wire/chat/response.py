@@ -41,7 +41,15 @@ from dragoman.wire.pieces import LONG, Long, long
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
 
-from .messages import NAME, encode_annotation, encode_call, encode_logprobs, from_extra, restore
+from .messages import (
+    CITATION,
+    NAME,
+    encode_annotation,
+    encode_call,
+    encode_logprobs,
+    from_extra,
+    restore,
+)
 from .request import LEGACY
 
 ID_PREFIX = "chatcmpl-"
@@ -75,6 +83,7 @@ class _Choice:
         "has_content",
         "legacy",
         "length",
+        "notes",
         "open",
         "open_calls",
         "text_head",
@@ -88,6 +97,7 @@ class _Choice:
         self.has_content = False  # content has been sent, even an empty one
         self.length = 0  # of all content so far
         self.calls = 0
+        self.notes = 0
         self.open_calls: list[_Item] = []  # calls that are not done; only the first is sent
         self.legacy = False  # a call was sent in the deprecated form, which has room for one
 
@@ -208,7 +218,12 @@ class Encoder(ChoicesEncoder):
                 return self._say(item, {"audio": {"transcript": data}})
             case "annotation":
                 note = encode_annotation(data, item.start)
-                return b"" if note is None else self._say(item, {"annotations": [note]})
+                if note is None:
+                    return b""
+                if data.kind == CITATION:  # SDKs that join chunks need its place in the list
+                    note = {"index": item.choice.notes, **note}
+                    item.choice.notes += 1
+                return self._say(item, {"annotations": [note]})
             case _:
                 return b""
 
@@ -320,11 +335,13 @@ class Encoder(ChoicesEncoder):
         choice = self._choices.get(number) or self._choice(number)
         if choice.open:
             return b""
+        # SDKs take the first chunk of a choice for the next choice.
+        before = self._open(number - 1) if number else b""
         choice.open, choice.has_content = True, content is not None
         wanted = bool(self._request.sampling.logprobs)
         logprobs: JSON = {"content": [], "refusal": None} if wanted else None
         delta = {"role": "assistant", "content": content, "refusal": None}
-        return self._chunk(number, {"delta": delta}, logprobs=logprobs)
+        return before + self._chunk(number, {"delta": delta}, logprobs=logprobs)
 
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:

@@ -7,6 +7,7 @@ from typing import cast
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
@@ -48,6 +49,8 @@ class _Delta(Struct):
     signature: str | None = None
     partial_json: str | None = None
     citation: JSON = None
+    content: str | None = None
+    encrypted_content: str | None = None
 
 
 class _BlockDelta(Struct, kw_only=True):
@@ -74,7 +77,7 @@ _DELTA = "content_block_delta"
 class _Block:
     """An open content block: its item, and its part of it."""
 
-    __slots__ = ("index", "input", "json", "kind", "part", "signature")
+    __slots__ = ("index", "input", "json", "kind", "part", "signature", "summary")
 
     def __init__(self, kind: str, index: int, part: int, input: JSON = None) -> None:
         self.kind = kind
@@ -84,6 +87,7 @@ class _Block:
         self.input = json.text(input) if input else ""
         self.json: list[str] = []  # the input of a hosted tool, in pieces
         self.signature: list[str] = []  # of thinking, in pieces
+        self.summary: dict[str, JSON] = {}  # of a compaction
 
 
 class Decoder:
@@ -298,6 +302,9 @@ class Decoder:
             block.signature.append(delta.signature)
         elif isinstance(delta.citation, dict) and block.kind == "text":
             turn.emit(item.annotate(decode_citation(delta.citation), block.part))
+        elif block.kind == "compaction":  # each delta is whole
+            given = {"content": delta.content, "encrypted_content": delta.encrypted_content}
+            block.summary |= json.dense(given)
 
     def _close_stopped(self) -> None:
         if self._stopped is not None:
@@ -315,7 +322,9 @@ class Decoder:
         if block.signature:
             item.attach_reasoning({NAME: {"signature": "".join(block.signature)}}, None)
         final: Item | None = None
-        if isinstance(item.empty, Unknown) and block.json:
+        if block.summary and isinstance(item.empty, Unknown):
+            final = replace(item.empty, value={**item.empty.value, **block.summary})
+        elif isinstance(item.empty, Unknown) and block.json:
             text = "".join(block.json)
             given: JSON = text
             self._read += len(text)
