@@ -30,7 +30,7 @@ def needed(name: str = "dragoman", extras: tuple[str, ...] = ()) -> dict[str, Di
 
 def licence(package: Distribution) -> str:
     """The licence in a package's own words: the SPDX expression, or the older free text."""
-    expression = package.metadata["License-Expression"] or package.metadata["License"] or ""
+    expression = package.metadata.get("License-Expression") or package.metadata.get("License", "")
     return expression.removesuffix(" License")
 
 

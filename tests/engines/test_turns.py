@@ -17,8 +17,9 @@ from dragoman.engines.turns import ThreadPool
 
 async def test_tenants_go_round() -> None:
     turns, gate, order = ThreadPool(1), threading.Event(), []
-    held = asyncio.ensure_future(turns.run("a", gate.wait))
-    await asyncio.sleep(0.01)
+    begun = threading.Event()
+    held = asyncio.ensure_future(turns.run("a", lambda: begun.set() or gate.wait()))
+    assert await asyncio.to_thread(begun.wait, 60)
     waiting = [
         asyncio.ensure_future(turns.run(tenant, lambda name=tenant: order.append(name)))
         for tenant in "aaaabbc"

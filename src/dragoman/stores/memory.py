@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -46,9 +47,7 @@ class MemoryStore(Store):
         self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._secret = migrate(self._connection, NO_FILE)
         self._thread = ThreadPoolExecutor(1, "dragoman-memory")
-
-    def __del__(self) -> None:
-        self._connection.close()
+        weakref.finalize(self, self._connection.close)  # before either is collected, in a cycle too
 
     async def _compact(self) -> None:
         await compact(self)

@@ -144,23 +144,26 @@ def connect(path: Path, patience: float = OPENING) -> Connection:
     connection = sqlite3.connect(
         path, timeout=patience, isolation_level=None, check_same_thread=False
     )
-    # In one statement: another server may be creating the tables.
-    taken, tables, ours = connection.execute(
-        "SELECT user_version, count(name), total(name = 'responses') "
-        "FROM pragma_user_version LEFT JOIN sqlite_master"
-    ).fetchone()
-    if tables and not (taken and ours):
+    try:
+        # In one statement: another server may be creating the tables.
+        taken, tables, ours = connection.execute(
+            "SELECT user_version, count(name), total(name = 'responses') "
+            "FROM pragma_user_version LEFT JOIN sqlite_master"
+        ).fetchone()
+        if tables and not (taken and ours):
+            raise StoreError(
+                f"The store {path} cannot be used: it holds the tables of something else. "
+                f"Leave it to that, {ELSE}"
+            )
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; see `shrinkable`
+        _write_ahead(connection, patience)
+        # In WAL mode a commit survives a killed process; with NORMAL the file stays intact when the
+        # machine loses power, except for the last commits, and with OFF it would not.
+        for setting in ("synchronous = NORMAL", "temp_store = MEMORY", "cache_size = -512"):
+            connection.execute(f"PRAGMA {setting}")  # the system caches the file, too
+    except BaseException:
         connection.close()
-        raise StoreError(
-            f"The store {path} cannot be used: it holds the tables of something else. "
-            f"Leave it to that, {ELSE}"
-        )
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; see `shrinkable`
-    _write_ahead(connection, patience)
-    # In WAL mode a commit survives a killed process; with NORMAL the file stays intact when the
-    # machine loses power, except for the last commits, and with OFF it would not.
-    for setting in ("synchronous = NORMAL", "temp_store = MEMORY", "cache_size = -512"):
-        connection.execute(f"PRAGMA {setting}")  # the system caches the file, too
+        raise
     return connection
 
 
