@@ -72,7 +72,7 @@ def _component(name: str, package: Distribution) -> dict[str, Any]:
     url = f"pkg:pypi/{name}@{package.version}"
     part = {"type": "library", "bom-ref": url, "name": name, "version": package.version}
     terms = licence(package)
-    if package.metadata["License-Expression"]:
+    if "License-Expression" in package.metadata:
         return {**part, "licenses": [{"expression": terms}], "purl": url}
     if terms and len(terms) < 100:  # and not the text of a licence
         return {**part, "licenses": [{"license": {"name": terms}}], "purl": url}

@@ -231,7 +231,7 @@ def test_missing_local_extra_is_reported(monkeypatch, capsys) -> None:
 
 def test_l7_a_request_of_brackets_is_one_line(tmp_path, capsys) -> None:
     file = tmp_path / "deep"
-    file.write_text('{"messages":' + "[" * 200_000 + "]" * 200_000 + "}")
+    file.write_text('{"messages":' + "[" * 20_000 + "]" * 20_000 + "}")
     shown("--request", str(file), status=1)
     (line,) = capsys.readouterr().err.splitlines()
     assert "the request is no JSON object" in line
