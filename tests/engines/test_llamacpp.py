@@ -11,10 +11,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -629,36 +626,6 @@ async def test_what_a_schema_asks_for_in_vain_is_a_loss(engine: LlamaCpp) -> Non
     assert events[-1].fault.param == "format.schema.uniqueItems"
 
 
-def test_samplers_in_short_have_the_same_bound() -> None:
-    for samplers, most in (("k" * 10, None), ("k" * 11, "10 samplers")):
-        asked = replace(asking("hi"), extra={"chat": {"samplers": samplers}})
-        with nullcontext() if most is None else pytest.raises(FaultError, match=most):
-            check_request(asked)
-
-
-@pytest.mark.parametrize(
-    ("name", "taken", "refused"),
-    [
-        ("samplers", ["top_k"], ["infill"]),
-        ("samplers", "kt", "ki"),
-        ("dry_multiplier", 0.0, 0.8),
-        ("n_probs", 128, 129),
-    ],
-)
-def test_what_reads_the_vocabulary_many_times_is_refused(name, taken, refused) -> None:
-    check_request(replace(asking("hi"), extra={"chat": {name: taken}}))
-    with pytest.raises(FaultError) as raised:
-        check_request(replace(asking("hi"), extra={"chat": {name: refused}}))
-    assert raised.value.fault.param == name
-
-
-def test_many_alternatives_of_a_token_are_refused() -> None:
-    for most, expected in ((128, nullcontext()), (129, pytest.raises(FaultError, match="128"))):
-        asked = replace(asking("hi"), sampling=Sampling(logprobs=True, top_logprobs=most))
-        with expected:
-            check_request(asked)
-
-
 @pytest.mark.parametrize("schema", [DEEP, TALL], ids=["references", "levels"])
 def test_a_schema_that_would_end_llamacpp_is_refused(schema) -> None:
     tool = FunctionTool("f", parameters=schema)
@@ -693,12 +660,3 @@ async def test_prompts_have_the_same_bounds(engine: LlamaCpp) -> None:
     events = [event async for event in engine.complete("hi", Request(model="tiny"))]
     assert isinstance(events[-1], Finished)
     assert engine.server.pause is None
-
-
-def test_what_llamacpp_keeps_and_reads_at_a_time_is_bounded(monkeypatch) -> None:
-    library = SimpleNamespace(CommonParams=MagicMock, Server=lambda params: params)
-    monkeypatch.setattr(room, "import_module", lambda name: library)
-    options = {"path": "x", "name": "x", "key": "x", "context": 0, "parallel": 1}
-    params = room.start(room.Options(**options, threads=None, gpu_layers=None))
-    assert params.cache_ram_mib * 2**20 == room.CACHE
-    assert params.n_batch == params.n_ubatch == room.BATCH

@@ -1,0 +1,57 @@
+"""The limits of what llama.cpp is asked for: samplers, alternatives of a token, and its caches."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError
+from dragoman.core.item import Message
+from dragoman.core.request import Request, Sampling
+from dragoman.engines import llamacpp as room
+from dragoman.engines.llamacpp import check_request
+
+ASKED = Request(model="tiny", items=(Message("user", "hi"),))
+
+
+def test_samplers_in_short_have_the_same_bound() -> None:
+    for samplers, most in (("k" * 10, None), ("k" * 11, "10 samplers")):
+        asked = replace(ASKED, extra={"chat": {"samplers": samplers}})
+        with nullcontext() if most is None else pytest.raises(FaultError, match=most):
+            check_request(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        ("samplers", ["top_k"], ["infill"]),
+        ("samplers", "kt", "ki"),
+        ("dry_multiplier", 0.0, 0.8),
+        ("n_probs", 128, 129),
+    ],
+)
+def test_what_reads_the_vocabulary_many_times_is_refused(name, taken, refused) -> None:
+    check_request(replace(ASKED, extra={"chat": {name: taken}}))
+    with pytest.raises(FaultError) as raised:
+        check_request(replace(ASKED, extra={"chat": {name: refused}}))
+    assert raised.value.fault.param == name
+
+
+def test_many_alternatives_of_a_token_are_refused() -> None:
+    for most, expected in ((128, nullcontext()), (129, pytest.raises(FaultError, match="128"))):
+        asked = replace(ASKED, sampling=Sampling(logprobs=True, top_logprobs=most))
+        with expected:
+            check_request(asked)
+
+
+def test_what_llamacpp_keeps_and_reads_at_a_time_is_bounded(monkeypatch) -> None:
+    library = SimpleNamespace(CommonParams=MagicMock, Server=lambda params: params)
+    monkeypatch.setattr(room, "import_module", lambda name: library)
+    options = {"path": "x", "name": "x", "key": "x", "context": 0, "parallel": 1}
+    params = room.start(room.Options(**options, threads=None, gpu_layers=None))
+    assert params.cache_ram_mib * 2**20 == room.CACHE
+    assert params.n_batch == params.n_ubatch == room.BATCH
