@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -51,7 +52,7 @@ def test_many_alternatives_of_a_token_are_refused() -> None:
 def test_what_llamacpp_keeps_and_reads_at_a_time_is_bounded(monkeypatch) -> None:
     library = SimpleNamespace(CommonParams=MagicMock, Server=lambda params: params)
     monkeypatch.setattr(room, "import_module", lambda name: library)
-    options = {"path": "x", "name": "x", "key": "x", "context": 0, "parallel": 1}
+    options: dict[str, Any] = {"path": "x", "name": "x", "key": "x", "context": 0, "parallel": 1}
     params = room.start(room.Options(**options, threads=None, gpu_layers=None))
     assert params.cache_ram_mib * 2**20 == room.CACHE
     assert params.n_batch == params.n_ubatch == room.BATCH
