@@ -16,6 +16,8 @@ MANY = 1_000
 """Members of a list, of log-probabilities, that are encoded in one call."""
 LARGE = 1024 * 1024
 """Bytes of JSON that are decoded in one call, where they are no text."""
+MAX_DESCRIBED = 2000
+"""Characters of a field that are retained where an item is described as text."""
 _decode = msgspec.json.Decoder().decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _members = msgspec.json.Decoder(list[Raw]).decode
@@ -122,3 +124,18 @@ def decode_in_pieces(data: bytes | Raw, levels: int = 8) -> JSON:
         large = len(joined) > LARGE
         found += [decode_in_pieces(each, levels - 1) for each in some] if large else _decode(joined)
     return found
+
+
+def shortened(value: JSON) -> JSON:
+    """The value of an item that a wire has no form for (usually a hosted tool's call),
+    without ids and blobs."""
+    match value:
+        case str() if len(value) > MAX_DESCRIBED or value.startswith("data:"):
+            return value[:MAX_DESCRIBED] + "…" if " " in value[:MAX_DESCRIBED] else "…"
+        case list():
+            return [shortened(each) for each in value]
+        case dict():
+            hidden = ("id", "status", "encrypted_content")
+            return {name: shortened(v) for name, v in value.items() if name not in hidden and v}
+        case _:
+            return value

@@ -10,7 +10,7 @@ from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.item import FunctionCall, Message, Text
+from dragoman.core.item import FunctionCall, Message, Text, Unknown
 from dragoman.core.request import AllowedTools, CustomTool, NamedTool, Request, UnknownTool
 from dragoman.wire import error
 from dragoman.wire.chat import CHAT
@@ -321,3 +321,12 @@ def test_names_of_fields_are_those_of_the_protocol() -> None:
     request = decode({"model": "m", "system": [text, text], "messages": messages})
     spell = MESSAGES.spelling(request)
     assert [(path, spell(path)) for path, _ in SPELT] == SPELT
+
+
+def test_picture_in_a_call_of_another_wire_is_not_sent_as_words() -> None:
+    """A model that is changed in the middle of a conversation would read a million tokens."""
+    drawn = {"status": "completed", "result": "iVBO" * 1_000_000, "revised_prompt": "A cat"}
+    item = Unknown("responses", "image_generation_call", drawn, "ig_1")
+    body, _ = encoded(Request(model="m", items=(Message("user", "Draw."), item)))
+    (block,) = body["messages"][1]["content"]
+    assert block["text"] == '[image_generation_call: {"result":"…","revised_prompt":"A cat"}]'

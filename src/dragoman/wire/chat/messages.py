@@ -38,7 +38,7 @@ from dragoman.core.item import (
 from dragoman.wire import json
 from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, merge
 from dragoman.wire.losses import Note
-from dragoman.wire.pieces import LONG, Long, long
+from dragoman.wire.pieces import LONG, Long, long, shortened
 from dragoman.wire.protocol import Dialect
 
 NAME = "chat"
@@ -441,8 +441,6 @@ def describe(part: Part) -> str:
 PLACEHOLDER_REASONING = " "
 """A placeholder for reasoning that a server requires and that we do not have. Such servers
 refuse the empty string; a text would be taken for the model's own."""
-MAX_DESCRIBED = 2000
-"""Characters of a field that are retained where an item is described as text."""
 
 
 def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) -> list[JSON]:
@@ -538,7 +536,7 @@ def _assistant_message(
                 calls.append({"type": item.kind, **item.value})
                 continue
             case Unknown():
-                content = (Text(f"[{item.kind}: {json.text(_shortened(item.value))}]"),)
+                content = (Text(f"[{item.kind}: {json.text(shortened(item.value))}]"),)
             case Message():
                 content = item.content
                 if not isinstance(content, str) and not dialect.content_parts:
@@ -626,21 +624,6 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
         inner["input"] = long(call.input)
         entry = {"id": call.call_id, "type": "custom", "custom": inner}
     return entry if call.extra is None else restore(entry, call.extra)
-
-
-def _shortened(value: JSON) -> JSON:
-    """The value of an item that this wire has no form for (usually a hosted tool's call),
-    without ids and blobs."""
-    match value:
-        case str() if len(value) > MAX_DESCRIBED or value.startswith("data:"):
-            return value[:MAX_DESCRIBED] + "…" if " " in value[:MAX_DESCRIBED] else "…"
-        case list():
-            return [_shortened(each) for each in value]
-        case dict():
-            hidden = ("id", "status", "encrypted_content")
-            return {name: _shortened(v) for name, v in value.items() if name not in hidden and v}
-        case _:
-            return value
 
 
 # ---- log-probabilities and annotations ---------------------------------------------------

@@ -38,7 +38,7 @@ from dragoman.core.item import (
 )
 from dragoman.wire import json
 from dragoman.wire.json import LIMITS, Limits, Reader, merge
-from dragoman.wire.pieces import long
+from dragoman.wire.pieces import long, shortened
 
 NAME = "messages"
 """The key of this wire in every `extra`."""
@@ -398,7 +398,7 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
             case FunctionCall() | CustomToolCall():
                 now, given = "assistant", [encode_call(item) | {"id": _legal(item.call_id)}]
             case Unknown() if item.wire != NAME and item.kind != "compaction_trigger":
-                text = f"[{item.kind}: {json.text(item.value)}]"
+                text = f"[{item.kind}: {json.text(shortened(item.value))}]"
                 now, given = "assistant", [{"type": "text", "text": text}]
             case _:
                 now, given = "assistant", encode_item(item)
