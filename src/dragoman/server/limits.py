@@ -13,6 +13,8 @@ from msgspec.structs import astuple
 from dragoman.core.error import Code, Fault, FaultError, quoted
 from dragoman.core.event import Delta, Event
 from dragoman.core.item import Item, Token
+from dragoman.core.request import Request
+from dragoman.stores.serialize import size_of
 from dragoman.wire.json import LARGE, VALUE, Limits, check_size, marks, split_at_quotes
 
 from .cancellation import InFlight, Watch
@@ -365,7 +367,7 @@ LETTERS = 100
 """Characters of text that cost as much to encode as a token with its log-probability."""
 
 
-def values_in(events: Sequence[Event | Item], most: int) -> int:
+def values_in(events: Sequence[Event | Item | Request], most: int) -> int:
     """How many values the lists and objects of events have: tokens with log-probabilities, their
     alternatives, annotations, and what is not known. For its text, each event has as many as take
     as long. Counted until there are more than `most`."""
@@ -387,3 +389,8 @@ def values_in(events: Sequence[Event | Item], most: int) -> int:
                 rest += each
                 rest += each.values() if isinstance(each, dict) else ()
     return found
+
+
+def weight_of(request: Request) -> int:
+    """About the memory of a request that is read from the store, as `weigh` has it of a body."""
+    return size_of(request) + VALUE * values_in((request,), 1 << 62)

@@ -50,8 +50,8 @@ from .limits import (
 )
 from .log import Entry, RequestLog
 from .settings import DIALECTS, Settings
-from .state.run import Run, unstarted
-from .state.service import Memory, Plan, unstored
+from .state.run import Run
+from .state.service import Memory, Plan, unstarted, unstored
 
 LAST_EVENT = 5.0
 """Seconds to store a cancelled answer, before the client gets its end all the same."""

@@ -477,6 +477,52 @@ async def test_orphans_are_ended_one_after_the_other(monkeypatch) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("room", [True, False])
+async def test_orphan_that_is_begun_again_counts_in_memory_while_it_waits(room) -> None:
+    """Only those that there is room for: others keep their lease, and are tried again."""
+    store, held = MemoryStore(), 2_000_000
+    request = Request(model="m", items=(Message("user", "x" * 300_000),))
+    about = {"tenant": "", "wire": "responses", "created_at": 1, "request": request}
+    limits = {"memory": held if room else 700_000, "background": 1, "requeue": True}
+    async with storing(Stub(asyncio.Event()), store, upkeep=False, **limits) as server:
+        for id in "abc":
+            await store.begin(Record(id=id, owner="dead", lease=1.0, background=True, **about))
+        await server.memory.runs._end_orphans()
+        assert list(server.memory.runs.live) == (["a", "b", "c"] if room else ["a"])
+        assert server.app.budget.held > 300_000 * (3 if room else 1)
+        for run in list(server.memory.runs.live.values()):
+            run.stop()
+            await run.finished()
+        assert server.app.budget.held == 0
+    await store.close()
+
+
+async def test_orphan_that_there_is_never_room_for_ends() -> None:
+    store = MemoryStore()
+    request = Request(model="m", items=(Message("user", "x" * 300_000),))
+    about = {"tenant": "", "wire": "responses", "created_at": 1, "request": request}
+    async with storing(Stub(), store, upkeep=False, memory=200_000, requeue=True) as server:
+        await store.begin(Record(id="a", owner="dead", lease=1.0, background=True, **about))
+        await server.memory.runs._end_orphans()
+        assert [found.status for found in await store.chain("", "a")] == ["failed"]
+        assert (server.memory.runs.live, server.app.budget.held) == ({}, 0)
+
+
+async def test_own_leases_do_not_wait_until_all_orphans_have_ended() -> None:
+    """Another server would take this server's runs for orphans."""
+    store, left = MemoryStore(), list[int]()
+    request = Request(model="m", items=(Message("user", "Hi"),))
+    about = {"tenant": "", "wire": "responses", "created_at": 1, "request": request}
+    for id in "abc":
+        await store.begin(Record(id=id, owner="dead", lease=1.0, **about))
+    runs = Runs(store, lease=0.0, upkeep=False)
+    while (live := await store._read("SELECT seq FROM runs WHERE lease < 2")) or not left:
+        left.append(len(live))
+        await runs._end_orphans()
+    assert left == [3, 2, 1]
+    await store.close()
+
+
 async def test_server_that_starts_leaves_owners_time_to_renew(store: Store) -> None:
     now = store.now()
     request = Request(model="m", items=(Message("user", "Hi"),))

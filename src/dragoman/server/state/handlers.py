@@ -52,8 +52,8 @@ from dragoman.wire.responses.response import (
 )
 
 from .resolve import Asked, bare, no_conversation, room_of, understand
-from .run import SEGMENTS, unstarted
-from .service import ENCODER_VERSION, Memory
+from .run import SEGMENTS
+from .service import ENCODER_VERSION, Memory, unstarted
 
 Read = Callable[[Exchange, Caller, Callable[[bytes, Limits], Any]], Awaitable[Any]]
 """Reads and decodes the body of a request."""

@@ -30,7 +30,7 @@ from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
 from dragoman.server.exchange import Held
-from dragoman.server.limits import SMALL, Gate
+from dragoman.server.limits import SMALL, Budget, Gate, weight_of
 from dragoman.stores.base import (
     ConflictError,
     LogSegment,
@@ -413,16 +413,6 @@ class Run:
         await self._changed.wait()
 
 
-def unstarted(record: Record) -> Response:
-    """The response of a run without events."""
-    return Response(
-        id=record.id,
-        created_at=record.created_at,
-        model=record.request.model,
-        status="queued" if record.status == "queued" else "in_progress",
-    )
-
-
 Launch = Callable[[Run, Request | None, Caller], Coroutine[Any, Any, None]]
 """Executes a run in the background: the request, or without one that of its record."""
 
@@ -432,8 +422,8 @@ class Runs:
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
     of ended. One with events never is: nothing is answered twice. `launch` is set by the
-    responder, which has the engine, and `requeue` and `places`, the queue of background runs, by
-    the application.
+    responder, which has the engine, and `requeue`, `hold`, which accounts for a tenant's bytes, and
+    `places`, the queue of background runs, by the application.
     """
 
     def __init__(
@@ -446,6 +436,7 @@ class Runs:
     ) -> None:
         self.owner = new_id()
         self.launch: Launch | None = None
+        self.hold: Callable[[str], Held] = Budget(1 << 62).hold
         self.places = Gate(1 << 30, 0, None)
         self.store = store
         self.announce = announce
@@ -675,10 +666,12 @@ class Runs:
 
     async def _end_orphans(self) -> None:
         """End orphaned runs: their servers died, or this one could not store their end."""
-        now = await self.store.clock()
+        now, due = await self.store.clock(), time.monotonic() + self.lease / 4
         async for record in self.store.take_orphans(self.owner, now, now + self.lease):
             if record.id not in self.live:
                 await self._tended(self._end_orphan(record))  # one that fails holds up no other
+            if time.monotonic() > due:
+                break  # our own leases come before the others
 
     async def _end_orphan(self, record: Record) -> None:
         events = [event for segment in await self.store.log(record.id) for event in segment.events]
@@ -686,10 +679,17 @@ class Runs:
         if again and not events and record.background and self.launch is not None:
             items = record.request.items if record.conversation is not None else ()
             run = Run(record, self, named(items, record.id))
-            with suppress(FaultError):  # too many wait: its lease expires, then it is retried
+            hold = run.hold = self.hold(record.tenant)
+            try:
+                hold.resize(await self.store.turns.take(weight_of, record.request))
                 turn = self.places.queue(record.tenant)
+            except FaultError as error:
+                hold.close()
+                if error.fault.code != "too_large":
+                    return  # no room, or too many wait: its lease expires, then it is retried
+            else:
                 self._launch(run, turn, None, Caller(tenant=record.tenant, size=SMALL))
-            return
+                return
         if not events:
             events.append(Started(record.id, record.created_at, record.request.model))
         events.append(end_for(CANCELLED if record.cancelling else DIED))

@@ -18,6 +18,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import Unknown
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
+from dragoman.core.response import Response
 from dragoman.engines.base import new_id
 from dragoman.engines.reasoning import ENCRYPTED, ReasoningCipher
 from dragoman.net.errors import InvalidUrlError
@@ -63,6 +64,16 @@ class Plan(Struct, frozen=True):
     run: Run | None = None
     background: bool = False
     size: int = 0
+
+
+def unstarted(record: Record) -> Response:
+    """The response of a run without events."""
+    return Response(
+        id=record.id,
+        created_at=record.created_at,
+        model=record.request.model,
+        status="queued" if record.status == "queued" else "in_progress",
+    )
 
 
 def unstored(request: Request) -> Plan:
