@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -171,6 +172,33 @@ async def test_answers_of_any_shape_are_results_or_none(answer) -> None:
         fetcher = Fetcher()
         service: Service = find_service(f"searxng:{peer.url}", {})
         assert await fetcher.search(service, Query("x"), bool) == []
+        await fetcher.close()
+
+
+async def test_results_are_read_outside_of_the_event_loop() -> None:
+    # A thousand hosts that are not ASCII hold a loop for most of a second.
+    found = b'{"results": [{"url": "http://b\xc3\xbccher.test/", "title": "half \\ud83d"}]}'
+    threads = list[int]()
+
+    def may(host: str) -> bool:
+        threads.append(threading.get_ident())
+        return True
+
+    async with Peer(answering(plain(found))) as peer:
+        fetcher = Fetcher()
+        (one,) = await fetcher.search(find_service(f"searxng:{peer.url}", {}), Query("x"), may)
+        await fetcher.close()
+    assert one.url == "http://bücher.test/"
+    assert threads != [threading.get_ident()]
+
+
+async def test_results_with_numbers_of_many_digits_are_no_answer() -> None:
+    # To read them takes quadratic time.
+    found = b'{"results": [%b]}' % b",".join([b"1." + b"9" * 700 + b"e-300"] * 400)
+    async with Peer(answering(plain(found))) as peer:
+        fetcher = Fetcher()
+        with pytest.raises(ToolError, match="does not answer"):
+            await fetcher.search(find_service(f"searxng:{peer.url}", {}), Query("x"), bool)
         await fetcher.close()
 
 

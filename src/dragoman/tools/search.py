@@ -20,6 +20,7 @@ from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import InvalidUrlError, NetError
 from dragoman.net.url import Proxies, Url, check_authority, parse_url, split_base
+from dragoman.wire import json
 
 from .run import ToolError
 
@@ -223,13 +224,14 @@ class Fetcher:
             if status == 200:
                 if answer.count(b",") > MOST_VALUES:
                     raise NetError(f"its answer has more than {MOST_VALUES} values")
-                return _results(service, msgspec.json.decode(answer), query.most, may)
+                # The hosts of many results, where they are not ASCII, take most of a second.
+                return await asyncio.to_thread(_results, service, answer, query.most, may)
             problem = _STATUSES.get(status, f"it answered with status {status}")
         except TimeoutError:
             problem = f"it did not answer within {SECONDS:g} seconds"
         except NetError as error:
             problem = str(error)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except ValueError:
             problem = "its answer is no JSON"
         _log.warning("the search service %s failed: %s", service.name, problem)
         if status == 429:
@@ -308,8 +310,10 @@ def _text_of(url: Url) -> str:
     return f"{url.scheme}://{url.authority}{url.target}"
 
 
-def _results(service: Service, answer: JSON, most: int, may: Callable[[str], bool]) -> list[Found]:
-    """The results of a response: those with an allowed address."""
+def _results(service: Service, data: bytes, most: int, may: Callable[[str], bool]) -> list[Found]:
+    """The results of a response: those with an allowed address. Raises ValueError where it is no
+    JSON."""
+    answer = json.load(data)
     for name in service.results:
         answer = answer.get(name) if isinstance(answer, dict) else None
     found: list[Found] = []
