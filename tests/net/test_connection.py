@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -392,6 +393,75 @@ async def test_after_a_large_read_others_have_their_turn() -> None:
     assert not wire.reading
     connection.resume()
     assert wire.reading
+
+
+DENSE = b"1\r\nx\r\n" * 5000
+"""Chunks of one byte, as they may come with one read."""
+
+
+async def test_many_small_chunks_are_parsed_a_little_in_each_turn() -> None:
+    connection, wire = asked()
+    connection.data_received(CHUNKED)
+    connection.data_received(DENSE)
+    seen = list[int]()
+    while not wire.reading:
+        seen.append(len(connection.parts))
+        await asyncio.sleep(0)
+    assert seen[0] == 0
+    assert max(b - a for a, b in pairwise(seen)) < 1000
+    connection.data_received(b"0\r\n\r\n")
+    assert await whole(connection) == b"x" * 5000
+    assert connection.release(9)
+
+
+async def test_many_small_chunks_wait_while_the_reader_is_paused() -> None:
+    connection, wire = asked()
+    connection.data_received(CHUNKED)
+    connection.data_received(DENSE + b"0\r\n\r\n")
+    await asyncio.sleep(0)
+    for _ in range(3):
+        connection.pause()
+        before = len(connection.parts)
+        await asyncio.sleep(0)
+        assert len(connection.parts) == before
+        assert not wire.reading
+        connection.resume()
+        connection.resume()
+        await asyncio.sleep(0)
+        assert 0 < len(connection.parts) - before < 1000
+    assert await whole(connection) == b"x" * 5000
+
+
+async def test_the_end_that_comes_with_many_small_chunks_cuts_none_of_them() -> None:
+    # As over TLS, whose end is in the same read.
+    connection, _ = asked()
+    connection.data_received(CHUNKED)
+    connection.data_received(DENSE + b"0\r\n\r\n")
+    connection.eof_received()
+    assert await whole(connection) == b"x" * 5000
+    assert not connection.release(9)
+
+
+async def test_a_second_answer_behind_many_small_chunks_is_not_that_of_the_next_request() -> None:
+    connection, wire = asked()
+    connection.data_received(CHUNKED)
+    connection.on_readable = lambda: connection.over and connection.release(9)
+    connection.data_received(DENSE + b"0\r\n\r\n" + plain(b"x" * 9000))
+    while not connection.over:
+        await asyncio.sleep(0)
+    assert not connection.usable
+    assert wire.aborted
+
+
+async def test_the_framing_of_many_small_chunks_is_bounded() -> None:
+    connection, wire = connected(Limits(body_bytes=9000))
+    connection.send(b"")
+    connection.data_received(CHUNKED)
+    connection.data_received(DENSE)
+    while not (connection.over or wire.reading):
+        await asyncio.sleep(0)
+    with pytest.raises(TooLargeError):
+        await whole(connection)
 
 
 async def test_a_paused_connection_reads_again_when_it_is_released() -> None:

@@ -62,6 +62,8 @@ _LARGE = 64 * 1024  # bytes of a request that are written in two parts, or of a 
 PIECE = 256 * 1024
 """Bytes of a request that are written in one turn of the event loop: TLS encrypts them at once."""
 _LARGE_READ = 4096
+LINES = 1024
+"""Line ends of a read that are parsed in one turn of the event loop: a chunk of a body has two."""
 _NOTHING: Final = memoryview(b"")
 
 
@@ -89,6 +91,7 @@ class Connection(asyncio.Protocol):
         "_limits",
         "_loop",
         "_overhead",
+        "_parse_queued",
         "_parser",
         "_paused",
         "_queued",
@@ -98,6 +101,7 @@ class Connection(asyncio.Protocol):
         "_timer",
         "_timer_at",
         "_total",
+        "_unparsed",
         "_unsent",
         "_until_eof",
         "_waiter",
@@ -137,6 +141,8 @@ class Connection(asyncio.Protocol):
         self._rest = _NOTHING  # what is not written yet of a large request
         self._queued = False  # its next piece is scheduled
         self._full = False  # the transport's buffer is
+        self._unparsed = b""  # the rest of a read of many small chunks
+        self._parse_queued = False  # its next piece is scheduled
         self._parser = httptools.HttpResponseParser(self)
         # One timer per connection, moved only when a deadline comes nearer; a deadline that
         # recedes costs an assignment, and the timer finds out when it fires.
@@ -230,7 +236,7 @@ class Connection(asyncio.Protocol):
         """
         self.on_readable = None
         reusable = self._state == _DONE and self._keep_alive and self.error is None
-        if not reusable or self.closed or self._left():
+        if not reusable or self.closed or self._left() or self._unparsed:
             self.abort()
             return False
         self._held = False
@@ -268,11 +274,16 @@ class Connection(asyncio.Protocol):
             self._keep_alive = False
             return
         size = len(data)
+        if size > _LARGE_READ and data.count(b"\r\n") > LINES:
+            self._unparsed = data
+            self.transport.pause_reading()
+            self._parse_soon()
+            return
         if size > _LARGE:
             self.transport.pause_reading()  # uvloop would read on, up to 8 MB
             self._loop.call_soon(self._read_on)
         self._overhead += size
-        before = len(self.parts) if size > _LARGE_READ else 0
+        before = len(self.parts) if size >= _LARGE_READ else 0
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -285,7 +296,7 @@ class Connection(asyncio.Protocol):
                 self._allow(min(self._idle, self._total))
         if self.parts or self._state != state:
             self._overhead = 0
-            if size > _LARGE_READ:
+            if size >= _LARGE_READ:
                 self._framing += size - sum(map(len, self.parts[before:]))
                 if self._framing > self._limits.body_bytes:
                     self._fail(self._too_large())
@@ -302,6 +313,23 @@ class Connection(asyncio.Protocol):
                     self.transport.pause_reading()
         elif self._overhead > self._limits.header_bytes:
             self._fail(self._too_large())
+
+    def _parse_soon(self) -> None:
+        if not self._parse_queued:
+            self._parse_queued = True
+            self._loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        """Parse a piece of many small chunks; behind the last one, resume reading."""
+        self._parse_queued = False
+        if self._paused or self.closed:
+            return  # `_resume` goes on
+        piece, self._unparsed = self._unparsed[:_LARGE_READ], self._unparsed[_LARGE_READ:]
+        self.data_received(piece)
+        if self._unparsed:
+            self._parse_soon()
+        else:
+            self._read_on()
 
     def _read_on(self) -> None:
         """Resume reading after a turn of the loop."""
@@ -395,6 +423,10 @@ class Connection(asyncio.Protocol):
             self._fail(RemoteProtocolError(f"{self.peer} did not answer in HTTP/1.1: {error}"))
 
     def _end(self, error: Exception | None) -> None:
+        rest, self._unparsed = self._unparsed, b""  # over TLS the end comes with the last read
+        for at in range(0, len(rest), _LARGE_READ):
+            if not self.closed:
+                self.data_received(rest[at : at + _LARGE_READ])
         if self._state == _BODY and self._until_eof and error is None:
             self.on_message_complete()
             self._wake()
@@ -432,7 +464,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         self.closed = True
-        self._rest = _NOTHING
+        self._rest, self._unparsed = _NOTHING, b""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -466,7 +498,10 @@ class Connection(asyncio.Protocol):
         self._paused = False
         if self.closed:
             return
-        self.transport.resume_reading()
+        if self._unparsed:
+            self._parse_soon()
+        else:
+            self.transport.resume_reading()
         if self._state == _BODY:
             self._allow(self._idle)
         elif self._state == _HEAD:
