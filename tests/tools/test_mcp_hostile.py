@@ -19,7 +19,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.net.errors import ConnectError
 from dragoman.tools import mcp, mcp_client
 from dragoman.tools.mcp import MCP, Server
-from tests.mock import Reply, head, plain
+from tests.mock import Reply, head, mock, plain
 from tests.samples import samples
 from tests.tools.mcp_fake import Fake, asked, mcp_tasks, opened, ran, served
 
@@ -462,6 +462,36 @@ async def test_others_run_between_the_events_of_a_stream(monkeypatch) -> None:
         fake.answers["tools/call"] = many
         assert (await ran(session, "t")).output.output == said
     assert pauses >= 10_000 * 7 // mcp_client.PIECE
+
+
+def breaks_off(retry: int) -> Any:
+    """What answers with a stream that ends before the answer, and can be resumed."""
+    return lambda _: Reply([head(), b"retry: %d\nid: 1\ndata:\n\n" % retry])
+
+
+async def test_what_has_not_ended_in_its_time_is_not_resumed(monkeypatch) -> None:
+    monkeypatch.setattr(mcp_client, "RESUME", 0.01)
+    monkeypatch.setattr(mcp, "GRACE", 0)
+    again = breaks_off(0)
+    async with mock(Fake(tools_call=again), again) as server:
+        at = Server(name="s", url=f"http://127.0.0.1:{server.port}/mcp", seconds=0.3)
+        async with opened(at) as session:
+            assert "did not answer" in (await ran(session, "t")).output.output
+            await asyncio.sleep(1)
+            resumed = len(server.probes)
+            assert 0 < resumed <= 40  # not without a pause
+            await asyncio.sleep(0.5)
+            assert len(server.probes) == resumed
+
+
+async def test_a_session_with_many_calls_that_wait_to_be_resumed_is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(mcp_client, "MOST_OPEN", 3)
+    fake = Fake(tools_call=breaks_off(10**9))
+    async with served(fake, seconds=0.1) as (server, _), opened(server) as session:
+        for _ in range(8):
+            assert (await ran(session, "t")).error
+    assert fake.sessions > 1
+    assert not mcp_tasks()
 
 
 async def test_an_event_that_comes_in_pieces_is_counted_whole() -> None:

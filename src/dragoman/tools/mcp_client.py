@@ -14,6 +14,7 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import anyio
 import httpx2
@@ -75,6 +76,10 @@ CONNECT = 10.0
 """The connect timeout, in seconds."""
 CONNECTIONS = 32
 """Concurrent requests to one server, for one session."""
+RESUME = 0.5
+"""Seconds before a stream that broke off is asked for again, beside those its server says."""
+MOST_OPEN = 1024
+"""Requests of a session that wait, with those given up: a server says how long, before it ends."""
 TAIL = 2_000
 """The last bytes of a program's stderr that are logged when it exits by itself."""
 
@@ -458,13 +463,19 @@ class _Transport(httpx2.AsyncBaseTransport):
             name=f"the MCP server {connection.name!r}",
         )
         self._asides = set[asyncio.Task[None]]()
+        self._seconds, self._began = seconds, WeakKeyDictionary[Any, float]()  # of tasks
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request of the SDK."""
-        if request.method == "GET" and "last-event-id" not in request.headers:
-            # The stream of unsolicited messages: it costs a connection for each
-            # session, and is optional.
-            return httpx2.Response(405)
+        now = asyncio.get_running_loop().time()
+        began = self._began.setdefault(asyncio.current_task(), now)  # of it and its resumptions
+        self._connection.gone |= len(self._began) > MOST_OPEN
+        if request.method == "GET":
+            # Not for unsolicited messages, which are optional and cost a connection for each
+            # session; nor for what has not ended in its time.
+            if "last-event-id" not in request.headers or now - began > self._seconds:
+                return httpx2.Response(405)
+            await asyncio.sleep(RESUME)
         body = await request.aread()
         if raw_fields(body or b"{}").get("method") == Raw(b'"notifications/cancelled"'):
             # A server that hangs accepts no cancellation either; others must not wait for that.
@@ -483,9 +494,8 @@ class _Transport(httpx2.AsyncBaseTransport):
         sent = tuple((k, v) for k, v in request.headers.items() if k.lower() not in _NOT_SENT)
         try:
             url = parse_url(str(request.url))
-            address = None
-            if self._allow is not None:
-                address = await resolve(url, self._allow, self._tenant)
+            allow = self._allow
+            address = None if allow is None else await resolve(url, allow, self._tenant)
             exchange = self._client.stream(request.method, url, sent, data, address=address)
             response = await exchange.__aenter__()
         except (ConnectError, ValueError) as error:
@@ -510,8 +520,8 @@ class _Transport(httpx2.AsyncBaseTransport):
         with suppress(msgspec.DecodeError):
             if isinstance(msgspec.json.decode(data, type=dict[str, Any]).get("error"), dict):
                 return httpx2.Response(response.status, headers=headers, content=data)
-        words = f"answered with the status {response.status}."
-        return _error(_STATUS, words, status=response.status)
+        status = response.status
+        return _error(_STATUS, f"answered with the status {status}.", status=status)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -527,10 +537,7 @@ def _error(code: int, message: str, **data: int) -> httpx2.Response:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of a response, up to a limit.
-
-    Its errors are those that end one request in the SDK, and not the session.
-    """
+    """A response's body, up to a limit. Its errors end one request in the SDK, not the session."""
 
     def __init__(self, exchange: Exchange, response: Response, stream: bool) -> None:
         self._exchange, self._response, self._stream = exchange, response, stream
@@ -595,11 +602,8 @@ def program(name: str, command: Sequence[str], environ: Mapping[str, str]) -> Co
 async def _program(
     connection: Connection, command: Sequence[str], environ: Mapping[str, str]
 ) -> AsyncGenerator[Any]:
-    """Run a program, in a process group of its own, and exchange lines with it.
-
-    The SDK's own transport has no limit for a line and takes time quadratic in
-    its length.
-    """
+    """Run a program, in a process group of its own, and exchange lines with it. (The SDK's own
+    transport has no limit for a line, and takes time quadratic in its length.)"""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -673,11 +677,10 @@ async def _read_lines(connection: Connection, output: asyncio.StreamReader, to: 
                 await to.send(SessionMessage(message))
         except ValueError:
             words = (
-                "sent a line of more than %d bytes or %d values, or %d lines in a row that are no "
+                f"of more than {MOST_BYTES} bytes or {MOST_VALUES} values, or {MOST_OTHER} lines"
             )
-            words += "message, and is ended"
-            bounds = MOST_BYTES, MOST_VALUES, MOST_OTHER
-            _log.warning("the MCP server %s " + words, connection.name, *bounds)
+            words += " in a row that are no message, and is ended"
+            _log.warning("the MCP server %s sent a line %s", connection.name, words)
         finally:
             connection.gone = True
 

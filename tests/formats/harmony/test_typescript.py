@@ -166,6 +166,17 @@ def test_too_large_a_schema_is_refused_by_name() -> None:
     assert refused.value.fault.param == "tools[3].parameters"
 
 
+@pytest.mark.parametrize(
+    "long",
+    [{"description": "\n" * 20_000}, {"title": "\n" * 20_000}, {"examples": [1] * 20_000}],
+    ids=lambda long: "".join(long),
+)
+def test_many_lines_of_comments_are_refused(long) -> None:
+    with pytest.raises(FaultError, match="too large"):
+        shape(long)
+    shape({name: value[:-100] for name, value in long.items()})
+
+
 def test_too_deep_a_schema_ends_in_any() -> None:
     schema: JSON = STRING
     for _ in range(200):

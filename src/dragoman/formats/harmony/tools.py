@@ -143,6 +143,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*")
 _DEFINITION = re.compile(r"#/(?:\$defs|definitions)/[^/]+")
 _MAX_DEPTH = 64
 _MAX_TYPES = 20_000
+"""Types of one function, with the lines of their comments, each of which may be indented far."""
 
 
 def function(name: str, description: str | None, parameters: JSON, param: str = "tools") -> str:
@@ -172,16 +173,13 @@ def free(name: str, description: str | None) -> str:
 
 
 def comment(text: JSON, indent: str = "") -> list[str]:
-    """Comment lines; none for what is no text or empty.
+    """A comment of as many lines; none for what is no text or empty.
 
     >>> comment("one\\ntwo")
-    ['// one', '// two']
+    ['// one\\n// two']
     """
-    return (
-        [f"{indent}// {line}" for line in text.split("\n")]
-        if isinstance(text, str) and text
-        else []
-    )
+    start = f"{indent}// "
+    return [start + text.replace("\n", f"\n{start}")] if isinstance(text, str) and text else []
 
 
 class _Writer:
@@ -217,15 +215,18 @@ class _Writer:
             blocks.append("\n".join([*self._comments(target, ""), line]))
         return blocks
 
+    def _count(self, number: int) -> None:
+        self._written += number
+        if self._written > _MAX_TYPES:
+            raise FaultError(unsupported("is too large to be shown to the model", self._param))
+
     # ---- types -----------------------------------------------------------------------------
 
     def _members(self, schema: JSON, indent: str) -> list[str]:
         """The types of which a value may have one."""
         if not isinstance(schema, dict):
             return ["never"] if schema is False else ["any"]
-        self._written += 1
-        if self._written > _MAX_TYPES:
-            raise FaultError(unsupported("is too large to be shown to the model", self._param))
+        self._count(1)
         if self._depth >= _MAX_DEPTH:
             return ["any"]
         self._depth += 1
@@ -343,11 +344,15 @@ class _Writer:
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return []
         schema = self._described(schema)
-        lines = comment(schema.get("title"), indent)
+        title, about = schema.get("title"), schema.get("description")
+        examples = _list(schema, "examples")
+        lengths = (each.count("\n") for each in (title, about) if isinstance(each, str))
+        self._count(sum(lengths) + len(examples))
+        lines = comment(title, indent)
         if lines:
             lines.append(f"{indent}//")
-        lines += comment(schema.get("description"), indent)
-        if examples := _list(schema, "examples"):
+        lines += comment(about, indent)
+        if examples:
             lines.append(f"{indent}// Examples:")
             lines += [f"{indent}// - {_json(example)}" for example in examples]
         for part in (schema.get("items"), *_list(schema, "allOf")):
