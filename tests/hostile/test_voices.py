@@ -61,9 +61,11 @@ def event(kind: str, **fields: str) -> bytes:
         (JSON, json.dumps({"text": "x" * 2_001}).encode(), "more than 2000 characters"),
         (JSON, b'{"text": "' + b"\\u0078" * 2_000 + b'"}', "more than 10000 bytes"),
         (JSON, b'{"text": "", "x": [' + b"1," * 1_001 + b"1]}", "1000 values"),
+        (JSON, b'{"text": "", "x": [' + b"[[[[]]]]," * 300 + b"1]}", "1000 values"),
         (JSON, b"", "has no text"),
         (SSE, event("delta", delta="word " * 50) * 9, "more than 2000 characters"),
         (SSE, event("delta", delta="") + event("x", y="," * 1_001), "1000 values"),
+        (SSE, event("delta", delta="") + event("x", y=[[[[]]]] * 300), "1000 values"),
         (SSE, b"data: [DONE]\n\n", "has no text"),
     ],
 )
@@ -281,10 +283,11 @@ async def test_tags_of_a_page_are_bounded(monkeypatch) -> None:
     assert read(body, "text/html", "http://a.test/").lines == ["Begin", "", page.LONGER]
 
 
-async def test_a_search_service_that_sends_many_values_has_failed(monkeypatch) -> None:
+@pytest.mark.parametrize("found", [[[]] * 200, [[[[[]]]]] * 40])
+async def test_a_search_service_that_sends_many_values_has_failed(found, monkeypatch) -> None:
     monkeypatch.setattr(search, "MOST_VALUES", 100)
     async with Site() as site:
-        site.found = [[]] * 200
+        site.found = found
         model = await Model(web(site)).begin()
         assert "does not answer" in await model.refused("search", query="x")
 

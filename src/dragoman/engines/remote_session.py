@@ -25,7 +25,7 @@ from .session import SessionSink
 MAX_MESSAGE = 32 * 1024 * 1024
 """Bytes of one event."""
 MAX_VALUES = 100_000
-"""Commas in one event, which bound its values: they take the time."""
+"""Commas, colons and brackets in one event, which bound its values: they take the time."""
 TOO_MANY = Fault(
     "upstream_error", f"The session's server sent an event of over {MAX_VALUES} values.", "upstream"
 )
@@ -189,7 +189,7 @@ class RemoteSession:
             while True:
                 await self._flowing.wait()
                 data = await socket.receive()
-                if data.count(b",") > MAX_VALUES:
+                if json.marks(data) > MAX_VALUES:
                     self._over(TOO_MANY)
                     return
                 if (taking := self.take(data)) is not None:

@@ -34,7 +34,7 @@ MOST_BYTES = 2 * 1024 * 1024
 MOST_ANSWER = 2 * 1024 * 1024
 """Bytes of a search service's answer."""
 MOST_VALUES = 50_000
-"""Commas of that, which bound its JSON values."""
+"""Its commas, colons and brackets, which bound its JSON values."""
 MOST_RESULTS = 1_000
 """Results that are looked at, for those with an allowed address."""
 LONGEST_QUERY = 400
@@ -222,7 +222,7 @@ class Fetcher:
                     status = response.status
                     answer = await response.read(MOST_ANSWER)
             if status == 200:
-                if answer.count(b",") > MOST_VALUES:
+                if json.marks(answer) > MOST_VALUES:
                     raise NetError(f"its answer has more than {MOST_VALUES} values")
                 # The hosts of many results, where they are not ASCII, take most of a second.
                 return await asyncio.to_thread(_results, service, answer, query.most, may)

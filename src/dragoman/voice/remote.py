@@ -17,7 +17,7 @@ from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.errors import InvalidUrlError, NetError
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import audio as wire
-from dragoman.wire import error
+from dragoman.wire import error, json
 from dragoman.wire.sse import SSEDecoder
 
 from .sound import WavReader, sniff
@@ -31,7 +31,7 @@ LONGEST_ANSWER = 64 * 1024 * 1024
 LONGEST_TRANSCRIPT = 1_000_000
 """Characters: a day of speech."""
 MOST_VALUES = 100_000
-"""Commas of a transcript, or of one of its events, which bound its JSON values."""
+"""Commas, colons and brackets of a transcript, or of one of its events: they bound its values."""
 LONGEST_JSON = 4 * 1024 * 1024
 """Bytes of a transcript, or of one of its events."""
 _PIECE = 9_600
@@ -207,14 +207,14 @@ class RemoteTranscriber(_Endpoint):
                     self._check_size(len(whole), 0)
                     continue
                 for _, event in _events(decoder, data, self.name):
-                    self._check_size(len(event), event.count(b","))
+                    self._check_size(len(event), json.marks(event))
                     piece = wire.read_transcript_event(event, seen)
                     heard = heard or piece is not None
                     if piece:
                         seen += piece
                         yield self._piece(piece, len(seen))
         if not heard:
-            self._check_size(0, whole.count(b","))
+            self._check_size(0, json.marks(bytes(whole)))
             try:
                 text = wire.read_transcript(bytes(whole) or b"{}")
             except ValueError as problem:

@@ -93,7 +93,7 @@ _STATUS_OF_TYPE = {"overloaded_error": 529}
 
 MAX_GARBLED = 1_000
 """The most events, or lines of them, that are no JSON object, of an answer."""
-LONGEST = 256 * 1024
+LONGEST = 128 * 1024
 """Bytes of an error body that are read."""
 
 

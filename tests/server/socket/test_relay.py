@@ -613,9 +613,11 @@ async def test_what_a_server_has_not_taken_counts_in_the_memory(monkeypatch) -> 
         await talk.until("response.done")
 
 
-async def test_r2_an_event_of_many_values_ends_the_session_of_its_server(monkeypatch) -> None:
-    monkeypatch.setattr(remote_session, "MAX_VALUES", 60)
-    async with talking(Stub(*saying("," * 100))) as (_, talk):
+@pytest.mark.parametrize("mark", ",[{")
+async def test_r2_an_event_of_many_values_ends_the_session_of_its_server(mark, monkeypatch) -> None:
+    monkeypatch.setattr(remote_session, "MAX_VALUES", 600)
+    async with talking(Stub(*saying(mark * 1_000))) as (_, talk):
+        await talk.until("session.created")
         await talk.say(USER, RESPOND)
         refused = (await talk.until("error"))[-1]["error"]
         assert refused["code"] == "upstream_error"
