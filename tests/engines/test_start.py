@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from dragoman.core.error import FaultError, bad_request
@@ -14,7 +17,7 @@ from dragoman.core.interfaces import ANYONE, Caller, Handle, Secret, Sink
 from dragoman.core.request import Request
 from dragoman.core.turn import CUT
 from dragoman.engines import base
-from dragoman.engines.base import Wrapper, new_id
+from dragoman.engines.base import Wrapper, new_id, start, stream_of, wait_closed
 from tests.engines.receiving import Receiver, received
 from tests.engines.stage import others
 
@@ -228,3 +231,31 @@ def test_ids_begin_with_the_time_and_grow_with_it(monkeypatch) -> None:
     moment = time.time_ns() + 1_000_000
     monkeypatch.setattr(base.time, "time_ns", lambda: moment)
     assert new_id() > earlier
+
+
+async def test_answer_that_was_given_or_cancelled_is_no_reference_cycle() -> None:
+    async def whole() -> AsyncGenerator[Event, None]:
+        yield STARTED
+        yield END
+
+    async def endless() -> AsyncGenerator[Event, None]:
+        yield STARTED
+        await asyncio.Event().wait()
+
+    async def asked() -> None:
+        async with aclosing(stream_of(partial(start, Fake(whole)), REQUEST, ANYONE)) as events:
+            assert [event async for event in events] == [STARTED, END]
+        sink = started(endless)
+        await sink.until(lambda: bool(sink.batches))
+        handle = sink.handle
+        sink.cancel()
+        await wait_closed(handle)
+
+    gc.collect()
+    gc.disable()
+    try:
+        await asked()
+        left = [each for each in gc.get_objects() if isinstance(each, base.Driver | base._Inbox)]
+    finally:
+        gc.enable()
+    assert left == []

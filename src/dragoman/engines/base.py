@@ -287,8 +287,7 @@ _BATCH = 256
 class Driver:
     """The handle of one task that iterates over the events of an engine's `stream`.
 
-    The events of one turn of the loop are delivered together in the next, outside of the task, so
-    that the sink may cancel it.
+    A turn's events are delivered in the next turn, outside of the task: the sink may cancel it.
     """
 
     __slots__ = ("_events", "_key", "_loop", "_resumed", "_sink", "_task")
@@ -344,7 +343,8 @@ class Driver:
         except (GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # of an engine, whose request would have no end
-            _raise_cancelled(error)
+            if _is_cancelled():
+                return  # by no error, which the task would hold, and this frame the task
             fault = fault_from(error, self._key)
             if not ended:
                 self._push(Failed(fault))
@@ -460,6 +460,7 @@ async def stream_of(
         if not inbox.ended:
             inbox.handle.cancel()
             await wait_closed(inbox.handle)
+        del inbox.handle  # a reference cycle
 
 
 async def wait_closed(handle: Handle | None) -> None:
@@ -644,20 +645,19 @@ async def enforce_contract(
     except (GeneratorExit, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        _raise_cancelled(error)
+        if _is_cancelled():
+            raise asyncio.CancelledError from error
         if not state.over:  # after the end, nothing is left to report
             yield Failed(fault_from(error))
 
 
-def _raise_cancelled(error: BaseException) -> None:
-    """Unless it is what an engine awaited that was cancelled, which is a failure as any other."""
-    if (task := asyncio.current_task()) is not None and task.cancelling():
-        raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
+def _is_cancelled() -> bool:
+    """Whether the task is, and not what an engine awaited, which is a failure as any other."""
+    return (task := asyncio.current_task()) is not None and task.cancelling() > 0
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The request that the current task works on. Callbacks of shared connections get it from
-their caller."""
+"""The request of the current task. Callbacks of shared connections get it from their caller."""
 
 
 def fault_from(

@@ -638,32 +638,36 @@ class _Attempts(Relay):
         self._losses: tuple[Loss, ...] = ()
         self._caller = caller
         self._sink = sink
-        self._begun = False
-        self.receive: Callable[[list[Event]], None] = self._receive_first
+        self._begun = self._again = self._answered = False
         self._handle = start(wrapper.engine, request, caller, self)
 
-    def _receive_first(self, events: list[Event]) -> None:
+    def receive(self, events: list[Event]) -> None:
+        """Pass events on, or ask once more."""
+        if not self._answered:
+            events = self._second(events) if self._again else self._first(events)
+        if events:
+            if isinstance(events[-1], Finished | Failed):
+                self._handle = None  # a reference cycle
+            self._sink.receive(events)
+
+    def _first(self, events: list[Event]) -> list[Event]:
         begin, end = events[0], events[-1]
         if isinstance(end, Failed) and len(events) <= 2 and self._changed(end.fault):
-            self.receive = self._receive_second
+            self._again = True
             self.control(start(self._wrapper.engine, self._request, self._caller, self))
-            return
-        if end is not begin or not isinstance(begin, Started):
-            self.receive = self._sink.receive  # it is answered: no retry
+            return []
+        self._answered = end is not begin or not isinstance(begin, Started)  # no retry
         self._begun = True
-        self._sink.receive(self._with_losses(events))
+        return self._with_losses(events)
 
-    def _receive_second(self, events: list[Event]) -> None:
+    def _second(self, events: list[Event]) -> list[Event]:
         begin, end, losses = events[0], events[-1], self._losses
         if not self._begun:
-            events = self._with_losses(events)
-        else:  # `Started` was sent already, so the end reports the losses
-            if losses and isinstance(end, Finished):
-                events = [*events[:-1], replace(end, losses=(*end.losses, *losses))]
-            if isinstance(begin, Started):
-                events = events[1:]
-        if events:
-            self._sink.receive(events)
+            return self._with_losses(events)
+        # `Started` was sent already, so the end reports the losses.
+        if losses and isinstance(end, Finished):
+            events = [*events[:-1], replace(end, losses=(*end.losses, *losses))]
+        return events[1:] if isinstance(begin, Started) else events
 
     def _with_losses(self, events: list[Event]) -> list[Event]:
         """A batch whose `Started` has the losses of the attempt, without that of a field which the

@@ -1,6 +1,7 @@
 """What the store is given, and when: unary answers whole, background events before they show."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from msgspec.structs import replace
 from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import ItemReference, Message
 from dragoman.core.request import Request
+from dragoman.engines.reasoning import RetryingReasoning
+from dragoman.engines.script import Script, spoken
+from dragoman.server.state.run import Run
 from dragoman.server.state.service import Memory, Plan
 from dragoman.stores.base import Paging, Record, StoreError
 from dragoman.stores.memory import MemoryStore
@@ -56,6 +60,22 @@ async def test_answer_is_stored_in_a_file_without_a_task_of_its_own(stream, tmp_
         asyncio.get_running_loop().set_task_factory(None)
         assert len((await server.memory.store.list_responses("", None, Paging())).items) == 1
     assert not [name for name in begun if name.startswith(("Run.", "Store."))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_run_whose_answer_was_sent_is_no_reference_cycle(stream) -> None:
+    """It has the whole request, which counts in `memory` until then."""
+    async with storing(RetryingReasoning(Script(spoken("a"))), upkeep=False) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(4):
+                await server.ask(stream=stream)
+            async with asyncio.timeout(BOUND):  # timers and the store's thread know the last ones
+                while sum(isinstance(each, Run) for each in gc.get_objects()) > 2:
+                    await asyncio.sleep(0.05)
+        finally:
+            gc.enable()
 
 
 async def test_unary_answer_is_not_in_the_store_before_its_end(store: Store) -> None:

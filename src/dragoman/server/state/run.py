@@ -376,7 +376,7 @@ class Run:
         self._handle = None  # a reference cycle
         self._runs.live.pop(self.record.id, None)
         self._show(self._first + len(self.events))
-        self._sink = None  # a reference cycle
+        self._sink = self._count = None  # reference cycles
 
     # ---- reading --------------------------------------------------------------------------
 
