@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from bisect import bisect_left
 from collections import OrderedDict
 
 RATE = 24_000
@@ -144,7 +145,9 @@ class Spoken:
     """
 
     def __init__(self) -> None:
-        self._marks: list[tuple[int, list[str]]] = []  # pieces of the transcript, by position
+        self._pieces: list[str] = []
+        self._marks: list[tuple[int, int]] = []  # where pieces begin, in the sound and in the text
+        self._characters = 0
         self._size = 0
         self._ended = False  # it was cut: what follows was not played
 
@@ -156,16 +159,17 @@ class Spoken:
     @property
     def text(self) -> str:
         """The transcript."""
-        return "".join([text for _, pieces in self._marks for text in pieces])
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
 
     def add_text(self, text: str) -> None:
         """Add a piece of the transcript."""
-        if self._ended:
+        if self._ended or not text:
             return
-        if self._marks and self._marks[-1][0] == self._size:
-            self._marks[-1][1].append(text)
-        else:
-            self._marks.append((self._size, [text]))
+        if not self._marks or self._marks[-1][0] != self._size:
+            self._marks.append((self._size, self._characters))
+        self._pieces.append(text)
+        self._characters += len(text)
 
     def add_sound(self, size: int) -> bool:
         """Add so many bytes of sound; false after the cut."""
@@ -174,22 +178,21 @@ class Spoken:
         return not self._ended
 
     def cut(self, ms: int) -> None:
-        """Drop everything after a position, and what is added later."""
+        """Drop everything after a position, and what is added later. Of the piece that it is in,
+        the words stay that end before it in proportion to its sound."""
         self._ended = True
-        self._marks = [(at, [text]) for at, text in self._until(ms)]
-        self._size = min(self._size, ms * BYTES_PER_MS)
-
-    def _until(self, ms: int) -> list[tuple[int, str]]:
-        """The transcript up to a position: of the piece that it is in, the words that end before it
-        in proportion to its sound."""
-        played, end = [], ms * BYTES_PER_MS
-        stops = [*[at for at, _ in self._marks[1:]], self._size]
-        for (start, pieces), stop in zip(self._marks, stops, strict=False):
-            text = "".join(pieces)
-            if end >= stop:
-                played.append((start, text))
-            elif end > start:
-                begun = text[: len(text) * (end - start) // (stop - start) + 1].rstrip()
+        end, text, kept = ms * BYTES_PER_MS, self.text, 0
+        if end >= self._size:
+            return
+        place = bisect_left(self._marks, (end, 0))
+        if place:
+            start, kept = self._marks[place - 1]
+            stop, after = [*self._marks[place : place + 1], (self._size, len(text))][0]
+            if end < stop:
+                most = kept + (after - kept) * (end - start) // (stop - start) + 1
+                begun = text[kept:most].rstrip()
                 last = begun.rsplit(None, 1)[-1:]  # it is not over, or its space is not
-                played.append((start, begun[: len(begun) - sum(map(len, last))]))
-        return played
+                after = kept + len(begun) - sum(map(len, last))
+            kept = after
+        del self._marks[place:]
+        self._pieces, self._size = [text[:kept]], end
