@@ -33,13 +33,21 @@ def test_samplers_in_short_have_the_same_bound() -> None:
         ("samplers", "kt", "ki"),
         ("dry_multiplier", 0.0, 0.8),
         ("n_probs", 128, 129),
+        ("reasoning_budget_end_tag", "a" * 65_536, "a" * 65_537),
+        ("reasoning_budget_end_tags", ["a" * 256] * 256, ["a" * 256] * 257),
+        ("lora", {"a" * 65_536: 1}, {"a" * 65_537: 1}),
     ],
 )
-def test_what_reads_the_vocabulary_many_times_is_refused(name, taken, refused) -> None:
+def test_what_takes_too_much_of_all_others_is_refused(name, taken, refused) -> None:
     check_request(replace(ASKED, extra={"chat": {name: taken}}))
     with pytest.raises(FaultError) as raised:
         check_request(replace(ASKED, extra={"chat": {name: refused}}))
     assert raised.value.fault.param == name
+
+
+def test_a_template_is_given_long_texts() -> None:
+    long = {"chat_template_kwargs": {"documents": "a" * 100_000}}
+    check_request(replace(ASKED, extra={"chat": long}))
 
 
 def test_many_alternatives_of_a_token_are_refused() -> None:

@@ -413,6 +413,9 @@ MAX_NUMBER = 1_000_000
 """The greatest number in a field of llama.cpp's own: it takes memory for as many tokens."""
 MAX_VALUES = 10_000
 """Values in such fields together."""
+MAX_CHARACTERS = 65_536
+"""Characters of the texts and names in such a field, where it is not for the chat template: it
+keeps their tokens, and tables of them, for every place."""
 MAX_SAMPLERS = 10
 """Names in `samplers`: each takes memory for `MAX_NUMBER` tokens, and reads the vocabulary."""
 MAX_PROBS = 128
@@ -468,12 +471,15 @@ def _check_field(name: str, value: JSON) -> None:
         raise FaultError(bad_request(f"is more than {MAX_PROBS}", name))
     if name == "samplers" and isinstance(value, str | list) and len(value) > MAX_SAMPLERS:
         raise FaultError(bad_request(f"has more than {MAX_SAMPLERS} samplers", name))
-    waiting, count = [value], 0
+    waiting, count, characters = [value], 0, 0
     while waiting:
         each = waiting.pop()
         count += 1
         if isinstance(each, dict):
             waiting += each.values()
+            characters += sum(map(len, each))
+        elif isinstance(each, str):
+            characters += len(each)
         elif isinstance(each, list):
             waiting += each
         elif isinstance(each, int | float) and not -MAX_NUMBER <= each <= MAX_NUMBER:
@@ -481,6 +487,8 @@ def _check_field(name: str, value: JSON) -> None:
             raise FaultError(bad_request(problem, name))
         if count > MAX_VALUES:
             raise FaultError(bad_request(f"has more than {MAX_VALUES} values", name))
+        if characters > MAX_CHARACTERS and name not in _TEMPLATE_FIELDS:
+            raise FaultError(bad_request(f"has more than {MAX_CHARACTERS} characters", name))
 
 
 # ---- demands on the answer -------------------------------------------------------------------
