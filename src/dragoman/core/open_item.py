@@ -31,11 +31,25 @@ from .item import (
 )
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LONE = re.compile(
+    "[\ud800-\udfff](?:(?<=[\ud800-\udbff])(?![\udc00-\udfff])"
+    "|(?<=[\udc00-\udfff])(?<![\ud800-\udbff].))"
+)
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/=]+")
 _PADDING = re.compile("=+")
 
 STEP = 16 * 1024
 """Characters that are looked at in one call: no other thread runs meanwhile."""
+
+
+def paired(text: str) -> str:
+    """The text with halves of surrogate pairs joined, and U+FFFD for each that is alone.
+
+    >>> paired("\\ud83d\\ude00 \\ud83d")
+    '😀 \ufffd'
+    """
+    # UTF-16 does both, but takes longer for each that is alone.
+    return _LONE.sub("\ufffd", text).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
 
 
 class TextBuffer(StringIO):
@@ -87,7 +101,7 @@ class TextBuffer(StringIO):
         self.carry = ""
         if "\ud800" <= data[-1] <= "\udbff":
             data, self.carry = data[:-1], data[-1]
-        return data.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return paired(data)
 
 
 class Base64Buffer(TextBuffer):

@@ -77,8 +77,7 @@ T = TypeVar("T")
 
 
 class LRU(Generic[K, V]):
-    """A weighted LRU table: all entries weigh at most `most`, and those
-    of one owner at most `share`.
+    """A weighted LRU table: all entries weigh at most `most`, those of one owner at most `share`.
 
     >>> table = LRU[str, int](3, share=2)
     >>> table.put("x", 0, 1, owner="another")
@@ -417,15 +416,14 @@ class Deferred(Relay, Generic[T]):
     def __init__(
         self, awaited: Awaitable[T], begin: Callable[[T], Handle], caller: Caller, sink: Sink
     ) -> None:
-        self._begin = begin
         self._key = caller.key
-        self._sink = sink
+        self._sink: Sink | None = sink  # None after a cancellation
         self._future: asyncio.Future[T] = asyncio.ensure_future(awaited)
-        self._future.add_done_callback(self._on_done)
+        self._future.add_done_callback(partial(self._on_done, begin))
 
     def cancel(self) -> None:
         """Cancel the awaited work, or the answer."""
-        self._future.remove_done_callback(self._on_done)
+        self._sink = None
         self._future.cancel()
         super().cancel()
 
@@ -434,11 +432,13 @@ class Deferred(Relay, Generic[T]):
         await asyncio.wait((self._future,))
         await super().wait_closed()
 
-    def _on_done(self, future: asyncio.Future[T]) -> None:
+    def _on_done(self, begin: Callable[[T], Handle], future: asyncio.Future[T]) -> None:
+        if (sink := self._sink) is None:
+            return
         try:
-            self.control(self._begin(future.result()))
+            self.control(begin(future.result()))
         except BaseException as error:
-            receive_last([Failed(fault_from(error, self._key))], self._sink)
+            receive_last([Failed(fault_from(error, self._key))], sink)
             error.__traceback__ = None  # this frame's future holds it, and all that it is about
 
 

@@ -99,7 +99,7 @@ class UpstreamAnswer(Struct, eq=False):
 
     _remote: Remote
     _request: UpstreamRequest
-    _sink: Sink
+    _sink: Sink | None  # None at the end: a reference cycle
     _exchange: Exchange
     _room: Room | None
     _unseen: int  # bytes until the next careful decode; at each read where negative
@@ -123,10 +123,8 @@ class UpstreamAnswer(Struct, eq=False):
         """Close the connection, or return it to the pool if it was read to its end."""
         if self._state == State.OVER:
             return
-        self._state = State.OVER
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._state, self._sink = State.OVER, None
+        self._stop_timer()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -205,7 +203,7 @@ class UpstreamAnswer(Struct, eq=False):
                 self._silent = 0
                 if request.lowered.restore is not None or request.turn.over:
                     events = request.restored(events)
-                if events:
+                if events and self._sink is not None:
                     self._sink.receive(events)
         except Exception as error:
             self._fail(error)
@@ -332,7 +330,8 @@ class UpstreamAnswer(Struct, eq=False):
         self._timer = None
         try:
             self._request.turn.begin()
-            if events := self._request.restored(self._request.turn.take()):
+            events = self._request.restored(self._request.turn.take())
+            if events and self._sink is not None:
                 self._sink.receive(events)
         except Exception as error:
             self._fail(error)
@@ -348,9 +347,10 @@ class UpstreamAnswer(Struct, eq=False):
                 events = self._late + events + request.closed()
             else:
                 events = events + request.broken(error)
+            sink = self._sink
             self.cancel()
-            if events := request.restored(events):
-                self._sink.receive(events)
+            if sink is not None and (events := request.restored(events)):
+                sink.receive(events)
         except Exception as problem:
             self._fail(problem)
 
@@ -366,9 +366,9 @@ class UpstreamAnswer(Struct, eq=False):
             case _:
                 key = self._remote.upstream.key_for(request.caller)
                 events = [Failed(fault_from(error, key, request.caller.trace))]
-        if self._state != State.OVER:  # else it was cancelled
+        if (sink := self._sink) is not None:  # else it was cancelled
             self.cancel()
-            receive_last(request.restored(events), self._sink)
+            receive_last(request.restored(events), sink)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -325,6 +325,8 @@ class Store(Files):
                     if item.id in wanted and not isinstance(item, ItemReference):
                         found.setdefault(item.id, item)
             each.hold(-each.held)  # what is wanted of it is counted by its own size
+            if len(found) == len(wanted):
+                break
         return found
 
     async def find_answers(

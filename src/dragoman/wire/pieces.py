@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from dragoman.core.item import JSON
+from dragoman.core.open_item import paired
 
 LONG = 256 * 1024
 """Characters of a text that are encoded in one call."""
@@ -83,8 +84,7 @@ def in_pieces(value: JSON, more: bytes, value_of: Callable[[Raw], JSON]) -> byte
     except UnicodeEncodeError:
         texts.clear()
         whole = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)
-        units = whole.encode("utf-16-le", "surrogatepass")
-        rest = units.decode("utf-16-le", "replace").encode()
+        rest = paired(whole).encode()
     if more:
         rest = b"%b,%b}" % (rest[:-1], more)
     first, *others = rest.split(b"\0") if texts else [rest]

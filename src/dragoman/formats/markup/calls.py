@@ -7,6 +7,7 @@ import re
 from contextlib import suppress
 
 from dragoman.core.item import JSON
+from dragoman.core.open_item import paired
 from dragoman.formats.grammar.schema import KINDS, find, read_json
 
 from .emitter import Emitter, Segment
@@ -430,7 +431,7 @@ def _python_string(literal: str) -> str:
     size = 3 if body[:3] in ("'''", '"""') and len(body) >= 6 else 1
     inside = body[size:-size]
     text = inside if raw else _ESCAPE.sub(_unescaped, inside)
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return paired(text)
 
 
 def _unescaped(match: re.Match[str]) -> str:
