@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.open_item import Base64Buffer, TextBuffer
+from dragoman.core.open_item import Base64Buffer, TextBuffer, paired
 from dragoman.core.turn import Piece, ThinkSplitter
 from tests.cases import cases
 
@@ -26,6 +26,11 @@ def test_lone_surrogate_is_replaced() -> None:
     assert pieces.add("\ud83d") == ""
     assert pieces.rest() == "\ufffd"
     assert pieces.getvalue() == "\ufffdx\ufffdy\ufffd"
+
+
+@given(st.text(st.sampled_from("a\ud800\udbff\udc00\udfff😀\n")))
+def test_halves_are_paired_as_utf_16_does(text) -> None:
+    assert paired(text) == text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def test_catch_up_adds_the_missing_text_once() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
-from dragoman.engines.remote import LATE_USAGE
+from dragoman.engines.base import wait_closed
+from dragoman.engines.remote import LATE_USAGE, Remote
 from dragoman.net.connection import Timeouts
 from dragoman.net.threads import reading
 from tests.engines.asking import (
@@ -179,6 +182,27 @@ async def test_slow_reader_pauses_the_server() -> None:
                 await asyncio.sleep(0.05)
         check(events)
         assert len(fold(events).text) == 900 * 3000
+
+
+@pytest.mark.parametrize("pieces", [[], HELLO_STREAM.pieces[:2]], ids=["silent", "begun"])
+async def test_answer_that_was_cancelled_is_no_reference_cycle(pieces) -> None:
+    async def cancelled(engine: Remote) -> weakref.ref[Receiver]:
+        sink = Receiver()
+        sink.start(engine, asking(stream=True))
+        await sink.until(lambda: bool(sink.batches))
+        assert sink.handle is not None
+        sink.handle.cancel()
+        await wait_closed(sink.handle)
+        return weakref.ref(sink)
+
+    gc.disable()
+    try:
+        async with remote(Reply(pieces, hang=True), header_hold=0.01) as (engine, _):
+            there = await cancelled(engine)
+            await asyncio.sleep(0)
+            assert there() is None
+    finally:
+        gc.enable()
 
 
 def _data(value: dict[str, Any]) -> bytes:

@@ -6,10 +6,13 @@ import asyncio
 import gc
 import logging
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
+
+import pytest
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Event, Failed, Finished, Progress, Started
@@ -259,3 +262,32 @@ async def test_answer_that_was_given_or_cancelled_is_no_reference_cycle() -> Non
     finally:
         gc.enable()
     assert left == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_deferred_answer_that_was_cancelled_is_no_reference_cycle(begun) -> None:
+    async def awaited() -> str:
+        return "" if begun else await asyncio.Event().wait() or ""
+
+    async def endless() -> AsyncGenerator[Event, None]:
+        yield STARTED
+        await asyncio.Event().wait()
+
+    async def cancelled() -> weakref.ref[Receiver]:
+        sink = Receiver()
+        sink.handle = base.Deferred(
+            awaited(), lambda _: start(Fake(endless), REQUEST, ANYONE, sink), ANYONE, sink
+        )
+        if begun:
+            await sink.until(lambda: bool(sink.batches))
+        sink.handle.cancel()
+        await wait_closed(sink.handle)
+        return weakref.ref(sink)
+
+    gc.disable()
+    try:
+        there = await cancelled()
+        await asyncio.sleep(0)
+        assert there() is None
+    finally:
+        gc.enable()

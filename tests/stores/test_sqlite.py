@@ -48,6 +48,22 @@ async def test_closed_store_fails_at_once(tmp_path) -> None:
     await store.close()
 
 
+async def test_no_more_responses_are_read_once_all_items_are_found(tmp_path, monkeypatch) -> None:
+    store, read = SqliteStore(tmp_path / "store.db"), []
+    request = Request(model="m", items=(Message("user", "ask", id="msg"),))
+    for place in range(20):
+        await store.begin(
+            Record(id=f"{place}", tenant="t", wire="responses", created_at=1, request=request)
+        )
+    records = store._records
+    monkeypatch.setattr(store, "_records", lambda *a, **b: read.append(a) or records(*a, **b))
+    assert (await store.find_items("t", ("msg",)))["msg"] == request.items[0]
+    assert len(read) == 1
+    assert await store.find_items("t", ("msg", "other"))
+    assert len(read) == 4
+    await store.close()
+
+
 async def test_sweep_in_many_transactions_deletes_only_the_oldest(tmp_path) -> None:
     retention = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SWEPT)
     store = SqliteStore(tmp_path / "store.db", retention)
