@@ -417,13 +417,14 @@ class Deferred(Relay, Generic[T]):
         self, awaited: Awaitable[T], begin: Callable[[T], Handle], caller: Caller, sink: Sink
     ) -> None:
         self._key = caller.key
-        self._sink: Sink | None = sink  # None after a cancellation
+        self._begin: Callable[[T], Handle] | None = begin
+        self._sink: Sink | None = sink  # both None after a cancellation: reference cycles
         self._future: asyncio.Future[T] = asyncio.ensure_future(awaited)
-        self._future.add_done_callback(partial(self._on_done, begin))
+        self._future.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
         """Cancel the awaited work, or the answer."""
-        self._sink = None
+        self._sink = self._begin = None
         self._future.cancel()
         super().cancel()
 
@@ -432,8 +433,8 @@ class Deferred(Relay, Generic[T]):
         await asyncio.wait((self._future,))
         await super().wait_closed()
 
-    def _on_done(self, begin: Callable[[T], Handle], future: asyncio.Future[T]) -> None:
-        if (sink := self._sink) is None:
+    def _on_done(self, future: asyncio.Future[T]) -> None:
+        if (sink := self._sink) is None or (begin := self._begin) is None:
             return
         try:
             self.control(begin(future.result()))
@@ -512,9 +513,8 @@ Map = Callable[[list[Event]], list[Event]]
 class Prepared(Struct, frozen=True):
     """What a middleware does to one request.
 
-    `request` goes to `engine`, by default the one inside, and the events of its answer go through
-    `map`, where there is one. Middleware that may ask the engine inside more than once gives a
-    `start` instead, which starts the whole answer.
+    `request` goes to `engine`, by default the one inside, and its events through `map`, if any.
+    Middleware that may ask the engine inside more than once gives `start`, for the whole answer.
     """
 
     request: Request

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dragoman")
 
-
 PIECE = 32 * 1024
 """Bytes of an answer that are decoded in one turn of the event loop."""
 LARGE = 128 * 1024
@@ -94,8 +93,7 @@ class State(IntEnum):
 
 
 class UpstreamAnswer(Struct, eq=False):
-    """The handle of one answer of the server: data from its socket is decoded, and passed to
-    the sink, in the same turn of the event loop."""
+    """The handle of an answer: what is read from its socket is passed on in the same turn."""
 
     _remote: Remote
     _request: UpstreamRequest
@@ -124,7 +122,9 @@ class UpstreamAnswer(Struct, eq=False):
         if self._state == State.OVER:
             return
         self._state, self._sink = State.OVER, None
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -209,8 +209,8 @@ class UpstreamAnswer(Struct, eq=False):
             self._fail(error)
 
     def _look(self, data: bytes, over: bool) -> tuple[list[Event], bool] | None:
-        """Decode carefully: for much data since the last time, for a coded body, or for data
-        without an event. None where it is decoded in a thread."""
+        """Decode much data since the last time, a coded body, or data without an event. None
+        where a thread does."""
         connection, decoder = self._exchange.connection, self._request.decoder
         if self._ready is not None:
             if data:
