@@ -313,8 +313,7 @@ class Store(Files):
             # With blocks of its input, each of a few kilobytes; long texts are more.
             size = f"{SIZE} + {BLOCK_BYTES // DIGEST} * coalesce(length(r.parts), 0)"
             statement = f"SELECT r.seq, {size} FROM responses r {_ENDS} WHERE {where}"
-            for seq, size in await self._read(statement, tenant, *keys):
-                sizes[seq] = size
+            sizes |= dict(map(tuple, await self._read(statement, tenant, *keys)))
         room.seen += sum(sizes.values())
         found: dict[str | None, Item] = {}
         for some in chunks(sorted(sizes), 1 if max(sizes.values(), default=0) > AT_ONCE else 8):
