@@ -152,6 +152,28 @@ async def test_a6_message_that_another_server_is_taking_is_passed_over_not_waite
     await store.close()
 
 
+async def test_orphans_and_messages_beyond_the_limit_stay_where_the_planner_expects_one_row(
+    postgres: Postgres,
+) -> None:
+    address = await postgres.database()
+    store = PostgresStore(address)
+    connection = await asyncpg.connect(address)
+    message = "INSERT INTO dragoman.outbox VALUES ($1, 'here', $2, 5, 0)"
+
+    async def fill(*ids: str) -> None:
+        for id in ids:
+            await store.begin(replace(record(id), lease=10.0))
+            await connection.execute(message, id, b"{}")
+
+    await fill("a")
+    await connection.execute("VACUUM ANALYZE dragoman.runs, dragoman.outbox")
+    await fill(*"bcdef")
+    assert len(await store.take_due("here", 50.0, 60.0, 2)) == 2
+    assert len([run async for run in store.take_orphans("me", 50.0, 60.0)]) == 6
+    await connection.close()
+    await store.close()
+
+
 async def test_part_is_deleted_with_its_last_response_and_never_before(postgres: Postgres) -> None:
     address = await postgres.database()
     stores = [PostgresStore(address) for _ in range(3)]

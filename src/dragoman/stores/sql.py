@@ -505,9 +505,8 @@ class Store(Files):
         """Take over the runs whose lease has expired, one after the other, as their requests may be
         large; each goes to one server only."""
         # SKIP LOCKED: a run whose row another server holds is just being taken, renewed or ended.
-        statement = """UPDATE runs SET owner = $1, lease = $3 WHERE seq IN (
-                SELECT seq FROM runs WHERE lease < $2 ORDER BY lease LIMIT 1 FOR UPDATE SKIP LOCKED)
-            RETURNING seq"""
+        statement = """UPDATE runs SET owner = $1, lease = $3 WHERE seq = (SELECT seq FROM runs
+            WHERE lease < $2 ORDER BY lease LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING seq"""
         # Where there is none, no writer is disturbed.
         while await self._read("SELECT 1 FROM runs WHERE lease < $1 LIMIT 1", now):
             if not (taken := await self._write(statement, owner, now, until)):
@@ -647,8 +646,9 @@ class Store(Files):
         due = "SELECT id FROM outbox WHERE due <= $1 AND target = $2"
         if not await self._read(f"{due} LIMIT 1", now, target):
             return ()  # and no writer was disturbed
-        statement = f"""UPDATE outbox SET due = $4, attempts = attempts + 1 WHERE id IN
-            ({due} ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+        statement = f"""WITH ids AS MATERIALIZED ( -- `IN` alone may be asked again for each row
+                {due} ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+            UPDATE outbox SET due = $4, attempts = attempts + 1 WHERE id IN (SELECT id FROM ids)
             RETURNING id, target, body, due, attempts"""
         rows = await self._write(statement, now, target, most, until)
         names = OutboxMessage.__struct_fields__
