@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from dragoman.server.build import hosted as build_hosted
 from dragoman.server.config import ConfigurationError, HostedTool
 from dragoman.tools.python import BUSY, KIND, LONGEST, NO_OUTPUT, Python, code_of
 from dragoman.tools.run import Context, Hosted, Runner, ToolError
-from dragoman.tools.sandbox import MB, NODES, NOT_STARTED, Limits, LostError, _Process
+from dragoman.tools.sandbox import MB, NODES, NOT_STARTED, Limits, LostError, _Process, _shown
 from tests.agent.hosting import wants
 from tests.agent.stage import Model
 from tests.oracle import problems, sdk_problems
@@ -479,6 +480,20 @@ async def test_what_code_gives(monty) -> None:
         ("x", "40"),
     ):
         assert output in await ran(session, code), code
+
+
+def test_a_long_error_is_not_shown_before_it_is_measured() -> None:
+    class Long(Exception):
+        """The repr of one of 60 MB takes half a second."""
+
+        def __str__(self) -> str:
+            return "\1" * 1_000_000
+
+        __repr__ = pytest.fail
+
+    with_zone = datetime(2020, 1, 1, tzinfo=timezone(timedelta(0), "\1" * 1_000_000))
+    for value in (Long(), [Long()], with_zone):
+        assert "too large to be shown" in _shown(value)
 
 
 async def test_errors_of_code_are_not_kept(monty) -> None:

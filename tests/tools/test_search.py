@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 
 import pytest
 
@@ -190,6 +192,27 @@ async def test_results_are_read_outside_of_the_event_loop() -> None:
         await fetcher.close()
     assert one.url == "http://bücher.test/"
     assert threads != [threading.get_ident()]
+
+
+async def test_results_of_many_searches_are_read_one_after_the_other() -> None:
+    # In the threads of the loop at once, they held up it, and all else that needs one.
+    found = b'{"results": [{"url": "http://example.test/"}]}'
+    working = list[int]()
+    at_once = list[int]()
+
+    def may(host: str) -> bool:
+        working.append(1)
+        time.sleep(0.02)
+        at_once.append(len(working))
+        working.pop()
+        return True
+
+    async with Peer(answering(*[plain(found)] * 4)) as peer:
+        service = find_service(f"searxng:{peer.url}", {})
+        fetcher = Fetcher()
+        await asyncio.gather(*(fetcher.search(service, Query("x"), may) for _ in range(4)))
+        await fetcher.close()
+    assert at_once == [1, 1, 1, 1]
 
 
 async def test_results_with_numbers_of_many_digits_are_no_answer() -> None:

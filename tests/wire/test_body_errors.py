@@ -2,14 +2,17 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
 import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Finished, Started
 from dragoman.engines.base import enforce_contract
-from dragoman.net.threads import Turns
+from dragoman.net.threads import Threads, Turns
+from dragoman.tools.search import Fetcher
 from dragoman.wire.registry import WIRES
 
 BODY = (
@@ -32,16 +35,30 @@ def test_error_of_a_body_is_no_reference_cycle(name, uncollected) -> None:
     assert gc.collect() == 0
 
 
-async def test_error_of_work_in_turns_is_no_reference_cycle(uncollected) -> None:
+async def _called(work: Callable[[], object]) -> None:
+    try:
+        await Threads("failing").run(work, 1)
+    finally:
+        for thread in threading.enumerate():
+            if thread.name == "failing":
+                thread.join()
+
+
+async def _read(work: Callable[[], object]) -> None:
+    await Fetcher().in_turn(work, "")
+
+
+@pytest.mark.parametrize("run", [Turns().take, _called, _read])
+async def test_error_of_work_in_a_thread_is_no_reference_cycle(run, uncollected) -> None:
     class Large:
         """What the work is about."""
 
     def fail(about: Large) -> None:
         raise ValueError
 
-    turns, about = Turns(), [Large()]
+    about = [Large()]
     try:
-        await turns.take(fail, about[0])
+        await run(partial(fail, about[0]))
     except ValueError:
         about.clear()
     await asyncio.sleep(0)

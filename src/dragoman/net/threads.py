@@ -38,10 +38,10 @@ class Threads:
         if len(self._working) + own >= most:
             raise BusyError
         loop, context = asyncio.get_running_loop(), copy_context()
-        future: asyncio.Future[_T] = loop.create_future()
+        futures: list[asyncio.Future[_T]] = [loop.create_future()]  # until it is settled
 
         def settle(result: Any, error: BaseException | None) -> None:
-            if not future.done():
+            if not (future := futures.pop()).done():
                 future.set_result(result) if error is None else future.set_exception(error)
 
         def work() -> None:
@@ -56,6 +56,7 @@ class Threads:
             self._working.pop(thread)
             with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(settle, result, error)
+            del error  # it holds this frame
 
         thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._working[thread] = tenant
@@ -64,7 +65,7 @@ class Threads:
         except RuntimeError:  # the system has no more
             del self._working[thread]
             raise BusyError from None
-        return await future
+        return await futures[0]
 
 
 class TenantLock:

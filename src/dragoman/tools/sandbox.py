@@ -251,7 +251,7 @@ def _shown(value: Any) -> str:
                 case _ if hasattr(each, "attributes"):
                     rest += [each.name, each.attributes]
                 case _ if not hasattr(each, "__len__"):  # an error may be long; a number is not
-                    room -= len(repr(each)) // 16
+                    room -= len(str(getattr(each, "tzinfo", each))) // 16  # its repr takes long
             if room < 0:
                 return "(The value of the last line is too large to be shown. Print a part of it.)"
         return repr(value)

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from ipaddress import ip_network
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode, urljoin
 
 import msgspec
@@ -19,10 +20,13 @@ from dragoman.net.client import Client, HeaderFields
 from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import InvalidUrlError, NetError
+from dragoman.net.threads import TenantLock
 from dragoman.net.url import Proxies, Url, check_authority, parse_url, split_base
 from dragoman.wire import json
 
 from .run import ToolError
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("dragoman")
 
@@ -192,18 +196,30 @@ class Fetcher:
     def __init__(self, allow: Sequence[str] = (), proxies: Proxies | None = None) -> None:
         self._allow = tuple(str(ip_network(each, strict=False)) for each in allow)
         self._client = Client(proxies=proxies, timeouts=_TIMEOUTS, limits=_LIMITS)
+        self._reading = TenantLock()
 
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
 
+    async def in_turn(self, work: Callable[[], _T], tenant: str) -> _T:
+        """Read or search pages and results in a thread, in turn; the turn ends with the work, also
+        where the caller was cancelled."""
+        await self._reading.acquire(tenant)
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        working.add_done_callback(lambda _: self._reading.release(tenant))
+        try:
+            return await asyncio.shield(working)
+        finally:
+            del working  # an error holds this frame
+
     # ---- searching -------------------------------------------------------------------------
 
     async def search(
-        self, service: Service, query: Query, may: Callable[[str], bool]
+        self, service: Service, query: Query, may: Callable[[str], bool], tenant: str = ""
     ) -> list[Found]:
-        """The results at allowed hosts. Raises ToolError, with a message for the model; the one
-        for the operator is logged."""
+        """The results at allowed hosts, for a tenant. Raises ToolError, with a message for the
+        model; the one for the operator is logged."""
         asked = service.ask(service.base, service.key.reveal(), query)
         headers: HeaderFields = (
             ("accept", "application/json"),
@@ -225,7 +241,9 @@ class Fetcher:
                 if json.marks(answer) > MOST_VALUES:
                     raise NetError(f"its answer has more than {MOST_VALUES} values")
                 # The hosts of many results, where they are not ASCII, take most of a second.
-                return await asyncio.to_thread(_results, service, answer, query.most, may)
+                return await self.in_turn(
+                    partial(_results, service, answer, query.most, may), tenant
+                )
             problem = _STATUSES.get(status, f"it answered with status {status}")
         except TimeoutError:
             problem = f"it did not answer within {SECONDS:g} seconds"

@@ -24,7 +24,6 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import JSON, Annotation, Call, Unknown
 from dragoman.core.request import FunctionTool
 from dragoman.formats.citations import LINES, domain
-from dragoman.net.threads import TenantLock
 from dragoman.net.url import Proxies, ascii_name, parse_url
 from dragoman.wire.json import choices, invalid
 
@@ -350,8 +349,6 @@ class Web:
     ) -> None:
         self.service = service
         self.fetcher = Fetcher(allow, proxies)
-        # Pages are parsed one at a time, in a thread, and tenants take turns.
-        self.reading = TenantLock()
 
     @classmethod
     def configured(cls, text: str, environ: Mapping[str, str], *, allow: Sequence[str] = ()) -> Web:
@@ -367,14 +364,6 @@ class Web:
         options."""
         make = partial(Browser, self, options_of(asked), items, caller)
         return await asyncio.to_thread(make) if caller.size else make()  # many items take long
-
-    async def in_turn(self, work: Callable[[], _T], tenant: str) -> _T:
-        """Read or search pages in a thread, in turn; the turn ends with the work, also where the
-        caller was cancelled."""
-        await self.reading.acquire(tenant)
-        working = asyncio.ensure_future(asyncio.to_thread(work))
-        working.add_done_callback(lambda _: self.reading.release(tenant))
-        return await asyncio.shield(working)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -521,7 +510,7 @@ class Browser(Session):
         return View(kind, fetched.url, page.title, page.lines, [Link(each) for each in page.links])
 
     async def _in_turn(self, work: Callable[[], _T]) -> _T:
-        return await self._web.in_turn(work, self._caller.tenant)
+        return await self._web.fetcher.in_turn(work, self._caller.tenant)
 
     # ---- functions -------------------------------------------------------------------------
 
@@ -535,7 +524,8 @@ class Browser(Session):
         if options.outside:
             most = min(max(given.topn, 1), options.results)
             query = Query(text, most, options.domains, options.place)
-            found = await self._web.fetcher.search(self._web.service, query, options.may)
+            web, tenant = self._web, self._caller.tenant
+            found = await web.fetcher.search(web.service, query, options.may, tenant)
             await before.wait()
         else:
             await before.wait()
