@@ -21,7 +21,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from dragoman.core.conversation import with_sounds
-from dragoman.core.event import Delta, Finished, ItemDone, PartDone, Progress
+from dragoman.core.event import Delta, Finished, ItemDone, PartAdded, PartDone, Progress
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import (
     Annotation,
@@ -41,6 +41,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.core.session import Session
 from dragoman.core.session_values import (
+    Answer,
     Append,
     Commit,
     Generate,
@@ -63,14 +64,17 @@ from dragoman.stores import sql
 from dragoman.stores.base import Conversation, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.serialize import pack, pack_items
+from dragoman.voice.studio import Studio
 from dragoman.wire import json as wire_json
-from dragoman.wire.pieces import LONG
+from dragoman.wire.pieces import LONG, long_size
 from dragoman.wire.protocol import STANDARD
+from dragoman.wire.realtime.events import encode_events
 from dragoman.wire.registry import WIRES
 from dragoman.wire.responses.response import decode_items
 from tests.engines.receiving import Receiver
 from tests.mock import chunk, mock, stream
-from tests.server.stubs import Stub, served
+from tests.server.stubs import FINISHED, OPENING, Stub, served
+from tests.voice.fakes import Speaker
 
 MANUAL = SessionConfig(model="m", turn_detection=None)
 
@@ -193,7 +197,10 @@ def test_a_long_frame_is_not_copied_to_be_sent() -> None:
 
 
 @pytest.mark.parametrize("beta", [False, True])
-async def test_long_items_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, beta) -> None:
+@pytest.mark.parametrize(("kind", "field"), [("text", "text"), ("audio", "transcript")])
+async def test_long_items_are_encoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, kind, field, beta
+) -> None:
     """And events keep their order."""
     where: list[bool] = []
     dump = wire_json.dump
@@ -206,7 +213,7 @@ async def test_long_items_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(wire_json, "dump", noted)
     text = "\N{GRINNING FACE}" * (LONG + 1)
-    part = {"type": "input_text", "text": text}
+    part = {"type": f"input_{kind}", field: text}
     item = {"type": "message", "role": "user", "id": "a", "content": [part]}
     said = [
         {"type": "conversation.item.create", "item": item},
@@ -224,7 +231,7 @@ async def test_long_items_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatc
                 event = json.loads(await socket.recv())
                 kinds.append(event["type"])
                 if "item" in event:
-                    assert event["item"]["content"][0]["text"] == text
+                    assert event["item"]["content"][0][field] == text
     assert where == [False] * (2 if beta else 3)
     assert [kind for kind in kinds if "item" in kind] == [
         *(["conversation.item.created"] if beta else []),
@@ -298,6 +305,42 @@ async def test_sound_without_a_transcript_is_encoded_and_asked_in_a_thread(
     assert b64decode(part.data or "") == wav(sound)
     assert caller.size > sessions.LARGE
     assert where != [threading.main_thread()]
+
+
+def test_long_transcripts_are_encoded_in_pieces() -> None:
+    part = Audio(format="pcm16", transcript="a" * (LONG + 1))
+    done = Answer("r", "i", PartDone(0, 0, part))
+    texts = [event for event in encode_events([done], str) if "_audio.done" not in event["type"]]
+    assert [long_size(event) for event in texts] == [LONG + 1, LONG + 1]
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_much_sound_of_a_model_is_delivered_a_second_in_each_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch, speaks
+) -> None:
+    sound, taken = bytes(range(256)) * 1_000, list[int]()
+    heard = Delta(0, 0, "audio", b64encode(sound).decode())
+    spoken = Message("assistant", (Audio(),), id="msg_0", status="completed")
+    begun = (*OPENING[:2], PartAdded(0, 0, Audio(format="pcm16")))
+    ended = (PartDone(0, 0, Audio(format="pcm16")), ItemDone(0, spoken), FINISHED)
+    report = sessions.TurnSession.report
+
+    def noted(self: Any, what: Any) -> None:
+        events = getattr(what, "events", ())
+        taken.append(sum(len(each.data) for each in events if isinstance(each, Delta)))
+        report(self, what)
+
+    monkeypatch.setattr(sessions.TurnSession, "report", noted)
+    studio = Studio(Speaker(), None, "energy") if speaks else None
+    service = App(Stub(*begun, heard, heard, *ended), Settings(), studio=studio)
+    got, place = b"", "ws://127.0.0.1:{}/v1/realtime?model=stub"
+    async with served(service) as port, connect(place.format(port)) as socket:
+        await socket.send(json.dumps({"type": "response.create"}))
+        while (event := json.loads(await socket.recv()))["type"] != "response.done":
+            if event["type"] == "response.output_audio.delta":
+                got += b64decode(event["delta"], validate=True)
+    assert got == sound * 2
+    assert max(taken) < len(sound) // 3
 
 
 # ---- answers, requests and rows -----------------------------------------------------------------

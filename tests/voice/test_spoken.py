@@ -21,10 +21,10 @@ from dragoman.core.event import (
 )
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import ANYONE, Caller
-from dragoman.core.item import Annotation, FunctionCall, Message, Refusal, Text
+from dragoman.core.item import Annotation, Audio, FunctionCall, Message, Refusal, Text
 from dragoman.core.lifecycle import check
 from dragoman.core.request import AudioOutput, Request
-from dragoman.engines.base import ENDS
+from dragoman.engines.base import ENDS, start, wait_closed
 from dragoman.voice.spoken import FORMAT, Spoken
 from tests.voice.fakes import MS_A_CHARACTER, Speaker, said_in
 
@@ -222,3 +222,19 @@ async def test_an_interruption_between_events_stops_engine_and_synthesizer() -> 
     assert speaker.stopped == 1
     assert engine.stopped
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_sound_of_the_model_that_was_read_ahead_is_delivered_one_piece_at_a_time() -> None:
+    sound = [Delta(0, 0, "audio", "AAAA")] * 20
+    begun, ended = [*message()[:1], PartAdded(0, 0, Audio())], [PartDone(0, 0, Audio())]
+    together: list[int] = []
+
+    class Counts:
+        def receive(self, events: list[Event]) -> None:
+            together.append(sum(isinstance(event, Delta) for event in events))
+
+    plays = Plays(BEGUN, *begun, *sound, *ended, ItemDone(0, Message("assistant")), ENDED)
+    handle = start(Spoken(plays, Speaker()), ASKED, ANYONE, Counts())
+    await wait_closed(handle)
+    assert sum(together) == 20
+    assert max(together) == 1

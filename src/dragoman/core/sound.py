@@ -45,6 +45,19 @@ _BYTES = 3 << 18
 """The bytes that those stand for."""
 
 
+def divided(text: str) -> list[str]:
+    """Sound as base64, in pieces of a second, which can be decoded one by one.
+
+    >>> [len(piece) for piece in divided("A" * 100_000)]
+    [65536, 34464]
+    """
+    return [text[at : at + _SECOND] for at in range(0, len(text), _SECOND)]
+
+
+_SECOND = 1 << 16
+"""Characters of base64 that are whole samples."""
+
+
 def to_base64(sound: Sound, head: bytes = b"") -> str:
     """Sound behind a head as base64. Piece by piece, too; meanwhile there may come more of it.
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
-from dragoman.core.event import Event, Failed
+from dragoman.core.event import Delta, Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import JSON
 from dragoman.core.request import Request
@@ -28,6 +28,7 @@ from dragoman.core.session_values import (
     SessionEvent,
     SessionLimits,
 )
+from dragoman.core.sound import divided
 from dragoman.engines.base import Wrapper, new_id
 from dragoman.engines.session import TurnSession, Voice
 from dragoman.net.threads import reading
@@ -93,7 +94,13 @@ class Admitted(Wrapper):
                 aclosing(super().stream(request, caller)) as events,
             ):
                 async for event in events:
-                    yield event
+                    match event:
+                        case Delta(kind="audio", data=str(data)):
+                            for piece in divided(data):  # one may have minutes of sound
+                                yield replace(event, data=piece)
+                                await asyncio.sleep(0)
+                        case _:
+                            yield event
         except TimeoutError:
             yield Failed(too_late(seconds or 0))
 

@@ -140,6 +140,9 @@ class _Speaker(Wrapper):
                     for number, given in enumerate(message.parts)
                 ]
                 yield ItemDone(index, replace(message, content=tuple(content)))
+            case Delta(kind="audio"):
+                yield event
+                await asyncio.sleep(0)  # many may have been read ahead
             case _:
                 yield event
 

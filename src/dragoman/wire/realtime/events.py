@@ -192,7 +192,7 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
             whole = ("response.content_part.done", {**place, "part": shown})
             if not isinstance(part, Audio):
                 return [("response.output_text.done", {**place, "text": shown["text"]}), whole]
-            transcript = {**place, "transcript": part.transcript or ""}
+            transcript = {**place, "transcript": long(part.transcript or "")}
             return [
                 ("response.output_audio.done", place),
                 ("response.output_audio_transcript.done", transcript),
@@ -221,7 +221,7 @@ def _encode_answer(answer: Answer) -> list[tuple[str, Object]]:
 
 def _encode_part(part: Part) -> Object:
     if isinstance(part, Audio):
-        return {"type": "audio", "transcript": part.transcript or ""}
+        return {"type": "audio", "transcript": long(part.transcript or "")}
     return {"type": "text", "text": long(getattr(part, "text", ""))}
 
 

@@ -125,10 +125,11 @@ def encode_part(part: Part, role: str) -> dict[str, JSON]:
         case Text(text=text) | Refusal(text=text):
             known: dict[str, JSON] = {"type": f"{side}_text", "text": long(text)}
         case Audio(data=data, transcript=transcript):
-            known = dense({"audio": data and long(data), "transcript": transcript})
+            said = transcript and long(transcript)
+            known = dense({"audio": data and long(data), "transcript": said})
             known = {"type": f"{side}_audio", **known}
             if side == "input":  # the Agents SDK in JavaScript wants null where there is none yet
-                known["transcript"] = transcript
+                known["transcript"] = said
         case Image(url=str(url), detail=detail):
             known = {"type": "input_image", "image_url": long(url), **dense({"detail": detail})}
         case UnknownPart(value=value):
