@@ -251,6 +251,23 @@ def test_a_server_that_asks_for_a_key_is_not_passed_over(
     assert (up.asked[0].headers["authorization"], up.asked[0].json["model"]) == (right, "m")
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_key_whose_server_is_not_found_asks_no_other(
+    elsewhere, up: Mock, monkeypatch, capsys
+) -> None:
+    """Neither one to which the environment has another key, nor the demonstration."""
+    monkeypatch.setattr(discover, "PORTS", ())
+    monkeypatch.setenv("TEAM_KEY", "team-key")
+    if elsewhere:
+        monkeypatch.setenv("OPENAI_API_KEY", "other-key")
+        monkeypatch.setenv("OPENAI_BASE_URL", up.base_url)
+    assert seen("ask", "--key-env", "TEAM_KEY", "Hi", status=1) == ""
+    assert "the key in TEAM_KEY is for: name it with --at." in capsys.readouterr().err
+    assert not up.asked
+    if elsewhere:
+        assert seen("ask", "--key-env", "OPENAI_API_KEY", "Hi") == "Hello!\n"
+
+
 @pytest.mark.parametrize("words", [["ask", "Hi"], ["chat"]])
 @pytest.mark.parametrize("target", ["pocket", "script"])
 def test_a_model_that_is_not_there_is_refused(words, target, monkeypatch, capsys) -> None:

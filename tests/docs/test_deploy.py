@@ -148,3 +148,19 @@ def test_the_image_installs_by_hash_and_runs_as_nobody() -> None:
         assert (FOLDER / name).exists()
     assert 'ENTRYPOINT ["dragoman"]' in text
     assert text.rindex("USER dragoman") > text.rindex("RUN ")
+
+
+def test_nginx_lets_websockets_through_and_keeps_connections_of_requests() -> None:
+    """What asks for an upgrade is passed on with it; what does not keeps its connection open."""
+    (text,) = re.findall(
+        r"```nginx\n(.*?)```", (ROOT / "docs" / "guide" / "gateway.md").read_text(), re.S
+    )
+    headers = dict(re.findall(r"proxy_set_header (\w+) (.*);", text))
+    assert headers == {
+        "Upgrade": "$http_upgrade",
+        "Connection": "$connection_upgrade",
+        "Host": "$host",
+    }
+    ((asked, made, cases),) = re.findall(r"map (\S+) (\S+) \{(.*?)\}", text, re.S)
+    assert (asked, made) == (headers["Upgrade"], headers["Connection"])
+    assert re.findall(r"(\S+) (\S+);", cases) == [("default", "upgrade"), ('""', '""')]

@@ -54,6 +54,14 @@ LINES: list[tuple[Stub, str, dict[str, Any], list[str]]] = [
         for stream in (False, True)
     ),
     (Stub(), "/v1/completions", {"body": BARE}, ["POST /v1/completions 400 unsupported … ms stub"]),
+    *(
+        (Stub(), path, {"body": body}, [f"POST {path} {end} … ms stub"])
+        for path, body, end in (
+            ("/v1/embeddings", {"model": "stub", "input": "a"}, "400 unsupported"),
+            ("/v1/responses/input_tokens", {"model": "stub", "input": "a"}, "200"),
+            ("/v1/responses/compact", {"model": "stub", "input": "a"}, "200"),
+        )
+    ),
     (counted(), PATHS["chat"], {"settings": Settings()}, []),  # off by default
     (Stub(*ANSWER, Finished("completed")), *STREAMED, [f"{CHAT}200 … ms stub"]),
     (counted(input_tokens=3), *STREAMED, [f"{CHAT}200 … ms stub 3+? tokens"]),

@@ -371,6 +371,8 @@ async def _client(options: Namespace) -> Client:
     if options.at:
         return _connected(options.at, key)
     for found in await discover(os.environ, ours=True, key=key):
+        if key and found.key_env not in (None, options.key_env):
+            continue  # the environment has its key, which is another
         if found.access == "refused":
             where = f"erver on port {urlsplit(found.base_url).port}"
             raise ConfigurationError(
@@ -379,6 +381,10 @@ async def _client(options: Namespace) -> Client:
                 else f"A s{where} asks for a key: name the variable that holds it with --key-env."
             )
         return _connected(found.base_url, os.environ.get(found.key_env) if found.key_env else key)
+    if key:
+        raise ConfigurationError(
+            f"No server was found that the key in {options.key_env} is for: name it with --at."
+        )
     target = stand_in()
     print(f"No model server found: this is {NOTES[target]} ({target}).", file=sys.stderr)
     return _connected(target, None)

@@ -75,6 +75,7 @@ class Endpoints:
         """Embeddings; cancelled when the client disconnects or time is up."""
         service = self._service
         request = await service.read(exchange, caller, embeddings.decode_request)
+        _note(exchange, str(request["model"]))
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             async with service.gate.place(caller.tenant):
@@ -86,6 +87,7 @@ class Endpoints:
         """Count the tokens of a request, with its references resolved."""
         wire, service = exchange.wire, self._service
         asked, caller = await service.decode_request(wire, exchange, caller)
+        _note(exchange, asked.model)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             request, size = await self._whole(asked, exchange)
@@ -99,6 +101,7 @@ class Endpoints:
         """Summarise the conversation of a request, with its references resolved."""
         service = self._service
         asked, caller = await service.decode_request(RESPONSES, exchange, caller)
+        _note(exchange, asked.model)
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             request, size = await self._whole(asked, exchange)
@@ -118,3 +121,9 @@ class Endpoints:
         room = room_of(self._service.settings, exchange.count)
         asked = await understand(request, memory.store, exchange.tenant, room)
         return asked.whole, asked.size if asked.size > SMALL else 0
+
+
+def _note(exchange: Exchange, model: str) -> None:
+    """Note for the request log which model is asked."""
+    if exchange.entry is not None:
+        exchange.entry.model = model
