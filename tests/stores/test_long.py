@@ -1,7 +1,9 @@
 """Long texts in every store, and many who wait for the same run."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
@@ -258,3 +260,15 @@ async def test_a_long_statement_in_memory_does_not_hold_the_loop() -> None:
     go.set()
     assert await writing
     assert await reading == [(2,)]
+
+
+async def test_a_store_in_memory_is_not_closed_while_its_thread_writes() -> None:
+    store, go = MemoryStore(), threading.Event()
+    store._thread.submit(go.wait, 5)
+    writing = store.begin(record("a"))
+    there = weakref.ref(store)
+    del store
+    gc.collect()
+    assert there() is not None
+    go.set()
+    await writing

@@ -47,14 +47,18 @@ class MemoryStore(Store):
         self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._secret = migrate(self._connection, NO_FILE)
         self._thread = ThreadPoolExecutor(1, "dragoman-memory")
-        weakref.finalize(self, self._connection.close)  # before either is collected, in a cycle too
+        # Before either is collected, in a cycle too; what its thread does refers to the store, as a
+        # connection that is closed while it is used ends the process.
+        weakref.finalize(self, self._connection.close)
 
     async def _compact(self) -> None:
         await compact(self)
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, found, self._connection, statement, values)
+        return await loop.run_in_executor(
+            self._thread, lambda: found(self._connection, statement, values)
+        )
 
     def _transact(
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
@@ -66,5 +70,5 @@ class MemoryStore(Store):
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, [write])
 
-        self._thread.submit(commit, self._connection, [write]).add_done_callback(over)
+        self._thread.submit(lambda: commit(self._connection, [write])).add_done_callback(over)
         return write.future
