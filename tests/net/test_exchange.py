@@ -1,12 +1,14 @@
 """Exchanges that nothing awaits: the callback, pause and resume, and who gets the connection."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
 from dragoman.net.client import Client, Exchange
 from dragoman.net.connection import Connection, Timeouts
-from dragoman.net.errors import ConnectError, NetTimeoutError
+from dragoman.net.errors import ConnectError, NetError, NetTimeoutError
 from tests.net.peer import Line, Peer, answering, plain
 from tests.net.test_connection import Wire, connected
 
@@ -276,3 +278,30 @@ async def test_connection_made_after_the_client_closed_is_not_pooled() -> None:
         assert await callback.over() == b"hello"
         exchange.close()
         assert exchange.connection.closed
+
+
+class Body(bytearray):
+    """One that can be referred to weakly."""
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"NOPE\r\n\r\n", PART, plain(b"", "X: " + "y" * 70_000)],
+    ids=["none", "no HTTP", "cut", "long headers"],
+)
+async def test_request_that_failed_is_freed_without_a_collection(answer) -> None:
+    async def ask() -> weakref.ref[Body]:
+        body = Body(b"x")
+        with pytest.raises(NetError):
+            async with client.stream("POST", peer.url, (), body) as response:
+                await response.read()
+        return weakref.ref(body)
+
+    async with Peer(answering(answer)) as peer, Client() as client:
+        gc.disable()
+        try:
+            freed = await ask()
+            assert freed() is None
+        finally:
+            gc.enable()

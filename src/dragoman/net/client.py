@@ -545,7 +545,7 @@ class Exchange(Struct, eq=False):
             self.send(connection, None)
             await connection.read_head()
         except BaseException:
-            connection.abort()
+            self.close()
             raise
 
 

@@ -236,6 +236,7 @@ class Connection(asyncio.Protocol):
         """
         self.on_readable = None
         reusable = self._state == _DONE and self._keep_alive and self.error is None
+        self.error = None  # a reference cycle: its traceback has the frames that hold this
         if not reusable or self.closed or self._left() or self._unparsed:
             self.abort()
             return False
