@@ -211,7 +211,19 @@ async def test_a_panic_in_an_asynchronous_function_or_middleware_fails_the_answe
         async def prepare(self, request: Request, caller: Caller) -> Prepared | None:
             raise PanicError
 
-    for engine in (Function(panics), Middleware(Function(panics))):
+    class Early(Wrapper):
+        def prepare(self, request: Request, caller: Caller) -> None:
+            raise PanicError
+
+    class Engine(Function):
+        def start(self, *given: Any) -> Any:
+            raise PanicError
+
+    for engine in (
+        Function(panics),
+        *(k(Function(panics)) for k in (Middleware, Early)),
+        Engine(panics),
+    ):
         async with asyncio.timeout(60):
             error = (await answered(engine)).error
         assert (error.code, "with PanicError" in error.message) == ("internal", True)

@@ -396,6 +396,10 @@ HARMLESS = {
     ),
     "the kernel over netlink": "import socket; socket.socket(16, 3, 0); print('ESCAPED')",
     "a socket by its number": SYSTEM + "escaped(system(41, 198, 2, 1, 0))",
+    "large buffers of sockets": (
+        "import socket\npair = socket.socketpair()\n"
+        "pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**30)\nprint('ESCAPED')"
+    ),
     "a child": (
         "import os; pid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0); print('ESCAPED')"
     ),

@@ -243,7 +243,7 @@ def start(
         if own is None:
             return Driver(engine.stream(request, caller), caller, sink)
         return own(engine, request, caller, sink)
-    except Exception as error:
+    except BaseException as error:
         return Immediate([Failed(fault_from(error, caller.key))], sink)
 
 
@@ -450,7 +450,7 @@ async def stream_of(
     inbox = _Inbox()
     try:
         inbox.handle = begin(request, caller, inbox)
-    except Exception as error:
+    except BaseException as error:
         yield Failed(fault_from(error, caller.key))
         return
     try:
