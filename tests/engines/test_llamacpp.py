@@ -22,7 +22,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Delta, Event, Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import ANYONE, Caller
-from dragoman.core.item import FunctionCall, Message, Reasoning, Text, Token
+from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Reasoning, Text, Token
 from dragoman.core.lifecycle import check
 from dragoman.core.request import (
     FunctionTool,
@@ -641,15 +641,32 @@ def test_a_schema_that_would_end_llamacpp_is_refused(schema) -> None:
 async def test_arguments_that_would_end_llamacpp_are_refused(engine: LlamaCpp) -> None:
     """Those of a large request, too, which are looked at in a thread."""
     deep = FunctionCall("c", "f", "[" * 100_000)
-    for arguments, size in (("{no json", 0), ("[" * 100_000, 0), ("[" * 100_000, 100_000)):
-        asked = replace(
-            asking("hi"), items=(Message("user", "hi"), replace(deep, arguments=arguments))
-        )
+    for size in (0, 100_000):
+        asked = replace(asking("hi"), items=(Message("user", "hi"), deep))
         events = [e async for e in engine.stream(asked, Caller(size=size))]
         assert isinstance(events[-1], Failed)
-        nested = "nested too deeply" in events[-1].fault.message
-        assert nested == (arguments != "{no json"), events[-1]
+        assert "nested too deeply" in events[-1].fault.message
     assert engine.server.pause is None
+
+
+async def test_a_conversation_goes_on_after_a_call_with_arguments_that_are_no_json(
+    engine: LlamaCpp,
+) -> None:
+    for arguments in ('{"city": "Par', "", '{"a": NaN}'):
+        cut = FunctionCall("c", "get_weather", arguments)
+        items = (Message("user", "hi"), cut, FunctionCallOutput("c", "Ask again."))
+        asked = replace(asking("hi"), items=(*items, Message("user", "Hello!")), tools=(WEATHER,))
+        events = [event async for event in engine.stream(asked)]
+        assert isinstance(events[-1], Finished)
+        (loss,) = (each for event in events for each in getattr(event, "losses", ()))
+        assert (loss.field, loss.action) == ("items[1].arguments", "emulated")
+
+
+async def test_a_schema_with_an_address_is_enforced(engine: LlamaCpp) -> None:
+    """llama.cpp's llguidance has no such format: it would pass the whole grammar over."""
+    place = {"type": "object", "properties": {"url": {"type": "string", "format": "uri"}}}
+    asked = replace(asking("Hello!"), format=JSONSchema("place", place, strict=True))
+    assert (await answered(engine, replace(asked, max_output_tokens=5))).text.startswith('{"url"')
 
 
 async def test_prompts_have_the_same_bounds(engine: LlamaCpp) -> None:

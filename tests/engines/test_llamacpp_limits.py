@@ -36,9 +36,11 @@ def test_samplers_in_short_have_the_same_bound() -> None:
         ("reasoning_budget_end_tag", "a" * 65_536, "a" * 65_537),
         ("reasoning_budget_end_tags", ["a" * 256] * 256, ["a" * 256] * 257),
         ("lora", {"a" * 65_536: 1}, {"a" * 65_537: 1}),
+        ("reasoning_format", "auto", "nonsense"),
+        ("reasoning_format", None, 3),
     ],
 )
-def test_what_takes_too_much_of_all_others_is_refused(name, taken, refused) -> None:
+def test_what_takes_too_much_of_all_others_or_fails_there_is_refused(name, taken, refused) -> None:
     check_request(replace(ASKED, extra={"chat": {name: taken}}))
     with pytest.raises(FaultError) as raised:
         check_request(replace(ASKED, extra={"chat": {name: refused}}))

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported, with_param
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.interfaces import ANYONE, Caller, Secret
-from dragoman.core.item import JSON, FunctionCall, Message, Part, Text, Token
+from dragoman.core.item import JSON, FunctionCall, Item, Message, Part, Text, Token
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
     Completion,
@@ -376,7 +376,13 @@ class LlamaCpp(Wrapper):
         check_request(request)
         if self._rendered and not isinstance(request, Completion):
             return request, ()
-        return bounded(request, layout)
+        found, losses = bounded(request, layout)
+        items = tuple(map(_readable, request.items))
+        if odd := [n for n, item in enumerate(request.items) if item is not items[n]]:
+            why = "they are no JSON, as llama.cpp wants them: they are given as a text in an object"
+            losses += tuple(Loss(f"items[{n}].arguments", "emulated", why) for n in odd)
+            found = replace(found, items=items)
+        return found, losses
 
     async def _layout(self, request: Request) -> Layout | None:
         """How the template lays out the text of an answer; None where it is not known."""
@@ -424,6 +430,7 @@ OWN = frozenset(
     {"grammar_triggers", "grammar_lazy", "grammar_type", "chat_parser", "generation_prompt"}
 )
 """Fields of the grammars and parsers that llama.cpp writes itself."""
+_REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 _DEMANDS = frozenset({*CONSTRAINT_FIELDS, "json_schema", "response_format"})
 """Fields that are not passed on: a grammar is written of them."""
 
@@ -438,7 +445,7 @@ def check_request(request: Request) -> None:
             _check_schema(tool.parameters, "tools")
     for number, item in enumerate(request.items):
         if isinstance(item, FunctionCall):
-            with suppress(ValueError):  # llama.cpp reports the error itself
+            with suppress(ValueError):  # see _readable
                 try:
                     json.loads(item.arguments)
                 except RecursionError:
@@ -449,6 +456,19 @@ def check_request(request: Request) -> None:
     for fields in (request.extra or {}).values():
         for name, value in fields.items():
             _check_field(name, value)
+
+
+def _readable(item: Item) -> Item:
+    """A call with arguments that llama.cpp can read. It refuses others, as of a call that was cut,
+    with all that comes after them."""
+    if isinstance(item, FunctionCall):
+        try:
+            msgspec.json.decode(item.arguments)
+        except (msgspec.DecodeError, ValueError):
+            text = item.arguments.strip()
+            arguments = json.dumps({"input": text} if text else {})
+            return replace(item, arguments=arguments)
+    return item
 
 
 def _check_schema(schema: JSON, param: str) -> None:
@@ -463,6 +483,9 @@ def _check_field(name: str, value: JSON) -> None:
         raise FaultError(unsupported(problem, name))
     if name in _DEMANDS:
         return
+    if name == "reasoning_format" and value not in (None, *_REASONING_FORMATS):
+        problem = f"must be one of {', '.join(_REASONING_FORMATS)}"
+        raise FaultError(bad_request(problem, name))
     names = {*map(str, value)} if name == "samplers" and isinstance(value, str | list) else set()
     if names & {"i", "infill"} or (name == "dry_multiplier" and value):
         problem = "is not supported: it reads the vocabulary so often that all others wait"

@@ -118,8 +118,8 @@ def decode_sampling(
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
     if isinstance(stop, str):
-        stop = [stop] if stop else None  # an empty one has no effect
-    if stop:
+        stop = [stop]
+    if stop and (stop := [each for each in stop if each]):  # empty ones have no effect
         check_stop("stop", stop, limits)
     if bias is not None and len(bias) > limits.max_logit_bias:
         raise json.too_many("logit_bias", limits.max_logit_bias, "max_logit_bias")

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.request import JSONSchema, Request
-from dragoman.engines.token.constraints import GrammarCompiler
+from dragoman.engines.token.constraints import GrammarCompiler, matches
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.demand import JSONBody, unenforced
 from dragoman.formats.grammar.lark import Writer
@@ -109,6 +109,36 @@ def test_all_such_keywords_are_named_at_once() -> None:
     with pytest.raises(FaultError) as raised:
         enforceable({"not": {}, "items": {"if": {}}}, "format.schema")
     assert "items.if" in raised.value.fault.message
+
+
+URIS = (
+    "http://a",
+    "https://u:p@a.b:80/c//d?e/?f#g?",
+    "mailto:a@b",
+    "urn:a:b",
+    "ldap://[2001:db8::7]/",
+)
+URIS += ("http://[::ffff:1.2.3.4]", "file:///a", "a:", "http://a/%2f", "tel:+1-2", "a:/?b")
+NO_URIS = (
+    "",
+    "a",
+    "//a/b",
+    "/a",
+    "http:// a",
+    "http://a b",
+    "http://a/%zz",
+    "http://a/\u00e9",
+    "1:a",
+)
+NO_URIS += ("http://[::1::]", "http://[1:2]", "http://a|b", "http://a#b#c", "a://h:x", "a_b:c")
+
+
+def test_addresses_are_enforced_by_a_pattern_alone() -> None:
+    """There is an llguidance that does not have their format."""
+    body = JSONBody("", enforceable({"type": "string", "format": "uri", "maxLength": 40}, ""))
+    assert "format" not in body.schema
+    for text in (*URIS, *NO_URIS, f"http://{'a' * 40}"):
+        assert matches(body, json.dumps(text)) == (text in URIS), text
 
 
 @pytest.mark.parametrize("levels", [200, 900])

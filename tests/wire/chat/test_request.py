@@ -198,6 +198,8 @@ def test_null_among_the_fields_of_an_assistant_message_counts_as_absent() -> Non
 
 def test_an_empty_stop_string_is_none() -> None:
     assert decode(stop="").sampling.stop is None
+    assert decode(stop=[""]).sampling.stop is None
+    assert decode(stop=["", "a"]).sampling.stop == ("a",)
     assert decode(stop=None).sampling.stop is None
 
 

@@ -87,13 +87,29 @@ _DAY = (  # of the Gregorian calendar
 )
 _TIME = "[0-9]{2}:[0-9]{2}:[0-5]"  # leap seconds are few, and of no hour
 _LABEL = "(?:[^.]{1,2}|[^.]{2}[^.-][^.]*|[^.]{3}(?:[^.-][^.]*)?)"  # of no other alphabet
+_HEX, _BYTE = "[0-9A-Fa-f]{1,4}", "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LAST = rf"(?:{_HEX}:{_HEX}|{_BYTE}(?:\.{_BYTE}){{3}})"
+_IPV6 = "|".join(
+    [f"(?:{_HEX}:){{6}}{_LAST}", f"::(?:{_HEX}:){{5}}{_LAST}"]
+    + [f"(?:(?:{_HEX}:){{0,{n}}}{_HEX})?::(?:{_HEX}:){{{4 - n}}}{_LAST}" for n in range(5)]
+    + [f"(?:(?:{_HEX}:){{0,5}}{_HEX})?::{_HEX}", f"(?:(?:{_HEX}:){{0,6}}{_HEX})?::"]
+)
+_USER, _HOST, _STEP, _QUERY = (
+    rf"(?:[A-Za-z0-9._~!$&'()*+,;={more}-]|%[0-9A-Fa-f]{{2}})" for more in (":", "", ":@", ":@/?")
+)
+_URI = (
+    rf"^[A-Za-z][A-Za-z0-9+.-]*:(?://(?:{_USER}*@)?(?:\[(?:{_IPV6})\]|{_HOST}*)(?::[0-9]*)?(?:/{_STEP}*)*|"
+    rf"/?(?:{_STEP}+(?:/{_STEP}*)*)?)(?:\?{_QUERY}*)?(?:#{_QUERY}*)?$"
+)
 _EXACT: dict[str, dict[str, JSON]] = {
     "date": {"pattern": f"^{_DAY}$"},
     "time": {"pattern": f"^{_TIME}"},
     "date-time": {"pattern": f"^{_DAY}[Tt ]{_TIME}"},
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
+    "uri": {"pattern": _URI},
 }
-"""What a grammar's own formats leave out."""
+"""What a grammar's own formats leave out, and one that the llguidance of llama.cpp does not have:
+there a grammar that does not compile is passed over in silence."""
 MAX_CHARACTERS = 262_144
 """The most characters of a schema's keys and texts, and of its other values one each."""
 SHOWN = 8
@@ -305,6 +321,8 @@ def _fitted(schema: JSON, place: str, whole: _Whole, depth: int = 0) -> JSON:
             fitted["maximum"] = min(fitted.get("maximum", -_LEAST), -_LEAST)
     if exact := _EXACT.get(str(fitted.get("format"))):
         fitted["allOf"] = [*fitted.get("allOf", ()), exact]
+        if fitted["format"] == "uri":
+            del fitted["format"]
     return fitted
 
 
