@@ -662,6 +662,17 @@ async def test_a_conversation_goes_on_after_a_call_with_arguments_that_are_no_js
         assert (loss.field, loss.action) == ("items[1].arguments", "emulated")
 
 
+async def test_each_choice_is_asked_for_by_itself(engine: LlamaCpp) -> None:
+    """llama.cpp copies what it has read for several: where a client left, it then answered others
+    from the prompt of that one."""
+    assert not (await engine.capabilities("tiny")).choices
+    several = replace(asking("Hello!"), sampling=Sampling(temperature=0, n=2))
+    one, two = [(await answered(engine, each)).usage for each in (asking("Hello!"), several)]
+    assert two.input_tokens == 2 * one.input_tokens
+    with pytest.raises(FaultError, match="n_cmpl"):
+        check_request(replace(asking("Hello!"), extra={"chat": {"n_cmpl": 2}}))
+
+
 async def test_a_schema_with_an_address_is_enforced(engine: LlamaCpp) -> None:
     """llama.cpp's llguidance has no such format: it would pass the whole grammar over."""
     place = {"type": "object", "properties": {"url": {"type": "string", "format": "uri"}}}

@@ -426,10 +426,9 @@ MAX_SAMPLERS = 10
 """Names in `samplers`: each takes memory for `MAX_NUMBER` tokens, and reads the vocabulary."""
 MAX_PROBS = 128
 """Alternatives of each token, with their log-probabilities."""
-OWN = frozenset(
-    {"grammar_triggers", "grammar_lazy", "grammar_type", "chat_parser", "generation_prompt"}
-)
-"""Fields of the grammars and parsers that llama.cpp writes itself."""
+OWN = frozenset({"grammar_triggers", "grammar_lazy", "grammar_type", "chat_parser"})
+OWN |= {"generation_prompt", "n_cmpl"}
+"""Fields of what llama.cpp writes itself, and its name for `n`, of which it is not asked."""
 _REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 _DEMANDS = frozenset({*CONSTRAINT_FIELDS, "json_schema", "response_format"})
 """Fields that are not passed on: a grammar is written of them."""
@@ -479,7 +478,7 @@ def _check_schema(schema: JSON, param: str) -> None:
 def _check_field(name: str, value: JSON) -> None:
     """Raise FaultError for one of the fields that are passed on as they are."""
     if name in OWN:
-        problem = "is llama.cpp's own, for the grammars that it writes itself"
+        problem = "is llama.cpp's own, and is not taken from a request"
         raise FaultError(unsupported(problem, name))
     if name in _DEMANDS:
         return

@@ -178,6 +178,7 @@ PROFILES: tuple[Profile, ...] = (
             drop=frozenset(CONSTRAINT_FIELDS) - {"grammar"},  # which it ignores
         ),
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
+        choices=False,  # after a cancellation it goes on from the prompt of another request
         only_streams=True,
         constraints={"gbnf": "grammar", **_SCHEMA},
         continues={},

@@ -150,7 +150,7 @@ samplings = st.fixed_dictionaries(
         "presence_penalty": st.floats(-2, 2),
         "repetition_penalty": st.floats(0, 2),
         "seed": count,
-        "stop": st.lists(text, min_size=1, max_size=4).map(tuple),
+        "stop": st.lists(some, min_size=1, max_size=4).map(tuple),
         "logit_bias": st.dictionaries(word, st.floats(-100, 100), max_size=2),
         "top_logprobs": st.integers(0, 20),
         "n": st.integers(1, 128),

@@ -31,7 +31,7 @@ samplings = st.builds(
     presence_penalty=maybe(unit),
     repetition_penalty=maybe(unit),
     seed=maybe(count),
-    stop=maybe(st.lists(text, min_size=1, max_size=2).map(tuple)),
+    stop=maybe(st.lists(text.filter(bool), min_size=1, max_size=2).map(tuple)),
     logit_bias=maybe(st.dictionaries(word, unit, max_size=2)),
     n=maybe(st.integers(1, 5)),
 )
