@@ -1,6 +1,9 @@
 """WebSocket upstreams that send many small frames."""
 
+import asyncio
 import gc
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection
@@ -82,3 +85,69 @@ async def test_r10_fragments_of_a_message_take_no_more_than_they_weigh(fragment)
         assert await socket.receive() == b"x" + fragment[2:] * 10_000 + b"x"
         await socket.close()
     assert kept[0] < 2_000
+
+
+async def unread(handler: Any, handled: Any) -> None:
+    """Connect to a server that reads nothing at first, with little room in between."""
+    async with serve(handler, "127.0.0.1", 0, compression=None, ping_interval=None) as server:
+        listening = next(iter(server.sockets))
+        listening.setsockopt(SOL_SOCKET, SO_RCVBUF, 65_536)
+        port = listening.getsockname()[1]
+        connected: Any = await websocket.open_websocket(
+            f"ws://127.0.0.1:{port}", {}, within=10, max_size=1_000_000
+        )
+        connected.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 65_536)
+        await handled(connected)
+        await connected.close()
+
+
+async def test_a_server_that_reads_nothing_before_it_is_read_is_read() -> None:
+    full = asyncio.Event()
+
+    async def stubborn(socket: ServerConnection) -> None:
+        socket.transport.pause_reading()
+        await full.wait()
+        for number in range(100):
+            await socket.send(str(number) * websocket.STEP)
+        socket.transport.resume_reading()
+        async for _ in socket:
+            pass
+
+    async def handled(socket: Any) -> None:
+        async def talk() -> None:
+            while True:
+                await socket.send_text(b"x" * 50_000)
+
+        talking = asyncio.create_task(talk())
+        while not socket.paused:
+            await asyncio.sleep(0.01)
+        full.set()
+        async with asyncio.timeout(30):
+            for number in range(100):
+                assert await socket.receive() == b"%d" % number * websocket.STEP
+        talking.cancel()
+
+    await unread(stubborn, handled)
+
+
+async def test_pings_of_a_server_that_reads_no_answers_are_not_all_answered(monkeypatch) -> None:
+    monkeypatch.setattr(websocket, "MAX_UNREAD", 100_000)
+    stuck = asyncio.Event()
+
+    async def flood(socket: ServerConnection) -> None:
+        socket.transport.pause_reading()
+        socket.transport.write((b"\x89\x7d" + bytes(125)) * 30_000)
+        await stuck.wait()
+        socket.transport.resume_reading()
+        await socket.send("last")
+        await socket.wait_closed()
+
+    async def handled(socket: Any) -> None:
+        while not socket._held:
+            await asyncio.sleep(0.01)
+        assert socket.transport.get_write_buffer_size() < 100_000 + 2 * websocket.STEP
+        stuck.set()
+        async with asyncio.timeout(30):
+            assert await socket.receive() == b"last"
+
+    await unread(flood, handled)

@@ -14,6 +14,9 @@ from .errors import ConnectError, DisconnectedError, InvalidUrlError, RemoteProt
 
 STEP = 2 * 1024
 """Bytes that are parsed before others have their turn: a frame may have two."""
+MAX_UNREAD = 4 * 1024 * 1024
+"""Bytes that the other side has not read, more than one message and its answers to pings: until it
+reads some of them, nothing of what it sends is parsed."""
 LONG = 1024 * 1024
 """Bytes of a text that are sent in one frame, which is copied twice."""
 
@@ -48,11 +51,12 @@ CLOSED = ConnectionClosed
 
 
 class _Connection(ClientConnection):
-    """A connection that parses what has come a little at a time, and not while what it answers
-    (to pings) is not read."""
+    """A connection that parses what has come a little at a time, and not while much of what it
+    answers (to pings) is not read. Little may be unread: the other side may read nothing before
+    what it sends is read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._pending, self._full = bytearray(), False
+        self._pending, self._full, self._held = bytearray(), False, False
         super().connection_made(transport)
         self.recv_messages.pause, self.recv_messages.resume = self._stop, self._go_on
 
@@ -87,11 +91,14 @@ class _Connection(ClientConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._pending:
+        if self._held:
+            self._held = False
             self.loop.call_soon(self._parse)
 
     def _parse(self) -> None:
-        if self.paused and not self.transport.is_closing():
+        unread = self.transport.get_write_buffer_size()
+        self._held = unread > MAX_UNREAD and not self.transport.is_closing()
+        if self._held:
             return
         data = bytes(self._pending[:STEP])
         del self._pending[:STEP]
@@ -99,8 +106,7 @@ class _Connection(ClientConnection):
         if self.transport.is_closing():
             self._pending.clear()
         elif self._pending:
-            if not self.paused:
-                self.loop.call_soon(self._parse)
+            self.loop.call_soon(self._parse)
         elif not self._full:
             self.transport.resume_reading()
 
