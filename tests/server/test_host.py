@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 import os
 import signal
 import socket
@@ -54,11 +55,18 @@ def test_what_is_freed_seldom_enough_is_freed_without_others_waiting(monkeypatch
     loop = SimpleNamespace(
         call_later=lambda *call: None, run_in_executor=lambda *call: None, time=lambda: clock[0]
     )
-    server = SimpleNamespace(_loop=loop, _app=SimpleNamespace(busy=0), _rested=0.0)
+    app = SimpleNamespace(busy=0)
+    server = SimpleNamespace(_loop=loop, _app=app, _rested=0.0, _least=math.inf, _memory=100)
     server._give_back = partial(Server._give_back, server)
     for clock[0] in (100.0, 105.0, 119.0, 121.0):
         server._give_back(lambda _: 0, 0)
     assert collected == [100.0, 121.0]
+    app.busy, collected[:] = 1, []
+    looks = ((200.0, 1), (300.0, 101), (400.0, 102), (500.0, 202), (600.0, 50), (700.0, 151))
+    for clock[0], resident in looks:
+        monkeypatch.setattr(host_module, "_resident", lambda now=resident: now)
+        server._give_back(lambda _: 0, 0)
+    assert collected == [400.0, 700.0]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my.box", ""])

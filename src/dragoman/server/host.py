@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import math
 import os
 import select
 import signal
@@ -302,6 +303,8 @@ class Server(uvicorn.Server):
         lifeline: int | None = None,
     ) -> None:
         self._rested = 0.0  # when memory may be collected again
+        self._least = math.inf  # the resident memory since the last collection, at the least
+        self._memory = settings.memory
         super().__init__(
             HTTPConfig(
                 app,
@@ -374,17 +377,21 @@ class Server(uvicorn.Server):
 
     def _give_back(self, trim: Callable[[int], object], enough: int) -> None:
         """Release memory after a load peak, periodically: the C library retains much of
-        what was freed, and reference cycles are freed by the collector alone."""
+        what was freed, and reference cycles are freed by the collector alone. A collection blocks
+        the loop: under load there is none unless more was taken than requests may take."""
         self._loop.call_later(LOOK, self._give_back, trim, enough)
         try:
             resident = _resident()
         except OSError:  # no file descriptor is free
             return
+        self._least = min(self._least, resident)
         if resident > enough:
             now = self._loop.time()
-            if not self._app.busy and now >= self._rested:  # it blocks the loop
+            due = not self._app.busy or resident > self._least + self._memory
+            if due and now >= self._rested:
                 gc.collect()
                 self._rested = now + REST * (self._loop.time() - now)
+                self._least = resident
             self._loop.run_in_executor(None, trim, 0)
 
     def _orphaned(self) -> None:
