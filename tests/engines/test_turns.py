@@ -4,15 +4,20 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from dragoman.core.error import FaultError, bad_request
-from dragoman.core.interfaces import Caller
+from dragoman.core.event import Event, Finished, Started
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.request import Request
+from dragoman.engines.base import Wrapper
 from dragoman.engines.child import here
 from dragoman.engines.remote import Remote
-from dragoman.engines.turns import ThreadPool
+from dragoman.engines.script import Script, spoken
+from dragoman.engines.turns import InTurn, ThreadPool
+from tests.engines.receiving import Receiver
 
 
 async def test_tenants_go_round() -> None:
@@ -29,6 +34,32 @@ async def test_tenants_go_round() -> None:
     await asyncio.gather(held, *waiting)
     turns.close()
     assert "".join(order) == "abcabaa"
+
+
+async def test_answers_of_tenants_go_round_and_places_come_back() -> None:
+    begun, gate = [], asyncio.Event()
+
+    class Slow(Wrapper):
+        async def stream(
+            self, request: Request, caller: Caller = ANYONE
+        ) -> AsyncGenerator[Event, None]:
+            begun.append(caller.tenant)
+            await gate.wait()
+            yield Started("resp_1", 1, "m")
+            yield Finished("completed")
+
+    engine, sinks = InTurn(Slow(Script(spoken("a"))), 2), [Receiver() for _ in "aaaaab"]
+    for tenant, sink in zip("aaaaab", sinks, strict=True):
+        sink.start(engine, Request(model="m"), Caller(tenant=tenant))
+    await asyncio.sleep(0.01)
+    assert begun == ["a", "a"]
+    sinks[0].cancel()
+    sinks[2].cancel()  # which waits
+    await asyncio.sleep(0.01)
+    assert begun == ["a", "a", "b"]
+    gate.set()
+    await asyncio.gather(*[sinks[number].end() for number in (1, 3, 4, 5)])
+    assert begun == ["a", "a", "b", "a", "a"]
 
 
 async def test_one_tenant_leaves_a_thread_to_the_others() -> None:

@@ -55,6 +55,7 @@ from .child import FORKS, end, inherited, spawn
 from .completions import remote
 from .find_format import find_format
 from .token.constraints import byte_compiler
+from .turns import InTurn
 from .upstream import Answer, question
 
 _log = logging.getLogger("dragoman")
@@ -123,7 +124,7 @@ def prepare(
             threads=threads,
             gpu_layers=gpu_layers,
         )
-        return LlamaCpp(ServerProcess(options), key, format)
+        return LlamaCpp(ServerProcess(options), key, format, parallel)
 
     return load
 
@@ -335,10 +336,10 @@ class LlamaCpp(Wrapper):
 
     embed = None
 
-    def __init__(self, server: ServerProcess, key: Secret, format: str | None) -> None:
+    def __init__(self, server: ServerProcess, key: Secret, format: str | None, places: int) -> None:
         address = f"{server.address}/v1"
         self._remote = remote(address, key=key, profile=PROFILE, format=format)
-        super().__init__(self._remote)
+        super().__init__(InTurn(self._remote, places))
         self.server = server
         self._rendered = format is not None  # here: then llama.cpp sees the prompt alone
 

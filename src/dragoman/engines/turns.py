@@ -1,4 +1,4 @@
-"""Runs blocking work on a few threads, round-robin over tenants, until it is cancelled."""
+"""Tenants in turn: blocking work on a few threads, until it is cancelled, and answers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import asyncio
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.request import Request
+from dragoman.engines.base import Wrapper
 from dragoman.engines.child import Interest, here
+from dragoman.net.threads import TenantLock
 
 THREADS = 4
 """Threads of an engine for what takes long before an answer; one of them is left to each tenant
@@ -23,6 +29,25 @@ _BUSY = Fault(
     "overloaded", "The server is busy: it can start no more threads.", "server", retry_after="1"
 )
 Done = TypeVar("Done")
+
+
+class InTurn(Wrapper):
+    """Middleware: so many answers at a time, for which the tenants that wait take turns."""
+
+    def __init__(self, engine: Engine, places: int) -> None:
+        super().__init__(engine)
+        self._places = TenantLock(places, places)
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """The events of the engine, once it is the tenant's turn."""
+        async with (
+            self._places.turn(caller.tenant),
+            aclosing(self.engine.stream(request, caller)) as events,
+        ):
+            async for event in events:
+                yield event
 
 
 class Turn(Interest):
