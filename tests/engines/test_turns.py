@@ -11,7 +11,7 @@ import pytest
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Event, Finished, Started
 from dragoman.core.interfaces import ANYONE, Caller
-from dragoman.core.request import Request
+from dragoman.core.request import Request, Sampling
 from dragoman.engines.base import Wrapper
 from dragoman.engines.child import here
 from dragoman.engines.remote import Remote
@@ -60,6 +60,36 @@ async def test_answers_of_tenants_go_round_and_places_come_back() -> None:
     gate.set()
     await asyncio.gather(*[sinks[number].end() for number in (1, 3, 4, 5)])
     assert begun == ["a", "a", "b", "a", "a"]
+
+
+async def test_choices_wait_for_a_turn_each() -> None:
+    begun, gate = [], asyncio.Event()
+
+    class Slow(Wrapper):
+        async def stream(
+            self, request: Request, caller: Caller = ANYONE
+        ) -> AsyncGenerator[Event, None]:
+            begun.append((caller.tenant, request.sampling.n))
+            await gate.wait()
+            yield Started("resp_1", 1, "m")
+            yield Finished("completed")
+
+    engine, first, leaver, second = (
+        InTurn(Slow(Script(spoken("a"))), 2),
+        *(Receiver() for _ in "aab"),
+    )
+    several = Request(model="m", sampling=Sampling(n=4))
+    first.start(engine, several, Caller(tenant="a"))
+    leaver.start(engine, several, Caller(tenant="a"))
+    await asyncio.sleep(0.01)
+    leaver.cancel()
+    second.start(engine, Request(model="m"), Caller(tenant="b"))
+    await asyncio.sleep(0.01)
+    assert begun == [("a", None)] * 2
+    gate.set()
+    await asyncio.gather(first.end(), second.end())
+    assert ("b", None) in begun[2:4]
+    assert sorted(begun) == [*[("a", None)] * 4, ("b", None)]
 
 
 async def test_one_tenant_leaves_a_thread_to_the_others() -> None:

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from dragoman.core.error import Fault, FaultError
@@ -17,6 +18,7 @@ from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.request import Request
 from dragoman.engines.base import Wrapper
 from dragoman.engines.child import Interest, here
+from dragoman.engines.fan_out import fan_out
 from dragoman.net.threads import TenantLock
 
 THREADS = 4
@@ -32,16 +34,20 @@ Done = TypeVar("Done")
 
 
 class InTurn(Wrapper):
-    """Middleware: so many answers at a time, for which the tenants that wait take turns."""
+    """Middleware: so many answers at a time, for which the tenants that wait take turns. Each
+    choice is an answer."""
 
     def __init__(self, engine: Engine, places: int) -> None:
         super().__init__(engine)
         self._places = TenantLock(places, places)
 
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
+    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The events of the engine, once it is the tenant's turn."""
+        if (request.sampling.n or 1) > 1:
+            return fan_out(partial(self._stream, caller=caller), request, caller.size)
+        return self._stream(request, caller)
+
+    async def _stream(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         async with (
             self._places.turn(caller.tenant),
             aclosing(self.engine.stream(request, caller)) as events,
