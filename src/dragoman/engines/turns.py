@@ -1,4 +1,4 @@
-"""Tenants in turn: blocking work on a few threads, until it is cancelled, and answers."""
+"""Tenants in turn: blocking work on a few threads, until it is cancelled; answers of each."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Done = TypeVar("Done")
 
 
 class InTurn(Wrapper):
-    """Middleware: so many answers at a time, for which the tenants that wait take turns. Each
+    """Middleware: so many answers of each tenant at a time, which it may leave unread. Each
     choice is an answer."""
 
     def __init__(self, engine: Engine, places: int) -> None:
         super().__init__(engine)
-        self._places = TenantLock(places, places)
+        self._places = TenantLock(1 << 31, places)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The events of the engine, once it is the tenant's turn."""
