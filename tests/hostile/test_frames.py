@@ -1,8 +1,9 @@
-"""WebSocket upstreams that send many small frames."""
+"""WebSocket upstreams that send many small frames, or read nothing."""
 
 import asyncio
 import gc
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import Frame
 
+from dragoman.core.error import Fault
+from dragoman.engines import remote_session
 from dragoman.net import websocket
 
 
@@ -151,3 +154,39 @@ async def test_pings_of_a_server_that_reads_no_answers_are_not_all_answered(monk
             assert await socket.receive() == b"last"
 
     await unread(flood, handled)
+
+
+async def test_a_server_that_reads_nothing_is_left_in_time(monkeypatch) -> None:
+    monkeypatch.setattr(websocket, "GOODBYE", 0.1)
+    over = asyncio.Event()
+
+    async def read_nothing(socket: ServerConnection) -> None:
+        socket.transport.pause_reading()
+        await over.wait()
+        socket.transport.abort()
+
+    async def left(socket: Any) -> None:
+        sending = asyncio.create_task(socket.send_text(bytes(32_000_000)))
+        while not socket.paused:
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.gather(sending, return_exceptions=True)
+                await socket.close()
+                await socket.wait_closed()
+        finally:
+            over.set()
+
+    await unread(read_nothing, left)
+
+
+async def test_a_session_whose_server_takes_nothing_ends(monkeypatch) -> None:
+    monkeypatch.setattr(remote_session, "STALL", 0.1)
+    faults: list[Fault] = []
+    sink: Any = SimpleNamespace(ended=faults.append)
+    session = remote_session.RemoteSession("ws://localhost", "m", sink)
+    session.send_raw(bytes(2 << 20))
+    async with asyncio.timeout(5):
+        await session.drain()
+    assert faults == [remote_session.STUCK]

@@ -29,10 +29,13 @@ MAX_VALUES = 100_000
 TOO_MANY = Fault(
     "upstream_error", f"The session's server sent an event of over {MAX_VALUES} values.", "upstream"
 )
+STUCK = Fault("upstream_timeout", "The session's server takes nothing.", "upstream")
 MAX_UNSENT = 64 * 1024 * 1024
 """Unsent bytes of commands beyond which the other server counts as stuck."""
 SECONDS = 30.0
 """The connect timeout."""
+STALL = 60.0
+"""Seconds in which the other server takes a command, where 1 MiB of them wait."""
 BROKEN = (0, 1001, 1011, 1012, 1013, 1014)
 """Close codes of a connection that broke, rather than being closed by the server on purpose: none,
 going away, internal error, restart, try again later, bad gateway (RFC 6455, 7.4; IANA)."""
@@ -145,11 +148,18 @@ class RemoteSession:
         if self._size > 1 << 20:
             self._taken.clear()
         if self._size > MAX_UNSENT:
-            self._over(Fault("upstream_timeout", "The session's server takes nothing.", "upstream"))
+            self._over(STUCK)
 
     async def drain(self) -> None:
-        """Wait until the send buffer is nearly empty."""
-        await self._taken.wait()
+        """Wait until the send buffer is nearly empty. The session ends where nothing is taken."""
+        while not self._taken.is_set():
+            before = self._size
+            try:
+                async with asyncio.timeout(STALL):
+                    await self._taken.wait()
+            except TimeoutError:
+                if self._size == before:
+                    self._over(STUCK)
 
     def pause(self) -> None:
         """Pause reading."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -19,6 +20,8 @@ MAX_UNREAD = 4 * 1024 * 1024
 reads some of them, nothing of what it sends is parsed."""
 LONG = 1024 * 1024
 """Bytes of a text that are sent in one frame, which is copied twice."""
+GOODBYE = 10.0
+"""Seconds in which the other side reads what was sent, and closes too; then it is dropped."""
 
 
 class RefusedError(RemoteProtocolError):
@@ -78,6 +81,15 @@ class _Connection(ClientConnection):
         if len(data) > LONG:
             await asyncio.sleep(0)  # it was put together in one piece
         return data
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Say goodbye, and close."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE):  # `close_timeout` begins once all is read
+                    await super().close(code, reason)
+        finally:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if not self._pending and len(data) <= STEP:
