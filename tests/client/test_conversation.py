@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.client import duplex
 from dragoman.client.conversation import Conversation, Turn
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, ItemDone
@@ -497,6 +498,15 @@ async def test_r3_w8_a_transcription_that_fails_or_is_off_ends_the_users_stream(
     async with talk:
         user, _ = await collect(talk.full_duplex(sounds(1)))
         assert await user == ""
+
+
+async def test_a_model_that_only_calls_is_asked_for_an_answer_without_calls(monkeypatch) -> None:
+    monkeypatch.setattr(duplex, "ROUNDS", 2)
+    talk, session = scripted(commits(), responds(lambda id: answer(id, call_of(id, "nothing"))))
+    async with talk, asyncio.timeout(10):
+        await collect(talk.full_duplex(sounds(1)))
+    asked = [command.changes.get("tool_choice") for command in session.of(Respond)]
+    assert asked == [None, None, "none"]
 
 
 async def test_r3_w9_a_source_or_a_sink_that_raises_is_raised() -> None:

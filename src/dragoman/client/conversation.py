@@ -58,12 +58,10 @@ from dragoman.tools.function import as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool
 
 from .client import Client, engine_of
-from .duplex import Duplex, Listener, Loudspeaker, Speech, played, text_of
+from .duplex import ROUNDS, Duplex, Listener, Loudspeaker, Speech, played, text_of
 
 PATIENCE = 60.0
 """Seconds without any sign of what is waited for."""
-ROUNDS = 16
-"""Times that a model may call functions in one round of `full_round`."""
 _MARK = "client_event_id"
 """The label by which a response is known as the one that was asked for."""
 
@@ -341,8 +339,9 @@ class Conversation:
             *[self._runner.run(call, Context(call, self._caller)) for call in calls]
         )
 
-    async def respond(self) -> None:
-        """Have the model answer as soon as it answers nothing else; returns when it begins."""
+    async def respond(self, **changes: Any) -> None:
+        """Have the model answer, with these changes, as soon as it answers nothing else; returns
+        when it begins."""
         listener = self.listen()
         try:
             while True:
@@ -351,7 +350,9 @@ class Conversation:
                 mark = new_id()
                 ours = partial(self._is_ours, mark)
                 try:
-                    await self.ask(Respond(metadata={_MARK: mark}), ResponseCreated, ours)
+                    await self.ask(
+                        Respond(changes=changes, metadata={_MARK: mark}), ResponseCreated, ours
+                    )
                     return
                 except FaultError:
                     if not self.active or self.fault is not None:

@@ -42,6 +42,10 @@ Loudspeaker = Callable[[bytes], Awaitable[None] | None]
 """Plays sound (PCM16, 24 kHz), and returns when that is played, or as good as."""
 
 
+ROUNDS = 16
+"""Times that a model may call functions before it must answer what a user said."""
+
+
 class Talk(Protocol):
     """What full-duplex speech needs of a conversation."""
 
@@ -77,7 +81,7 @@ class Talk(Protocol):
         """Run functions."""
         ...
 
-    async def respond(self) -> None:
+    async def respond(self, **changes: Any) -> None:
         """Have the model answer as soon as it answers nothing else."""
         ...
 
@@ -155,6 +159,7 @@ class Duplex:
         self._error: BaseException | None = None
         self._source_over = False
         self._pending = False  # sound was sent that is in no item yet
+        self._rounds = 0  # answers with calls, since the user said something
         self._running: set[asyncio.Task[None]] = set()  # tools
         self._idle = asyncio.Event()
         self._player = Player(sink, self._failed) if sink is not None else None
@@ -238,6 +243,7 @@ class Duplex:
     def _take(self, event: SessionEvent) -> None:
         match event:
             case ConversationItemAdded(item=Message(role="user" | "assistant" as role) as item):
+                self._rounds = 0 if role == "user" else self._rounds
                 speech = self._open[item.id or ""] = Speech(item.id or "", role)
                 self.speeches.put_nowait(speech)
             case ConversationItemDone(item=Message(role="user") as item):
@@ -295,12 +301,17 @@ class Duplex:
         self._check_over()
 
     async def _call(self, calls: list[FunctionCall]) -> None:
-        """Run the calls of one answer, and ask once for the next when all results are in."""
+        """Run the calls of one answer, and ask once for the next when all results are in: after
+        many rounds for one without calls."""
+        self._rounds += 1
+        if self._rounds > ROUNDS:
+            return  # it was asked for none
         results = await self._talk.run(calls)
         for result in results:
             await self._talk.add(result.output)
         if any(result.after == "model" for result in results):
-            await self._talk.respond()
+            last = {"tool_choice": "none"} if self._rounds == ROUNDS else {}
+            await self._talk.respond(**last)
 
 
 class Player:

@@ -419,8 +419,9 @@ def _bound_association(sctp: Any) -> None:
 
     async def bounded(data: bytes) -> None:
         streams = sctp._inbound_streams.values()
-        waiting = sum(len(each.reassembly) for each in streams) + len(streams)
-        waiting += len(sctp._sack_misordered) + len(sctp._data_channels)
+        # Those behind a loss are in both.
+        waiting = max(sum(len(each.reassembly) for each in streams), len(sctp._sack_misordered))
+        waiting += len(streams) + len(sctp._data_channels)
         if waiting > MAX_WAITING:
             raise ConnectionError
         check_packet(data, len(sctp._sent_queue))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -560,3 +561,24 @@ async def test_an_answer_of_a_call_has_the_sound_of_calls_whatever_format_it_ask
         created = await phone.until("response.created")
         assert created["response"]["audio"]["output"]["format"]["type"] == "audio/pcm"
         await phone.until("output_audio_buffer.stopped")
+
+
+@pytest.mark.parametrize(("waiting", "ends"), [(1_000, False), (1_001, True)])
+async def test_a_chunk_behind_a_loss_counts_once(waiting, ends) -> None:
+    handled: list[bytes] = []
+
+    async def handle(data: bytes) -> None:
+        handled.append(data)
+
+    behind = SimpleNamespace(reassembly=list(range(waiting - 1)))
+    sctp: Any = SimpleNamespace(
+        _handle_data=handle,
+        _inbound_streams={0: behind},
+        _sack_misordered=set(range(waiting - 1)),
+        _data_channels={},
+        _sent_queue=(),
+    )
+    webrtc._bound_association(sctp)
+    with pytest.raises(ConnectionError) if ends else nullcontext():
+        await sctp._handle_data(bytes(12) + b"\x0b\x00\x00\x04")
+    assert bool(handled) != ends
