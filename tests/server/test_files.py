@@ -163,6 +163,9 @@ async def test_vector_store_goes_round() -> None:
         )
         assert (changed.name, changed.metadata) == ("w", {"k": "v"})
         assert changed.expires_at == changed.last_active_at + 2 * 86_400
+        odd: Any = {"n": 1, "deep": {"a": [None]}}  # as conversations may have
+        assert (await sdk.vector_stores.update(id, metadata=odd)).metadata == odd
+        assert (await sdk.vector_stores.retrieve(id)).metadata == odd
         assert (await sdk.vector_stores.update(id, expires_after=None)).expires_at is None
         assert [each.id async for each in sdk.vector_stores.list()] == [id]
         (found,) = (await sdk.vector_stores.search(id, query="swimming penguin")).data

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from .item import JSON
+
 Attribute = str | float | bool
 
 
@@ -35,7 +37,7 @@ class VectorStore(Struct, frozen=True, kw_only=True, omit_defaults=True):
     active_at: int
     name: str = ""
     description: str | None = None
-    metadata: dict[str, str] = {}
+    metadata: dict[str, JSON] = {}
     days: int | None = None
     counts: dict[str, int] = {}
     size: int = 0
