@@ -36,48 +36,46 @@ async def test_tenants_go_round() -> None:
     assert "".join(order) == "abcabaa"
 
 
+class Slow(Wrapper):
+    """An engine that notes who began what, and answers once its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(Script(spoken("a")))
+        self.begun: list[tuple[str, int | None]] = []
+        self.gate = asyncio.Event()
+
+    @property
+    def tenants(self) -> list[str]:
+        return [tenant for tenant, _ in self.begun]
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        self.begun.append((caller.tenant, request.sampling.n))
+        await self.gate.wait()
+        yield Started("resp_1", 1, "m")
+        yield Finished("completed")
+
+
 async def test_answers_of_a_tenant_wait_for_its_own_alone_and_places_come_back() -> None:
-    begun, gate = [], asyncio.Event()
-
-    class Slow(Wrapper):
-        async def stream(
-            self, request: Request, caller: Caller = ANYONE
-        ) -> AsyncGenerator[Event, None]:
-            begun.append(caller.tenant)
-            await gate.wait()
-            yield Started("resp_1", 1, "m")
-            yield Finished("completed")
-
-    engine, sinks = InTurn(Slow(Script(spoken("a"))), 2), [Receiver() for _ in "aaaaab"]
+    slow, sinks = Slow(), [Receiver() for _ in "aaaaab"]
+    engine = InTurn(slow, 2)
     for tenant, sink in zip("aaaaab", sinks, strict=True):
         sink.start(engine, Request(model="m"), Caller(tenant=tenant))
     await asyncio.sleep(0.01)
-    assert begun == ["a", "a", "b"]
+    assert slow.tenants == ["a", "a", "b"]
     sinks[0].cancel()
     sinks[2].cancel()  # which waits
     await asyncio.sleep(0.01)
-    assert begun == ["a", "a", "b", "a"]
-    gate.set()
+    assert slow.tenants == ["a", "a", "b", "a"]
+    slow.gate.set()
     await asyncio.gather(*[sinks[number].end() for number in (1, 3, 4, 5)])
-    assert begun == ["a", "a", "b", "a", "a"]
+    assert slow.tenants == ["a", "a", "b", "a", "a"]
 
 
 async def test_choices_wait_for_a_turn_each() -> None:
-    begun, gate = [], asyncio.Event()
-
-    class Slow(Wrapper):
-        async def stream(
-            self, request: Request, caller: Caller = ANYONE
-        ) -> AsyncGenerator[Event, None]:
-            begun.append((caller.tenant, request.sampling.n))
-            await gate.wait()
-            yield Started("resp_1", 1, "m")
-            yield Finished("completed")
-
-    engine, first, leaver, second = (
-        InTurn(Slow(Script(spoken("a"))), 2),
-        *(Receiver() for _ in "aab"),
-    )
+    slow, first, leaver, second = Slow(), *(Receiver() for _ in "aab")
+    engine = InTurn(slow, 2)
     several = Request(model="m", sampling=Sampling(n=4))
     first.start(engine, several, Caller(tenant="a"))
     leaver.start(engine, several, Caller(tenant="a"))
@@ -85,10 +83,10 @@ async def test_choices_wait_for_a_turn_each() -> None:
     leaver.cancel()
     second.start(engine, Request(model="m"), Caller(tenant="b"))
     await asyncio.sleep(0.01)
-    assert begun == [("a", None), ("a", None), ("b", None)]
-    gate.set()
+    assert slow.begun == [("a", None), ("a", None), ("b", None)]
+    slow.gate.set()
     await asyncio.gather(first.end(), second.end())
-    assert sorted(begun) == [*[("a", None)] * 4, ("b", None)]
+    assert sorted(slow.begun) == [*[("a", None)] * 4, ("b", None)]
 
 
 async def test_one_tenant_leaves_a_thread_to_the_others() -> None:

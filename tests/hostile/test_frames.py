@@ -157,7 +157,7 @@ async def test_pings_of_a_server_that_reads_no_answers_are_not_all_answered(monk
 
 
 async def test_a_server_that_reads_nothing_is_left_in_time(monkeypatch) -> None:
-    monkeypatch.setattr(websocket, "GOODBYE", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 0.1)
     over = asyncio.Event()
 
     async def read_nothing(socket: ServerConnection) -> None:

@@ -243,10 +243,10 @@ class Duplex:
     def _take(self, event: SessionEvent) -> None:
         match event:
             case ConversationItemAdded(item=Message(role="user" | "assistant" as role) as item):
-                self._rounds = 0 if role == "user" else self._rounds
                 speech = self._open[item.id or ""] = Speech(item.id or "", role)
                 self.speeches.put_nowait(speech)
             case ConversationItemDone(item=Message(role="user") as item):
+                self._rounds = 0
                 spoken = any(isinstance(p, Audio) and p.transcript is None for p in item.parts)
                 if spoken and self._talk.config.transcription is not None:
                     self._transcripts.add(item.id or "")

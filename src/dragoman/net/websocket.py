@@ -20,8 +20,8 @@ MAX_UNREAD = 4 * 1024 * 1024
 reads some of them, nothing of what it sends is parsed."""
 LONG = 1024 * 1024
 """Bytes of a text that are sent in one frame, which is copied twice."""
-GOODBYE = 10.0
-"""Seconds in which the other side reads what was sent, and closes too; then it is dropped."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds for the close handshake and what was sent before it; then the connection is aborted."""
 
 
 class RefusedError(RemoteProtocolError):
@@ -45,7 +45,7 @@ class WebSocket(Protocol):
         ...
 
     async def close(self) -> None:
-        """Say goodbye, and close."""
+        """Close with the handshake, or without it where the other side reads nothing."""
         ...
 
 
@@ -83,10 +83,10 @@ class _Connection(ClientConnection):
         return data
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Say goodbye, and close."""
+        """Close with the handshake, or without it where the other side reads nothing."""
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE):  # `close_timeout` begins once all is read
+                async with asyncio.timeout(CLOSE_TIMEOUT):  # that of websockets begins later
                     await super().close(code, reason)
         finally:
             self.transport.abort()
