@@ -1,4 +1,4 @@
-"""Tenants in turn: blocking work on a few threads, until it is cancelled; answers of each."""
+"""Shares of tenants: threads for blocking work, round-robin, and places for answers of each."""
 
 from __future__ import annotations
 
