@@ -44,7 +44,6 @@ from dragoman.engines.llamacpp import (
     bounded,
     check_request,
     lark_of,
-    marks_of,
     prepare,
     tokens_of_text,
 )
@@ -553,41 +552,17 @@ async def test_without_a_known_layout_llamacpp_gets_a_narrower_schema(engine, mo
     assert (await answered(engine, limited)).text == '{"city": "Rome"}'
 
 
-CODE = 'space ("```json" space response-format space "```" | space response-format space)'
-ROOTS = {
-    rf'"<a>\n" {CODE}': ("", ""),
-    '"<a>" response-format-schema': ("", ""),
-    f'space ("<think>" until-5 "</think>")? {CODE}': ("<think>", "</think>"),
-    rf'"<a>" space ("<t>" "\n"? until-13 "\n"? "</t>" "\n"? "\n"?)? {CODE}': ("<t>", "</t>"),
-    '"<a>" ("<t>" space until-6 ("</t>" | ))? space response-format': ("<t>", "</t>"),
-    f'("<|thought|>" until-5 "<|end|>")? {CODE}': None,
-    '("[THINK]" until-1 "[/THINK]")? space response-format': None,
-    f'("<t>" until-5 "")? {CODE}': None,
-    "(start analysis)* start response-format": None,
-}
-
-
-@pytest.mark.parametrize("root", ROOTS)
-def test_the_marks_of_reasoning_are_those_of_llamacpps_grammar(root) -> None:
-    grammar = f"a ::= response-format\nroot ::= {root}\nspace ::= | [ ]\n"
-    assert (
-        marks_of(Telling({"__verbose": {"generation_settings": {"grammar": grammar}}}))
-        == (ROOTS[root])
-    )
-
-
-def test_a_server_that_tells_no_marks_has_none_that_are_known() -> None:
-    assert marks_of(Telling({})) is None
-
-
-class Telling:
-    """A server of one answer."""
-
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
-
-    def handle_chat_completions(self, asked: object) -> object:
-        return self.answer
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_text_is_demanded_only_where_its_place_is_known(engine, plain) -> None:
+    """Else it would be met in the reasoning, and there would be no text after it."""
+    engine.server.marks, engine.server.plain = None, plain
+    asked = replace(asking("hi"), extra={"chat": {"guided_choice": ["Rome", "Bern"]}})
+    if plain:
+        assert (await answered(engine, asked)).text in ("Rome", "Bern")
+        return
+    with pytest.raises(FaultError, match=r"^guided_choice: cannot be met") as refused:
+        await engine.prepare(asked, ANYONE)
+    assert (refused.value.fault.param, refused.value.fault.blame) == ("guided_choice", "client")
 
 
 def test_schemas_of_tools_are_narrowed_and_the_model_is_told_the_rest() -> None:

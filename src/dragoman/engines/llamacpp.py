@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -186,26 +187,28 @@ HELLO: JSON = [{"role": "user", "content": "Hello"}]
 """A short conversation."""
 Marks = tuple[str, str]
 """Before and after reasoning, in a model's text; empty where it has none."""
+Told = tuple[Marks | None, bool]
 
 
-def marks_of(server: Any) -> Marks | None:
-    """The marks of a server's model, as llama.cpp has found them in its template; None: not known.
+def told_by(server: Any) -> Told:
+    """What a server tells of its model: the marks, as llama.cpp has found them in its template
+    (None: not known), and whether it reads the beginning of an answer as its text.
 
     The first grammar makes it read the vocabulary, for which others would wait later.
     """
-    fields = {"messages": HELLO, "max_tokens": 1, "verbose": True}
-    formed = {**fields, "response_format": {"type": "json_object"}}
-    try:
-        server.handle_chat_completions({**fields, "grammar": f'{HEAD}start: "a"'})
-        answer = server.handle_chat_completions(formed)
-        grammar = str(answer["__verbose"]["generation_settings"]["grammar"])
-    except Exception:
-        return None  # it has other versions and templates, of which it may say nothing
-    if (found := _ROOT.search(grammar)) is None:
-        return None
+    ask: Any = partial(dict, messages=HELLO, max_tokens=1, verbose=True)
+    plain, found = False, None
+    with suppress(Exception):  # it has other versions and templates, of which it may say nothing
+        answer = server.handle_chat_completions(ask(grammar=f'{HEAD}start: "a"'))
+        plain = answer["choices"][0]["message"]["content"] == "a"
+    with suppress(Exception):
+        answer = server.handle_chat_completions(ask(response_format={"type": "json_object"}))
+        found = _ROOT.search(str(answer["__verbose"]["generation_settings"]["grammar"]))
+    if found is None:
+        return None, plain
     opening, ending = (str(json.loads(found[n] or '""')).strip() for n in ("open", "close"))
     known = bool(opening) == bool(ending) and not _CONTROL.match(opening)
-    return (opening, ending) if known else None
+    return (opening, ending) if known else None, plain
 
 
 def serve() -> None:
@@ -216,8 +219,7 @@ def serve() -> None:
     except (RuntimeError, MemoryError) as error:
         control.send_bytes(f"!{error}".encode())
         return
-    found = msgspec.json.encode((server.listening_address, marks_of(server)))
-    control.send_bytes(b"." + found)
+    control.send_bytes(b"." + msgspec.json.encode((server.listening_address, told_by(server))))
 
     def look() -> None:
         server.handle_metrics()  # which its main loop answers, between two steps
@@ -243,7 +245,7 @@ class ServerProcess:
         if not FORKS:  # on this system, in our own process
             self._server = start(options)
             self.address = str(self._server.listening_address)
-            self.marks = marks_of(self._server)
+            self.marks, self.plain = told_by(self._server)
             return
         self.address = self._start()
         self._options = replace(options, port=int(self.address.rpartition(":")[2]))
@@ -277,7 +279,8 @@ class ServerProcess:
                 "of a model it does not know, or too large for the memory there is (a smaller "
                 "context takes less)."
             )
-        address, self.marks = msgspec.json.decode(reply[1:], type=tuple[str, Marks | None])
+        address, told = msgspec.json.decode(reply[1:], type=tuple[str, Told])
+        self.marks, self.plain = told
         return address
 
     def _watch(self) -> None:
@@ -337,8 +340,7 @@ class LlamaCpp(Wrapper):
     embed = None
 
     def __init__(self, server: ServerProcess, key: Secret, format: str | None, places: int) -> None:
-        address = f"{server.address}/v1"
-        self._remote = remote(address, key=key, profile=PROFILE, format=format)
+        self._remote = remote(f"{server.address}/v1", key=key, profile=PROFILE, format=format)
         super().__init__(InTurn(self._remote, places))
         self.server = server
         self._rendered = format is not None  # here: then llama.cpp sees the prompt alone
@@ -377,8 +379,8 @@ class LlamaCpp(Wrapper):
         check_request(request)
         if self._rendered and not isinstance(request, Completion):
             return request, ()
-        found, losses = bounded(request, layout)
-        items = tuple(map(_readable, request.items))
+        found, losses = bounded(request, layout, self.server.plain)
+        items = tuple(_readable(n, item) for n, item in enumerate(request.items))
         if odd := [n for n, item in enumerate(request.items) if item is not items[n]]:
             why = "they are no JSON, as llama.cpp wants them: they are given as a text in an object"
             losses += tuple(Loss(f"items[{n}].arguments", "emulated", why) for n in odd)
@@ -391,8 +393,7 @@ class LlamaCpp(Wrapper):
             return None
         body = await asyncio.to_thread(_short, request)
         upstream, place = self._remote.upstream, f"{self.server.address}/apply-template"
-        answer = await question(upstream.client, "POST", place, upstream.headers(ANYONE), body)
-        match answer:
+        match await question(upstream.client, "POST", place, upstream.headers(ANYONE), body):
             case Answer(status=200, value={"prompt": str(prompt)}):
                 return Layout(*marks, prompt.rfind(marks[0]) > prompt.rfind(marks[1]))
         return None
@@ -443,14 +444,6 @@ def check_request(request: Request) -> None:
     for _, tool in flat(request.tools):
         if isinstance(tool, FunctionTool):
             _check_schema(tool.parameters, "tools")
-    for number, item in enumerate(request.items):
-        if isinstance(item, FunctionCall):
-            with suppress(ValueError):  # see _readable
-                try:
-                    json.loads(item.arguments)
-                except RecursionError:
-                    problem = "are nested too deeply for llama.cpp"
-                    raise FaultError(bad_request(problem, f"items[{number}].arguments")) from None
     if (request.sampling.top_logprobs or 0) > MAX_PROBS:
         raise FaultError(bad_request(f"is more than {MAX_PROBS}", "top_logprobs"))
     for fields in (request.extra or {}).values():
@@ -458,16 +451,18 @@ def check_request(request: Request) -> None:
             _check_field(name, value)
 
 
-def _readable(item: Item) -> Item:
+def _readable(number: int, item: Item) -> Item:
     """A call with arguments that llama.cpp can read. It refuses others, as of a call that was cut,
-    with all that comes after them."""
+    with all that comes after them. Raises FaultError where they are too deep for its stack."""
     if isinstance(item, FunctionCall):
         try:
             msgspec.json.decode(item.arguments)
+        except RecursionError:
+            problem = "are nested too deeply for llama.cpp"
+            raise FaultError(bad_request(problem, f"items[{number}].arguments")) from None
         except (msgspec.DecodeError, ValueError):
             text = item.arguments.strip()
-            arguments = json.dumps({"input": text} if text else {})
-            return replace(item, arguments=arguments)
+            return replace(item, arguments=json.dumps({"input": text} if text else {}))
     return item
 
 
@@ -483,19 +478,18 @@ def _check_field(name: str, value: JSON) -> None:
         raise FaultError(unsupported(problem, name))
     if name in _DEMANDS:
         return
-    if name == "reasoning_format" and value not in (None, *_REASONING_FORMATS):
-        problem = f"must be one of {', '.join(_REASONING_FORMATS)}"
-        raise FaultError(bad_request(problem, name))
     names = {*map(str, value)} if name == "samplers" and isinstance(value, str | list) else set()
     if names & {"i", "infill"} or (name == "dry_multiplier" and value):
         problem = "is not supported: it reads the vocabulary so often that all others wait"
         raise FaultError(unsupported(problem, name))
-    if name == "n_probs" and isinstance(value, int | float) and value > MAX_PROBS:
-        raise FaultError(bad_request(f"is more than {MAX_PROBS}", name))
-    if name == "samplers" and isinstance(value, str | list) and len(value) > MAX_SAMPLERS:
-        raise FaultError(bad_request(f"has more than {MAX_SAMPLERS} samplers", name))
-    waiting, count, characters = [value], 0, 0
-    while waiting:
+    problem, waiting, count, characters = "", [value], 0, 0
+    if name == "reasoning_format" and value not in (None, *_REASONING_FORMATS):
+        problem = f"must be one of {', '.join(_REASONING_FORMATS)}"
+    elif name == "n_probs" and isinstance(value, int | float) and value > MAX_PROBS:
+        problem = f"is more than {MAX_PROBS}"
+    elif name == "samplers" and isinstance(value, str | list) and len(value) > MAX_SAMPLERS:
+        problem = f"has more than {MAX_SAMPLERS} samplers"
+    while waiting and not problem:
         each = waiting.pop()
         count += 1
         if isinstance(each, dict):
@@ -507,11 +501,12 @@ def _check_field(name: str, value: JSON) -> None:
             waiting += each
         elif isinstance(each, int | float) and not -MAX_NUMBER <= each <= MAX_NUMBER:
             problem = f"has a number that is not between -{MAX_NUMBER} and {MAX_NUMBER}"
-            raise FaultError(bad_request(problem, name))
         if count > MAX_VALUES:
-            raise FaultError(bad_request(f"has more than {MAX_VALUES} values", name))
-        if characters > MAX_CHARACTERS and name not in _TEMPLATE_FIELDS:
-            raise FaultError(bad_request(f"has more than {MAX_CHARACTERS} characters", name))
+            problem = f"has more than {MAX_VALUES} values"
+        elif characters > MAX_CHARACTERS and name not in _TEMPLATE_FIELDS:
+            problem = f"has more than {MAX_CHARACTERS} characters"
+    if problem:
+        raise FaultError(bad_request(problem, name))
 
 
 # ---- demands on the answer -------------------------------------------------------------------
@@ -551,10 +546,13 @@ class Layout(Struct, frozen=True):
     begun: bool = False
 
 
-def bounded(request: Request, layout: Layout | None) -> tuple[Request, tuple[Loss, ...]]:
+def bounded(
+    request: Request, layout: Layout | None, plain: bool = True
+) -> tuple[Request, tuple[Loss, ...]]:
     """The request with the demands on its answer as llama.cpp meets them in bounded time: one on
     its text is a grammar for llguidance, and schemas that it makes a grammar of itself are
-    narrowed. Raises FaultError, naming the field, for demands that are invalid or too large."""
+    narrowed. Raises FaultError, naming the field, for demands that are invalid, too large, or on a
+    text whose place is not known: without a layout, it must be `plain` that it comes first."""
     extra = {wire: dict(fields) for wire, fields in (request.extra or {}).items()}
     for fields in extra.values():
         if "json_schema" in fields:
@@ -572,15 +570,16 @@ def bounded(request: Request, layout: Layout | None) -> tuple[Request, tuple[Los
             # its own grammar knows what comes before the text, or instead of it
             if isinstance(format, JSONSchema):
                 format = replace(format, schema=next(narrowed([format.schema or {}])))
+        elif layout is None and not plain:
+            raise FaultError(unsupported(UNMARKED, asked.text.param))
         else:
             losses = unenforced(wanted)
             own = extra.setdefault("completions" if isinstance(request, Completion) else "chat", {})
             place = layout if layout is not None and (formed or layout.begun) else Layout()
-            text, format = lark_of(asked.text, place), None if formed else format
             for fields in extra.values():
                 for name in _DEMANDS:
                     fields.pop(name, None)
-            own["grammar"] = text
+            own["grammar"], format = lark_of(asked.text, place), None if formed else format
     elif tools == request.tools:
         return request, ()
     return replace(request, extra=extra or None, format=format, tools=tools), losses
@@ -609,6 +608,7 @@ def lark_of(body: Whole, layout: Layout) -> str:
     return text
 
 
+UNMARKED = "cannot be met: where this model's text begins is not known. A JSON schema can be met"
 _GAP = r"/\s{0,8}/"
 """What may be between reasoning and JSON; before other text it would be a part of it."""
 
