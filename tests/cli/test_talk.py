@@ -11,6 +11,7 @@ import pytest
 
 from dragoman.cli import main, talk
 from dragoman.cli.talk import ECHO
+from dragoman.client import duplex
 from dragoman.core.error import Fault
 from dragoman.core.sound import BYTES_PER_MS, wav
 from dragoman.voice.detection import FRAME
@@ -18,6 +19,8 @@ from dragoman.voice.speech import Piece
 from dragoman.voice.studio import Studio
 from dragoman.voice.talk import Playback, Talk
 from tests.cli.stage import Screen
+from tests.hostile.stage import upstream
+from tests.mock import chunk, stream
 from tests.voice.fakes import Files, Listener, Speaker, read_wav, said_in
 from tests.voice.test_session import loud
 
@@ -226,3 +229,18 @@ def test_levels_are_shown_on_a_terminal_between_the_lines(voices, monkeypatch) -
     assert "you ▮" in shown
     lines = re.sub(r"\r\x1b\[K[^\r\n]*(?=\r)|\x1b\[0?m|\r\x1b\[K", "", shown)
     assert lines == f"> {LONG}\n{ANSWER}\n"
+
+
+def test_a_model_that_calls_whatever_it_is_asked_ends_in_time(voices, monkeypatch) -> None:
+    monkeypatch.setattr(duplex, "ROUNDS", 2)
+    voices("look")
+    Path("tools.py").write_text(
+        "from dragoman import tool\n@tool\ndef look() -> str:\n    '''Looks.'''\n    return 'x'\n"
+    )
+    function = {"name": "look", "arguments": "{}"}
+    call = {"index": 0, "id": "c", "type": "function", "function": function}
+    with upstream(lambda _: stream(chunk({"tool_calls": [call]}), chunk(finish="tool_calls"))) as m:
+        options = ("--at", m.base_url, "--model", "m", "--tool", "tools.py")
+        shown, _ = with_files(say(400, "look there", 600), *options)
+    assert shown.count("[look] {}") == 3
+    assert shown.count("→ x") == 2

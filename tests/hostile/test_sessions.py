@@ -7,14 +7,15 @@ import os
 import socket
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.hostile.stage import gateway, watched
-from tests.mock import Asked, Reply, chunk, stream
+from tests.mock import Asked, Reply, chunk, head, stream
 from tests.product import Product, configured
 from tests.samples import samples
 
@@ -26,6 +27,9 @@ CLEAR = {"type": "input_audio_buffer.clear"}
 def reply(asked: Asked) -> Reply:
     if b'"never"' in asked.body[:100]:
         return Reply([], hang=True)
+    if b'"floods"' in asked.body[:100]:
+        much = json.dumps(chunk({"content": "x" * 100_000})).encode()
+        return Reply([head(), *[b"data: " + much + b"\n\n"] * 600])
     return stream(chunk({"content": "ok"}), chunk(finish="stop"))
 
 
@@ -209,6 +213,16 @@ def test_a_client_that_never_reads_is_held_up_and_costs_what_is_bounded(server) 
                 break
     assert cost.pause < 0.5
     assert cost.grown < 150
+
+
+def test_answers_of_a_session_count_in_memory(server) -> None:
+    """It was 650 MB."""
+    beside = {**RESPOND, "response": {"conversation": "none"}}
+    with watched(server) as cost, closing(Session(server, "floods")) as session:
+        session.say(beside, times=8)
+        with suppress(ConnectionClosed):  # where there is no room for what is unread either
+            session.until("response.done", 8)
+    assert cost.grown < 200
 
 
 def test_many_sessions_at_once_are_all_answered(server) -> None:

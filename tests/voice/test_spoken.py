@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import (
     Delta,
     Event,
@@ -238,3 +238,19 @@ async def test_sound_of_the_model_that_was_read_ahead_is_delivered_one_piece_at_
     await wait_closed(handle)
     assert sum(together) == 20
     assert max(together) == 1
+
+
+async def test_sound_is_accounted_for_and_an_answer_without_room_fails() -> None:
+    counted: list[int] = []
+    engine, full = Plays(BEGUN, *message("Hi. "), ENDED), Fault("overloaded", "full", "server")
+    async for event in Spoken(engine, Speaker()).stream(ASKED, Caller(count=counted.append)):
+        last = event
+    assert last == ENDED
+    assert sum(counted) == 48 * MS_A_CHARACTER * 3 * 4 // 3
+
+    def refuse(more: int) -> None:
+        raise FaultError(full)
+
+    async for event in Spoken(engine, Speaker()).stream(ASKED, Caller(count=refuse)):
+        last = event
+    assert last == Failed(full)

@@ -8,7 +8,6 @@ error, the end of the session, or after `patience` seconds of silence; and every
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -58,7 +57,7 @@ from dragoman.tools.function import as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool
 
 from .client import Client, engine_of
-from .duplex import ROUNDS, Duplex, Listener, Loudspeaker, Speech, played, text_of
+from .duplex import ROUNDS, Duplex, Listener, Loudspeaker, Speech, played, sound_in, text_of
 
 PATIENCE = 60.0
 """Seconds without any sign of what is waited for."""
@@ -255,7 +254,7 @@ class Conversation:
             if isinstance(event, ResponseDone):
                 turn = Turn(event.response)
             elif play is not None and _is(event, "audio"):
-                await played(play, b64decode(_data(event)))
+                await played(play, sound_in(_data(event)))
         if turn is None or turn.response.status == "failed":
             fault = turn and turn.response.fault
             raise FaultError(fault or Fault("upstream_error", "The answer failed.", "upstream"))

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta
 from dragoman.core.item import Audio, FunctionCall, Item, Message
+from dragoman.core.session import NO_SOUND
 from dragoman.core.session_values import (
     Answer,
     BufferCommitted,
@@ -61,6 +62,10 @@ class Talk(Protocol):
         """Hear all events from now on."""
         ...
 
+    async def next_event(self, listener: Listener) -> SessionEvent:
+        """The next event. Raises FaultError at the end of the session, and after long silence."""
+        ...
+
     def append(self, audio: bytes) -> None:
         """Give the session more sound."""
         ...
@@ -100,6 +105,14 @@ def text_of(item: Item | None) -> str:
     return item.text + "".join(
         part.transcript or "" for part in item.parts if isinstance(part, Audio)
     )
+
+
+def sound_in(data: str) -> bytes:
+    """The sound in base64 that a server sent. Raises FaultError for what is none."""
+    try:
+        return b64decode(data)
+    except ValueError:
+        raise FaultError(NO_SOUND) from None
 
 
 class Speech:
@@ -219,9 +232,12 @@ class Duplex:
     async def _read(self) -> None:
         try:
             while True:
-                event = await self._listener.queue.get()
-                if event is None:
-                    raise FaultError(self._talk.fault or Fault("upstream_cut", "It ended."))
+                try:
+                    event = await self._talk.next_event(self._listener)
+                except FaultError:
+                    if self._talk.fault is not None or self._waits:
+                        raise
+                    continue  # nobody says anything
                 self._take(event)
                 self._check_over()
         except Exception as error:
@@ -229,6 +245,12 @@ class Duplex:
             for speech in self._open.values():
                 speech.end(fault=fault)
             self._failed(error)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether nothing but events of the session is awaited."""
+        awaited = self._talk.active or self._transcripts
+        return self._source_over and bool(awaited) and not self._running
 
     def _check_over(self) -> None:
         """End once the source has ended, and every turn is answered."""
@@ -242,7 +264,9 @@ class Duplex:
 
     def _take(self, event: SessionEvent) -> None:
         match event:
-            case ConversationItemAdded(item=Message(role="user" | "assistant" as role) as item):
+            case ConversationItemAdded(item=Message(role="user" | "assistant" as role) as item) if (
+                (item.id or "") not in self._open  # or else nothing would end the first
+            ):
                 speech = self._open[item.id or ""] = Speech(item.id or "", role)
                 self.speeches.put_nowait(speech)
             case ConversationItemDone(item=Message(role="user") as item):
@@ -274,7 +298,7 @@ class Duplex:
                 self._end(id)
             case Answer(item_id=id, event=Delta(kind="audio", part_index=number, data=data)):
                 if self._player is not None:
-                    self._player.put(id, number, b64decode(data))
+                    self._player.put(id, number, sound_in(data))
             case Answer(item_id=id, event=Delta(kind="text" | "transcript", data=data)):
                 if id in self._open:
                     self._open[id].add(data)
@@ -304,9 +328,7 @@ class Duplex:
         """Run the calls of one answer, and ask once for the next when all results are in: after
         many rounds for one without calls."""
         self._rounds += 1
-        if self._rounds > ROUNDS:
-            return  # it was asked for none
-        results = await self._talk.run(calls)
+        results = await self._talk.run(calls if self._rounds <= ROUNDS else ())  # asked for none
         for result in results:
             await self._talk.add(result.output)
         if any(result.after == "model" for result in results):

@@ -7,6 +7,7 @@ text; and whatever ends the answer, parts and items that are open are closed fir
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from typing import cast
 
 from msgspec import Struct, field
@@ -27,8 +28,8 @@ class Open(Struct):
     item: Item
     place: int
     done: dict[int, Text | Audio] = field(default_factory=dict)
-    parts: dict[int, tuple[int, Text | Audio, list[str]]] = field(default_factory=dict)
-    arguments: list[str] = field(default_factory=list)
+    parts: dict[int, tuple[int, Text | Audio, StringIO]] = field(default_factory=dict)
+    arguments: StringIO = field(default_factory=StringIO)
     held: list[Event] | None = None
 
 
@@ -107,7 +108,7 @@ class AnswerView:
         if state == "in_progress" and open.held is not None:
             open.held.append(shown)
             return []
-        return [*self._argued(open, "".join(open.arguments)), shown]
+        return [*self._argued(open, open.arguments.getvalue()), shown]
 
     def _argued(self, open: Open, arguments: str) -> list[Event]:
         """The arguments of a call by the server, and that it is in progress: in sessions the one
@@ -122,19 +123,19 @@ class AnswerView:
         if not isinstance(part, Text | Audio):
             return []
         place = len(open.done) + len(open.parts)
-        open.parts[event.part_index] = place, part, []
+        open.parts[event.part_index] = place, part, StringIO()
         return [PartAdded(open.place, place, part)]
 
     def _delta(self, open: Open, event: Delta) -> list[Event]:
         kind = event.kind
         if kind == "arguments":
-            open.arguments.append(event.data)
+            open.arguments.write(event.data)
             return [Delta(open.place, 0, kind, event.data)]
         if event.part_index not in open.parts:
             return []
         place, part, pieces = open.parts[event.part_index]
         if kind in ("text", "refusal", "transcript"):
-            pieces.append(event.data)
+            pieces.write(event.data)
             kind = "transcript" if isinstance(part, Audio) else "text"
         elif kind != "audio":  # annotations
             return []
@@ -144,7 +145,7 @@ class AnswerView:
         if number not in open.parts:
             return []
         place, part, pieces = open.parts.pop(number)
-        text = "".join(pieces)
+        text = pieces.getvalue()
         whole = replace(part, transcript=text) if isinstance(part, Audio) else Text(text)
         open.done[place] = whole
         return [PartDone(open.place, place, whole)]
@@ -158,7 +159,7 @@ class AnswerView:
             parts = tuple([open.done[place] for place in sorted(open.done)])
             whole = replace(whole, content=parts, status=status)
         elif isinstance(whole, FunctionCall):
-            whole = replace(whole, arguments="".join(open.arguments), status=status)
+            whole = replace(whole, arguments=open.arguments.getvalue(), status=status)
         elif item is not None:
             whole = replace(item, id=whole.id)
         self.output.append(whole)

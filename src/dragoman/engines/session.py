@@ -188,7 +188,7 @@ class TurnSession:
 
     Without a `voice` it is a session of text: models with audio input get the user's sound as it
     is, and only the client ends turns. `engine` is asked as `caller`. What takes long is done
-    `apart`, in a thread.
+    `apart`, in a thread; `counted` accounts for answers that are made.
     """
 
     def __init__(
@@ -200,9 +200,12 @@ class TurnSession:
         voice: Voice | None = None,
         limits: SessionLimits = LIMITS,
         apart: Apart = asyncio.to_thread,
+        counted: Callable[[Engine], Engine] | None = None,
     ) -> None:
         speaks = voice is not None and voice.speaks
         self._engine = voice.speaking(engine) if voice is not None and speaks else engine
+        if counted is not None:
+            self._engine = counted(self._engine)
         self._caller = caller
         self.sink = sink
         self._voice = voice

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, quoted
 from dragoman.core.event import Delta, Event, Failed
-from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import JSON
 from dragoman.core.request import Request
 from dragoman.core.session_values import (
@@ -105,6 +105,28 @@ class Admitted(Wrapper):
             yield Failed(too_late(seconds or 0))
 
 
+class Counted(Wrapper):
+    """An engine whose answers count in `memory` while they are made and spoken, like those of
+    requests."""
+
+    def __init__(self, service: Service, engine: Engine) -> None:
+        super().__init__(engine)
+        self._service = service
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """The events of the engine."""
+        hold = self._service.budget.hold(caller.tenant)
+        counted = replace(caller, count=hold.add)
+        try:
+            async with aclosing(super().stream(request, counted)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            hold.close()
+
+
 def decode_frame(data: bytes, limits: Limits, *, beta: bool = False) -> list[Command]:
     """The commands of a frame. Raises FaultError for one that is no JSON object."""
     json.check_size(data, limits)
@@ -159,8 +181,8 @@ class ServedSession:
         limits = SessionLimits(audio=service.settings.session_audio)
         asking = replace(caller, wire="realtime", count=None)
         reading.set(caller.tenant)  # of all tasks of the session
-        engine, apart = Admitted(service), service.turns.take
-        self.live = TurnSession(engine, config, asking, self, voice, limits, apart)
+        engine, apart, counted = Admitted(service), service.turns.take, partial(Counted, service)
+        self.live = TurnSession(engine, config, asking, self, voice, limits, apart, counted)
 
     # ---- for clients ---------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class _Speaker(Wrapper):
         try:
             while True:
                 event = await ahead.get()
-                async with aclosing(self._spoken(event, parts, how)) as events:
+                async with aclosing(self._spoken(event, parts, how, caller)) as events:
                     async for spoken in events:
                         yield spoken
                 if isinstance(event, ENDS):
@@ -113,7 +113,7 @@ class _Speaker(Wrapper):
             await ahead.put(Failed(fault_from(error, caller.key)))
 
     async def _spoken(
-        self, event: Event, parts: _Parts, how: Speaking
+        self, event: Event, parts: _Parts, how: Speaking, caller: Caller
     ) -> AsyncGenerator[Event, None]:
         place = getattr(event, "index", None), getattr(event, "part_index", 0)
         part = parts.get(place)
@@ -124,12 +124,12 @@ class _Speaker(Wrapper):
             case Delta(index, number, kind, data) if isinstance(part, _Part):
                 for sentence in part.feed(data) if kind in ("text", "refusal") else ():
                     await asyncio.sleep(0)  # there may be many that are not spoken
-                    async with aclosing(self._say(sentence, how, part)) as deltas:
+                    async with aclosing(self._say(sentence, how, part, caller)) as deltas:
                         async for delta in deltas:
                             yield Delta(index, number, *delta)
             case PartDone(index, number) if isinstance(part, _Part):
                 if rest := part.sentences.close():
-                    async with aclosing(self._say(rest, how, part)) as deltas:
+                    async with aclosing(self._say(rest, how, part, caller)) as deltas:
                         async for delta in deltas:
                             yield Delta(index, number, *delta)
                 parts[index, number] = audio = await part.audio()
@@ -147,7 +147,7 @@ class _Speaker(Wrapper):
                 yield event
 
     async def _say(
-        self, sentence: str, how: Speaking, part: _Part
+        self, sentence: str, how: Speaking, part: _Part, caller: Caller
     ) -> AsyncGenerator[tuple[Literal["transcript", "audio"], str], None]:
         """The kind and the data of each delta for a sentence."""
         yield "transcript", sentence
@@ -157,6 +157,8 @@ class _Speaker(Wrapper):
         held = b""
         async with aclosing(self._synthesizer.speak(text, how)) as sound:
             async for pcm in sound:
+                if caller.count is not None:
+                    caller.count(len(pcm) * 4 // 3)  # in the end it is base64
                 part.sound += pcm
                 if len(part.sound) > MOST_SOUND:
                     raise FaultError(TOO_LONG)
