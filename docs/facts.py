@@ -209,6 +209,9 @@ def habits(profile: Profile) -> str:
         != GENERIC.dialect.max_tokens,
         f"reasoning is sent as `{dialect.reasoning_field}`": dialect.reasoning_field
         != GENERIC.dialect.reasoning_field,
+        "arguments of past calls become JSON objects": not (careful or limits.any_arguments),
+        "past reasoning is left out": dialect.reasoning_echo == "never",
+        "labels and other fields that it refuses are left out": "store" in dialect.drop,
         "`n` becomes separate requests": not profile.choices,
         f"a total of {profile.silent_context} tokens logs a warning about truncation": (
             profile.silent_context is not None

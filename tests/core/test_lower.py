@@ -1,6 +1,7 @@
 """Requests are rewritten for what an upstream can take, and left alone where it can."""
 
 import gc
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -182,6 +183,27 @@ def heard(lowered: Lowered, *names: str) -> Response:
         for n, name in enumerate(names)
     )
     return fold(lowered.restore([*unfold(answer(*calls, reasons=("tool_calls",)))]))
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ('{"a": "b', '{"input": "{\\"a\\": \\"b"}'),
+        ('{"a": 1}{"b": 2}', '{"input": "{\\"a\\": 1}{\\"b\\": 2}"}'),
+        (" [1]", '{"input": "[1]"}'),
+        ('{"a": NaN}', '{"input": "{\\"a\\": NaN}"}'),
+        ("\ud83d", '{"input": "\\ud83d"}'),
+        ("", "{}"),
+        ("[" * 100_000, json.dumps({"input": "[" * 100_000})),
+    ],
+)
+def test_arguments_that_are_no_object_are_put_into_one(given, sent) -> None:
+    """Most servers read those of the whole conversation, and refuse it after such a call."""
+    items = (FunctionCall("a", "read", "{ }"), FunctionCall("b", "read", given))
+    lowered = lower(asked(*items), UpstreamLimits(any_arguments=False))
+    assert [item.arguments for item in lowered.request.items[-2:]] == ["{ }", sent]
+    assert fields_of(lowered) == [("items[2].arguments", "emulated")]
+    assert lower(asked(*items), UNLIMITED).request.items[-1].arguments == given
 
 
 def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:

@@ -4,14 +4,15 @@ events.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import compress, repeat
 from operator import attrgetter
 from typing import Literal, TypeGuard
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from .error import Fault, FaultError, quoted, unsupported, with_param
@@ -82,6 +83,9 @@ class UpstreamLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Whether an output format may be asked for where a tool must be called."""
     json_schema: bool = True
     """Whether the output format may be a schema; else any JSON object is asked for."""
+    any_arguments: bool = True
+    """Whether the arguments of past calls may be anything; else they are made a JSON object: some
+    servers refuse a conversation with others, whatever is asked next."""
     developer_role: Literal["developer", "system"] = "developer"
     system_messages: Literal["anywhere", "front"] = "anywhere"
     """`front`: one system message, before all others."""
@@ -150,13 +154,15 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
     roles = list(map(_role, messages)) if front or renamed else []
     calls = compress(items, map(isinstance, items, repeat(FunctionCall)))
     first = not request.instructions and next(map(type, items), None) is Message
+    odd = not (limits.any_arguments or FunctionCall not in kinds or _are_objects(items))
     # Nearly all requests are within the limits. This says so at any size without another call;
     # where it does not, the rewriting looks closer. Calls of tools that are not allowed are
     # filtered even where the upstream knows that choice.
     if not isinstance(choice, AllowedTools) and (
         limits == UNLIMITED
         or not (
-            "developer" in roles
+            odd
+            or "developer" in roles
             or (front and "system" in roles[first:])
             or (UnknownTool in tools and not limits.hosted_tools)
             or (CustomTool in tools and not limits.custom_tools)
@@ -184,7 +190,8 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
         else:
             return Lowered(request)
     losses = LossList()
-    lowered, restore, positions, described = _lower_tools(request, limits, losses)
+    asked = replace(request, items=_with_objects(items, losses)) if odd else request
+    lowered, restore, positions, described = _lower_tools(asked, limits, losses)
     lowered = _lower_format(lowered, limits, losses)
     if modalities:
         items = replace_modalities(lowered.items, modalities, losses)
@@ -288,6 +295,36 @@ def _without_hosted(
             return [], None
         case _:
             return left, choice
+
+
+# ---- arguments of past calls -----------------------------------------------------------------
+
+_object = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def _are_objects(items: Iterable[Item]) -> bool:
+    """Whether the arguments of all these calls are JSON objects."""
+    try:
+        for item in items:
+            if isinstance(item, FunctionCall):
+                _object(item.arguments)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _with_objects(items: Iterable[Item], losses: LossList) -> tuple[Item, ...]:
+    """The items, with arguments that are JSON objects: others, as of a call that was cut, are
+    put into one as a text."""
+    found: list[Item] = []
+    for index, item in enumerate(items):
+        if isinstance(item, FunctionCall) and not _are_objects((item,)):
+            text = item.arguments.strip()
+            item = replace(item, arguments=json.dumps({"input": text} if text else {}))
+            why = "this server wants a JSON object, and they are given as a text in one"
+            losses.note("items[*].arguments", "emulated", why, (index,))
+        found.append(item)
+    return tuple(found)
 
 
 # ---- format ----------------------------------------------------------------------------------

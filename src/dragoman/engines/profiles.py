@@ -27,6 +27,7 @@ _CAREFUL = UpstreamLimits(
     namespaces=False,
     allowed_tools=False,
     format_beside_forced_tool=False,
+    any_arguments=False,
     developer_role="system",
     system_messages="front",
 )
@@ -34,6 +35,14 @@ _MAX_TOKENS = Dialect(max_tokens="max_tokens")
 _SCHEMA = {"schema": "format"}
 _CONTINUES: dict[str, JSON] = {"continue_final_message": True, "add_generation_prompt": False}
 _RAW_TOKENS = (("add_special_tokens", False), ("skip_special_tokens", False))
+_REFUSED = frozenset(
+    {
+        *("metadata", "moderation", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "safety_identifier", "store", "user", "verbosity"),
+    }
+)
+"""Fields without which the answer is the same, and with which some servers refuse to give one."""
+_STRICT = replace(_MAX_TOKENS, reasoning_echo="never", drop=_REFUSED)
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -134,6 +143,19 @@ PROFILES: tuple[Profile, ...] = (
         hosts=("api.xiaomimimo.com",),
         wires=("chat",),
         dialect=Dialect(reasoning_echo="must"),
+    ),
+    Profile(
+        # They refuse a request with any field that they do not know.
+        name="strict",
+        hosts=(".googleapis.com", "api.groq.com", "api.cerebras.ai"),
+        wires=("chat",),
+        dialect=_STRICT,
+    ),
+    Profile(
+        name="mistral",
+        hosts=("api.mistral.ai",),
+        wires=("chat",),
+        dialect=replace(_STRICT, ask_usage=False, drop=_REFUSED | {"stream_options"}),
     ),
     Profile(
         name="ollama",

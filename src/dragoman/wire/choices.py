@@ -27,9 +27,6 @@ from .usage import decode_usage, encode_usage
 
 CHOICES = "choices"
 """The key of the unknown fields of choices in the extra of an answer."""
-BROKEN_OFF = Fault(
-    "upstream_error", "The model's server broke the answer off and did not say why.", "upstream"
-)
 FIRST = 512
 """Bytes of a long read that are decoded first, to find the template of its chunks."""
 
@@ -206,11 +203,12 @@ def rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
 
 
 def decode_finish(value: JSON, words: dict[str, str]) -> str | None:
-    """The protocol's finish reason; None where there is none yet."""
+    """The protocol's finish reason, or `error`; None where there is none yet."""
     if value is None or value == "":
         return None
     word = value.lower().replace("-", "_") if isinstance(value, str) else ""
-    return words.get(word, "stop")
+    word = word.partition(":")[0]  # Gemini has details behind it
+    return "error" if word in error.BROKEN_OFF else words.get(word, "stop")
 
 
 _TOKEN = ("token", "logprob", "bytes", "top_logprobs", "id")
@@ -537,7 +535,7 @@ class ChoicesDecoder:
             turn.usage = counted
         for position, choice in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(choice, dict):
-                self._choice(choice, position)
+                self._choice(choice, position, fault)
         if fault is not None:
             turn.fail(fault)
 
@@ -552,15 +550,15 @@ class ChoicesDecoder:
             self._beside |= fresh
             self._turn.header(extra={self.name: fresh})
 
-    def _choice(self, choice: dict[str, JSON], position: int) -> None:
-        turn, given, reason = self._turn, choice.get("index"), choice.get("finish_reason")
+    def _choice(self, choice: dict[str, JSON], position: int, failed: Fault | None) -> None:
+        turn, given, ended = self._turn, choice.get("index"), choice.get("finish_reason")
         # The number of a choice is its index, or its position where the index is invalid.
         number = given if type(given) is int and 0 <= given < self.most else position
         turn.expect(number)
-        fault = BROKEN_OFF if reason in ("error", "abort") else None
+        reason = decode_finish(ended, self.words)
+        fault = (failed or error.broken_off(ended)) if reason == "error" else None
         if choice.get("error"):
             fault = error.describe({"error": choice["error"]})
-        reason = decode_finish(reason, self.words)
         beside = rest(choice, self.fields)
         more = self._content(number, choice, beside, ends=reason is not None and fault is None)
         if beside and (more is None or reason is not None):

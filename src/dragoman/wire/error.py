@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, TOO_LONG, Blame, Code, Fault, exceeds_context
+from dragoman.core.error import CUT, TOO_LONG, Blame, Code, Fault, exceeds_context, quoted
 from dragoman.core.item import JSON
 
 from . import json
@@ -91,6 +91,13 @@ _STATUS_OF_TYPE = {"overloaded_error": 529}
 """The status of an error type, for errors in a stream that began with 200."""
 
 
+BROKEN_OFF = frozenset(
+    {
+        *("abort", "error", "insufficient_system_resource", "network_error"),
+        "function_call_filter",  # Gemini's, for a call that it could not read
+    }
+)
+"""The finish reasons of answers that their server broke off."""
 MAX_GARBLED = 1_000
 """The most events, or lines of them, that are no JSON object, of an answer."""
 LONGEST = 128 * 1024
@@ -177,6 +184,12 @@ def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
 
 _CODE_OF_TYPE = {"exceed_context_size_error": TOO_LONG}
 """Codes that clients know, by the types that llama.cpp sends instead."""
+
+
+def broken_off(reason: JSON) -> Fault:
+    """The fault for a finish reason of `BROKEN_OFF`."""
+    why = f"The model's server broke the answer off, with the finish reason {quoted(str(reason))}."
+    return Fault("upstream_error", why, "upstream")
 
 
 def unreadable(problem: ValueError) -> Fault:

@@ -293,6 +293,8 @@ def _assistant_items(
 ) -> list[Item]:
     """The items of an assistant message; there is always one."""
     items: list[Item] = []
+    if rest.get("annotations") == []:  # of an answer of ours, which some servers refuse
+        del rest["annotations"]
     reasoning, details = None, message.reasoning_details
     for name in ("reasoning_content", "reasoning"):  # any other value is an unknown field
         if (raw := getattr(message, name)) is not ABSENT:

@@ -313,6 +313,8 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "web_search_options": request.web_search,
         **dict(zip(_SAME, _same(request), strict=True)),
     }
+    if not request.store and "store" in dialect.drop:
+        del given["store"]  # where nothing is stored, nothing is lost
     if (audio := request.audio) is not None:
         spoken = {"voice": audio.voice, "format": audio.format}
         given["audio"] = restore(json.dense(spoken), audio.extra)

@@ -66,6 +66,7 @@ FINISH_WORDS: dict[str, str] = {
     "max_output_tokens": "length",
     "model_length": "length",
     "safety": "content_filter",
+    "sensitive": "content_filter",
 }
 """The finish reasons of servers, by the protocol's own."""
 
