@@ -1,9 +1,11 @@
 """What only the PostgreSQL store has: connecting, migrating together, notifying other servers."""
 
 import asyncio
+import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +19,22 @@ from msgspec.structs import replace
 from dragoman.core.event import Started
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
 from dragoman.core.item import Message
-from dragoman.core.request import Request
+from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.stores import retention
-from dragoman.stores.base import Conversation, LogSegment, LongError, Piece, Record, StoreError
+from dragoman.stores.base import (
+    SLOW,
+    Conversation,
+    LogSegment,
+    LongError,
+    Piece,
+    Record,
+    StoreError,
+)
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.retention import Retention
+from dragoman.stores.statements import Steps, inserts_of
 from tests.postgres import Postgres
 
 SECRET = "hunter2"
@@ -194,6 +205,77 @@ async def test_part_is_deleted_with_its_last_response_and_never_before(postgres:
         await store.close()
 
 
+@pytest.mark.parametrize("tenant", ["t", "another"])
+async def test_a_deletion_waits_for_long_writes_of_its_own_tenant_and_others_never(
+    postgres: Postgres, tenant
+) -> None:
+    address = await postgres.database()
+    here, there = PostgresStore(address), PostgresStore(address)
+    await there.put(replace(whole("old"), tenant=tenant))
+    long = asyncio.create_task(
+        here._transact(inserts_of(whole("new")), lambda: steps_of(("SELECT pg_sleep(2)", ())))
+    )
+    while not await there._read("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
+        await asyncio.sleep(0.01)
+    deleting = asyncio.create_task(there.delete(tenant, "old"))
+    await asyncio.sleep(0.1)
+    await there.put(replace(whole("other"), tenant="other"))  # it does not wait behind them
+    assert deleting.done() == (tenant == "another")
+    assert not long.done()
+    assert await deleting
+    await long
+    assert (await there.get("t", "new")).request == whole("new").request
+    await here.close()
+    await there.close()
+
+
+def steps_of(*statements: tuple[str, tuple[object, ...]]) -> Steps[None]:
+    for statement in statements:
+        assert (yield statement) is not None
+
+
+async def test_a_deadlock_is_resolved(postgres: Postgres) -> None:
+    store = PostgresStore(await postgres.database())
+    for id in "ab":
+        await store.put(whole(id))
+
+    def locking(*ids: str) -> Steps[None]:
+        yield "SET LOCAL deadlock_timeout TO '50ms'", ()
+        for id in ids:
+            yield "SELECT 1 FROM responses WHERE id = $1 FOR UPDATE", (id,)
+            yield "SELECT pg_sleep(0.2)", ()
+
+    both = (partial(locking, "a", "b"), partial(locking, "b", "a"))
+    await asyncio.gather(*(store._transact((), steps) for steps in both))
+    await store.close()
+
+
+async def test_what_a_database_refuses_opens_no_breaker_however_long_it_took(
+    postgres: Postgres,
+) -> None:
+    store = PostgresStore(postgres.address)
+    steps = partial(steps_of, (f"SELECT pg_sleep({SLOW + 0.1})", ()), ("SELECT 1 / 0", ()))
+    with pytest.raises(StoreError, match="division by zero"):
+        await store._transact((), steps)
+    assert not store._breaker.open
+    await store.close()
+
+
+async def test_large_rows_that_a_database_does_not_take_fail_in_time(postgres: Postgres) -> None:
+    address = await postgres.database()
+    store, other = PostgresStore(address, patience=1.0), await asyncpg.connect(address)
+    await store.ready()
+    asked = Request(model="m", items=(Message("user", random.randbytes(8_000_000).hex(), id="i"),))
+    large = replace(whole("a"), request=asked, size=16_000_000)
+    async with asyncio.timeout(20.0), other.transaction():
+        part = next(row for statement, row in inserts_of(large) if " parts " in statement)
+        await other.execute("INSERT INTO dragoman.parts VALUES ($1, $2)", *part)
+        with pytest.raises(StoreError):
+            await store.put(large)
+    await other.close()
+    await store.close()
+
+
 async def test_cancelled_read_leaves_nothing_behind(postgres: Postgres) -> None:
     store = PostgresStore(await postgres.database())
     await store.ready()
@@ -352,9 +434,13 @@ async def test_large_values_are_sent_in_pieces_and_leave_nothing(postgres: Postg
     await store.add_file(about, data, 10, 1_000)
     items = tuple([Message("user", text, id=text[:2]) for text in (data.hex(), "short")])
     await store.create_conversation(Conversation(id="v", tenant="t", created_at=50), items)
+    schema = {"texts": [data[start : start + 1_000].hex() for start in range(0, len(data), 1_000)]}
+    asked = Request(model="m", tools=(FunctionTool("f", parameters=schema),))
+    await store.put(replace(whole("a"), request=asked))
+    assert (await store.get("t", "a")).request == asked
     assert await store.file_data("t", "f") == data
     assert (await store.list_items("t", "v")).items == items
-    assert sum(sent) > 2 * len(data) > 4 * max(sent)
+    assert sum(sent) > 4 * len(data) > 8 * max(sent)
     assert await store._read("SELECT 1 FROM pg_largeobject_metadata") == []
     await store.close()
 

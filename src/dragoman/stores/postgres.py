@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -104,6 +103,9 @@ ERRORS = (
     ValueError,
 )
 """The errors of asyncpg for an unusable database."""
+REFUSALS = ("22", "23", "40", "54")
+"""Classes of errors of a database that works, however long they took: values that it cannot hold,
+rows that are there already, deadlocks."""
 
 
 def failed(place: str, error: BaseException) -> StoreError:
@@ -209,7 +211,7 @@ async def _found(
     large object: TLS would encrypt them on the event loop in one go."""
     large: list[int] = []
     for place, value in enumerate(values, 1):
-        if isinstance(value, bytes | memoryview) and len(value) > PIECE:
+        if _is_large(value):
             values[place - 1] = id = await connection.fetchval("SELECT lo_create(0)")
             for start in range(0, len(value), PIECE):
                 piece = value[start : start + PIECE]
@@ -222,6 +224,15 @@ async def _found(
     return found
 
 
+def _is_large(value: object) -> bool:
+    return isinstance(value, bytes | memoryview) and len(value) > PIECE
+
+
+def _kind(insert: Insert) -> tuple[str, bool]:
+    """What is inserted together: rows of one statement, without a large value."""
+    return insert[0], any(map(_is_large, insert[1]))
+
+
 async def _keep(_: Any) -> None:
     """Leave a session as it is between two uses: none changes it."""
 
@@ -232,6 +243,8 @@ SHARE = 7
 """Those that one tenant may have, as the rest is for others."""
 COMMAND = 60.0
 """The most seconds of a statement that no caller waits for."""
+ATTEMPTS = 3
+"""Those of a transaction that the database ends because of a deadlock, at the most."""
 MIGRATION = 3_600.0
 """The timeout of a migration step, which may copy every row."""
 
@@ -313,12 +326,28 @@ class PostgresStore(Store):
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> T:
         result: Any = None
-        async with self._connected() as connection, connection.transaction():
-            for statement, rows in groupby(inserts, itemgetter(0)):
-                await connection.executemany(statement, [values for _, values in rows])
-            if steps is not None:
-                result = await _taken(connection, steps())
+        async with self._connected() as connection:
+            for left in reversed(range(ATTEMPTS)):
+                try:
+                    async with connection.transaction():
+                        await self._insert(connection, inserts)
+                        if steps is not None:
+                            result = await _taken(connection, steps())
+                    break
+                except asyncpg.DeadlockDetectedError:  # the other transaction goes on
+                    if not left:
+                        raise
         return result  # type: ignore[no-any-return]
+
+    async def _insert(self, connection: Any, inserts: Sequence[Insert]) -> None:
+        for (statement, large), some in groupby(inserts, _kind):
+            rows = [row for _, row in some]
+            for row in rows if large else ():
+                await _found(connection, statement, list(row), None)
+            if not large:
+                # By itself it would not notice that the connection is dropped while it waits for
+                # room to send.
+                await connection.executemany(statement, rows, timeout=self._patience)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
@@ -348,7 +377,8 @@ class PostgresStore(Store):
             if timer is not None and seconds >= patience and self._answered > began:
                 raise LongError from None  # others were answered meanwhile
             problem = failed(self._place, TimeoutError() if seconds >= patience else error)
-            raise self._breaker.failed(str(problem), seconds) from None
+            answered = (getattr(error, "sqlstate", None) or "")[:2] in REFUSALS
+            raise self._breaker.failed(str(problem), 0 if answered else seconds) from None
         finally:
             if timer is not None:
                 timer.cancel()

@@ -10,7 +10,7 @@ from msgspec import Struct
 from dragoman.core.error import FaultError, bad_request
 
 from .serialize import digests
-from .statements import Row, Steps, Values, chunks, places
+from .statements import Row, Steps, Values, advisory_lock, chunks, places
 
 DAY = 86_400.0
 
@@ -70,22 +70,25 @@ SWEPT = 250
 QUICK = 0.05
 """Seconds after which it deletes no more, so that writers do not wait for what is large."""
 
-OLD = """SELECT seq, parts FROM (
-        SELECT seq, parts, created_at FROM responses WHERE seq NOT IN (SELECT seq FROM runs)
+OLD = """SELECT seq, parts, tenant FROM (
+        SELECT seq, parts, tenant, created_at FROM responses WHERE seq NOT IN (SELECT seq FROM runs)
         ORDER BY seq LIMIT $1
     ) AS oldest WHERE created_at < CAST($2 AS FLOAT)"""
 COUNTS = "SELECT tenant, count(*) FROM responses GROUP BY tenant"
-FIRST = """SELECT seq, parts FROM responses WHERE tenant = $1 AND seq NOT IN (SELECT seq FROM runs)
-    ORDER BY seq LIMIT $2"""
+FIRST = """SELECT seq, parts, tenant FROM responses
+    WHERE tenant = $1 AND seq NOT IN (SELECT seq FROM runs) ORDER BY seq LIMIT $2"""
 LOGS = """SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq IN (
         SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
         ORDER BY seq LIMIT $2)"""
 TALKS = "SELECT tenant, count(*) FROM conversations GROUP BY tenant"
 FIRST_TALKS = "SELECT id FROM conversations WHERE tenant = $1 ORDER BY created_at, id LIMIT $2"
 OLD_TALKS = "SELECT id FROM conversations WHERE created_at < CAST($1 AS FLOAT) LIMIT $2"
-_LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
-"""The first statement of a deletion: a lock, so that no other server stores or deletes uses
-of parts meanwhile. If it were taken later, two deletions would deadlock."""
+_LOCK = f"SELECT {advisory_lock('$1')}"
+"""Before a deletion: a lock of the tenant, so that no server stores or deletes uses of its parts
+meanwhile. Other tenants have other parts, and do not wait. If it were taken later, two deletions
+would deadlock."""
+_SWEEPS = "sweeps"
+"""Locked by a sweep that counts, so that no other sweep deletes what it has counted."""
 
 
 def delete_quickly(rows: Sequence[Row], delete: Callable[[list[Row]], Steps[None]]) -> Steps[int]:
@@ -100,16 +103,21 @@ def delete_quickly(rows: Sequence[Row], delete: Callable[[list[Row]], Steps[None
 
 
 def forget(find: str, values: Values, cascades: bool) -> Steps[int]:
-    """Delete responses of a query for `seq` and `parts`, with everything that only they use;
-    returns how many. `cascades`: the database deletes the rows of a response by itself."""
-    yield _LOCK_USES, ()
+    """Delete responses of a query for `seq`, `parts` and `tenant`, with everything that only they
+    use, of one tenant, as another's lock may be long in coming; returns how many. `cascades`: the
+    database deletes the rows of a response by itself."""
+    if not (first := (yield find, values)):
+        return 0
+    tenant = first[0][2]
+    yield _LOCK, (tenant,)
+    found = yield find, values  # those of before may be gone, or have more parts
 
     def delete(rows: list[Row]) -> Steps[None]:
-        some = [seq for seq, _ in rows]
+        some = [seq for seq, *_ in rows]
         tables = ("responses", "runs", "segments", "ends", "item_index", "calls")
         for table in tables[:1] if cascades else tables:
             yield f"DELETE FROM {table} WHERE seq IN ({places(len(some))})", some
-        uses = [(digest, seq) for seq, parts in rows for digest in digests(parts)]
+        uses = [(digest, seq) for seq, parts, _ in rows for digest in digests(parts)]
         for use in () if cascades else uses:
             yield "DELETE FROM part_uses WHERE digest = $1 AND seq = $2", use
         for several in chunks(sorted({digest for digest, _ in uses})):
@@ -119,13 +127,12 @@ def forget(find: str, values: Values, cascades: bool) -> Steps[int]:
                 several,
             )
 
-    return (yield from delete_quickly((yield find, values), delete))
+    return (yield from delete_quickly([row for row in found if row[2] == tenant], delete))
 
 
 def forget_surplus(kept: Retention, cascades: bool) -> Steps[int]:
-    """Delete some of the excess responses; returns how many. They are counted under the lock,
-    so that no other sweep of the same database deletes any meanwhile."""
-    yield _LOCK_USES, ()
+    """Delete some of the excess responses; returns how many."""
+    yield _LOCK, (_SWEEPS,)
     surplus = kept.excess((yield COUNTS, ()), kept.max_responses, kept.max_responses_per_key)
     for tenant, count in surplus.items():
         if some := (yield from forget(FIRST, (tenant, min(SWEPT, count)), cascades)):
@@ -145,7 +152,7 @@ def forget_logs(before: float) -> Steps[int]:
 
 def forget_surplus_talks(kept: Retention) -> Steps[int]:
     """Delete some of the excess conversations, like responses."""
-    yield _LOCK_USES, ()
+    yield _LOCK, (_SWEEPS,)
     surplus = kept.excess((yield TALKS, ()), kept.max_conversations, kept.max_conversations)
     for tenant, count in surplus.items():
         if some := (yield from forget_talks(FIRST_TALKS, (tenant, min(SWEPT, count)))):

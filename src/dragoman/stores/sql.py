@@ -427,7 +427,7 @@ class Store(Files):
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response and its log. Deleting a live run also cancels it."""
-        find = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
+        find = "SELECT seq, parts, tenant FROM responses WHERE id = $1 AND tenant = $2"
         gone = await self._forget(find, (id, tenant))
         self._pubsub.publish_soon(id)
         return gone > 0

@@ -185,10 +185,12 @@ def _write_ahead(connection: Connection, patience: float) -> None:
 def _translated(statement: str) -> str:
     """A statement in the SQL of SQLite: with its own placeholders, and without locks, as
     a writing transaction has the whole file."""
-    return _LOCKS.sub("", statement).replace("$", "?")
+    return _LOCKS.sub(r"\3", statement).replace("$", "?")
 
 
-_LOCKS = re.compile(r"FOR UPDATE( OF \w+)?( SKIP LOCKED)?|^LOCK TABLE .*")
+_LOCKS = re.compile(
+    r"FOR UPDATE( OF \w+)?( SKIP LOCKED)?|pg_advisory\w+\(hashtextextended\((\S+), .*?\){4}"
+)
 
 
 def found(connection: Connection, statement: str, values: Values) -> list[Row]:

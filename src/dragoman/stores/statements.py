@@ -78,6 +78,12 @@ def clean(text: str) -> str:
     return str(bound((text,))[0])
 
 
+def advisory_lock(name: str, kind: str = "") -> str:
+    """The call that locks a name, such as a tenant's, until the end of the transaction: alone, or
+    `_shared` with others of this kind. Each schema has its own."""
+    return f"pg_advisory_xact_lock{kind}(hashtextextended({name}, hashtext(current_schema())))"
+
+
 # ---- a response ----------------------------------------------------------------------------
 
 _RESPONSE = """INSERT INTO responses
@@ -87,7 +93,9 @@ _SEQ = "(SELECT seq FROM responses WHERE id = $1)"
 _ONCE = "ON CONFLICT DO NOTHING"
 RUN = f"INSERT INTO runs (seq, owner, lease, conversation) VALUES ({_SEQ}, $2, $3, $4)"
 _PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
-_USE = f"INSERT INTO part_uses (seq, digest) VALUES ({_SEQ}, $2) {_ONCE}"
+_KEPT = f"id = $1 AND {advisory_lock('tenant', '_shared')} IS NOT NULL"
+"""Finds a response, and makes deletions of its tenant wait until the end of the transaction."""
+_USE = f"INSERT INTO part_uses (seq, digest) SELECT seq, $2 FROM responses WHERE {_KEPT} {_ONCE}"
 INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
 CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
     ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
@@ -123,8 +131,8 @@ def inserts_of(record: Record) -> list[Insert]:
     )
     id, tenant = row[:2]
     inserts: list[Insert] = [(_RESPONSE, row)]
-    # Uses come before parts: from here on _LOCK_USES makes a deletion wait, so that it does not
-    # remove a part that is found to be there. In one order, because two servers that inserted the
+    # Uses come before parts: from here on a deletion waits, so that it does not remove a part that
+    # is found to be there. In one order, because two servers that inserted the
     # same parts in different orders would deadlock.
     inserts += [(_USE, (id, digest)) for digest in sorted(parts)]
     inserts += [(_PART, part) for part in sorted(parts.items())]
@@ -168,7 +176,7 @@ HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
 def add_parts(id: str, parts: dict[bytes, bytes]) -> Steps[None]:
     """Add parts to a response, if it is there; the first step of a transaction, as with the uses of
     parts it has to wait for a deletion while nothing is locked that that needs."""
-    if not (rows := (yield "SELECT seq, parts FROM responses WHERE id = $1", (id,))):
+    if not (rows := (yield f"SELECT seq, parts FROM responses WHERE {_KEPT}", (id,))):
         return
     seq, known = rows[0][0], rows[0][1] or b""
     for some in chunks(sorted(parts)):
