@@ -111,6 +111,23 @@ def test_restored_reasoning_begins_the_turn() -> None:
     assert recalled(kept, ASK, SAID, spoken, CALL)[2:] == (marked, SAID, CALL)
 
 
+def test_fields_of_a_call_that_only_its_wire_has_are_restored() -> None:
+    """Gemini refuses a conversation whose calls lack the signature that they had; clients of other
+    protocols, and many of Chat, do not send it back."""
+    own, marked = {"chat": {"extra_content": {"google": {"thought_signature": "c2ln"}}}}, TURN
+    signed, second = replace(CALL, extra=own), FunctionCall("call_2", "clock", "{}")
+    for led in ((), (OPEN,)):
+        kept = cache(*led, signed, second)
+        assert recalled(kept, ASK, CALL, second, RESULT) == (ASK, *led, signed, second, RESULT)
+        tight = replace(CALL, arguments='{"city":"Rome"}')
+        assert recalled(kept, ASK, tight, RESULT) == (ASK, *led, replace(tight, extra=own), RESULT)
+        assert recalled(kept, ASK, *led, signed, RESULT) == (ASK, *led, signed, RESULT)
+        other = (ASK, *led, CALL, RESULT)
+        assert recalled(kept, *other, model="n") == recalled(kept, *other, tenant="bob") == other
+    begun = replace(CALL, extra=marked)
+    assert recalled(cache(signed), ASK, SAID, begun)[2] == replace(CALL, extra=own | marked)
+
+
 # ---- whose it is -----------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from dragoman.core.item import (
     JSON,
     Call,
     CustomToolCall,
+    Extra,
     FunctionCall,
     Item,
     Message,
@@ -90,9 +91,7 @@ MARK = "dragoman.reasoning.1."
 """The prefix of our encrypted content."""
 PIECE = 64 * 1024
 """Characters of encrypted content that are decoded in one step."""
-_NAME = 8  # bytes of a key's name
-_NONCE = 12
-_ID = 16
+_NAME, _NONCE, _ID = 8, 12, 16  # bytes: of a key's name, a nonce, and a reference
 
 
 class AESCipher:
@@ -296,15 +295,13 @@ class EncryptingReasoning(Wrapper):
 
 
 class _Led(Struct, frozen=True):
-    """Reasoning before calls: before the text beside them, and after it."""
+    """Reasoning before calls: before the text beside them, and after it; and a call's fields that
+    only its wire has, such as Gemini's signature."""
 
     model: str
-    before: tuple[Reasoning, ...]
-    after: tuple[Reasoning, ...]
-
-    @property
-    def items(self) -> tuple[Reasoning, ...]:
-        return self.before + self.after
+    before: tuple[Reasoning, ...] = ()
+    after: tuple[Reasoning, ...] = ()
+    extra: Extra | None = None
 
 
 _Key = tuple[str, str, str, str]
@@ -392,12 +389,15 @@ class _Recording(Struct):
                 self.has_text = True
             case FunctionCall() | CustomToolCall():
                 if self.before or self.after:
-                    led = self.led = _Led(self.model, self.before, self.after)
-                    self.weight = sum(len(repr(each)) for each in led.items)
-                if self.led is not None:
-                    key = _key(tenant, item)
-                    own = PER_ENTRY + sum(map(len, key))
-                    cache.led.put(key, self.led, own + self.weight, tenant)
+                    self.led = _Led(self.model, self.before, self.after)
+                    self.weight = sum(len(repr(each)) for each in self.before + self.after)
+                led, key = self.led, _key(tenant, item)
+                own = PER_ENTRY + sum(map(len, key))
+                if item.extra is not None:
+                    led = replace(led or _Led(self.model), extra=item.extra)
+                    own += len(repr(item.extra))
+                if led is not None:
+                    cache.led.put(key, led, own + self.weight, tenant)
                     cache.latest.put(key[:2], key, own, tenant)
                 self.before, self.after, self.has_text = (), (), False
 
@@ -435,10 +435,12 @@ class _Restoring(Struct):
         """A call and the items before it, with its reasoning: once, unless it is there."""
         self.left -= len(_key("", call)[3])
         led = self.cache.find(self.tenant, call, min(RESPELLED, self.left))
-        given = [*stretch, call]
-        if led is None or id(led) in self.restored:
+        if led is not None and led.extra is not None and led.model == self.model:
+            call = replace(call, extra=led.extra | (call.extra or {}))
+        given, first = [*stretch, call], led and (led.before or led.after)
+        if led is None or not first or id(first) in self.restored:
             return given
-        self.restored.add(id(led))
+        self.restored.add(id(first))
         brought = [item for item in stretch if isinstance(item, Reasoning)]
         if brought and not _is_text_of(brought, led):
             return given
@@ -461,8 +463,9 @@ def _is_text_of(brought: Sequence[Reasoning], led: _Led) -> bool:
     """Whether a client sent back only the text of a call's reasoning."""
     if any(map(is_opaque, brought)):
         return False
-    parts = (p.text for i in led.items for p in (*i.summary, *i.content) if hasattr(p, "text"))
-    known = ((item.text for item in led.items), parts)
+    items = led.before + led.after
+    parts = (p.text for i in items for p in (*i.summary, *i.content) if hasattr(p, "text"))
+    known = ((item.text for item in items), parts)
     text = _squeezed(item.text for item in brought)
     return text in map(_squeezed, known)
 
@@ -573,8 +576,7 @@ RETRIED = Loss(
     ENCRYPTED, "dropped", "the model's server could not decrypt it; it was asked again without"
 )
 _REFUSED = re.compile(r"encrypted.content|signature.{0,20}thinking", re.IGNORECASE)
-_UNKNOWN = re.compile(r"""["'`]include(\[\d+\])?["'`]""")
-"""Names of the field for encrypted reasoning in errors of servers without it."""
+_UNKNOWN = re.compile(r"""["'`]include(\[\d+\])?["'`]""")  # in errors of servers without it
 _CARRYING = {
     name
     for name, wire in WIRES.items()
