@@ -22,7 +22,7 @@ import uvloop
 
 from dragoman.core.interfaces import ANYONE
 from dragoman.tools.python import NO_OUTPUT, Python
-from dragoman.tools.sandbox import ARCHITECTURES, MB, Bubblewrap, Limits, rules
+from dragoman.tools.sandbox import ARCHITECTURES, IGNORED, MB, Bubblewrap, Limits, rules
 from tests.steady import SteadyLoop
 
 LIMITS = Limits(seconds=60.0, memory=256 * MB, disk=2 * MB, output=2_000)
@@ -105,7 +105,7 @@ def sandbox():
         ("'a' * 5_000", f"'{'a' * 1_999}\n(Cut: the output is longer than 2,000 characters.)"),
         ("open('file', 'w').write('here'); open('/tmp/file').read()", "'here'"),
         ("import os; os.getcwd(), os.getuid(), os.getpid(), os.uname()[1]", "sandbox"),
-        ("import os; os.nice(0)", "10"),
+        ("import os; os.sched_getscheduler(0) == os.SCHED_IDLE", "True"),
         ("import threading as t; a = t.Thread(target=print, args='T'); a.start(); a.join()", "T"),
         ("import asyncio; asyncio.run(asyncio.sleep(0, 'slept'))", "'slept'"),
         ("import sqlite3, json, random, zlib, decimal; random.random() < 1", "True"),
@@ -531,6 +531,9 @@ HARMFUL = {
         "  except (ValueError, OSError): pass"
     ),
     "a larger share": "import os; os.nice(-10); print('ESCAPED')",
+    "a share of many threads": (
+        "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)); print('ESCAPED')"
+    ),
     "a large file": (
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "with open('large', 'wb', 0) as file:\n  for _ in range(9): file.write(bytes(2**20))\n"
@@ -599,6 +602,11 @@ def filled(code: str, names: dict[str, str]) -> str:
     for name, value in names.items():
         code = code.replace("{" + name + "}", value)
     return code.replace("ESCAPED", "ESC' 'APED")
+
+
+def test_calls_that_act_on_the_disk_of_all_do_nothing(sandbox) -> None:
+    code = f"{SYSTEM}\n[system(*numbers, -1, 0, 0, 4) for numbers in {IGNORED}]"
+    assert sandbox(code) == str([0] * len(IGNORED))
 
 
 @pytest.mark.parametrize("attempt", [*HARMLESS, *HARMFUL])
