@@ -142,6 +142,26 @@ async def test_what_hostile_servers_answer_to_calls_is_an_error_and_the_session_
     assert not mcp_tasks()
 
 
+async def test_a_session_is_made_anew_whatever_its_server_says_of_the_lost_one() -> None:
+    words = {"jsonrpc": "2.0", "id": None, **error("Session not found", -32001)}
+    fake = Fake(tools_call=plain(404, words))
+    async with served(fake) as (server, _), opened(server) as session:
+        assert "ended its session twice" in (await ran(session, "t")).output.output
+        assert fake.sessions == 2
+
+
+async def test_an_error_with_the_code_of_late_calls_is_the_servers_own() -> None:
+    fake = Fake(tools_call=error("No such account", -32001))
+    async with served(fake) as (server, _), opened(server) as session:
+        result = await ran(session, "t")
+    words = "The MCP server 's' answered with an error: No such account"
+    assert result.fields["error"] == {
+        "type": "mcp_protocol_error",
+        "code": -32001,
+        "message": words,
+    }
+
+
 async def test_a_server_of_the_stateless_protocol_that_asks_for_input_is_refused() -> None:
     about = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
     found = {**about, "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}

@@ -92,10 +92,10 @@ for _message in (JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCRespo
     # They are made texts for that, whether logged or not: a large one takes half a second.
     type.__setattr__(_message, "__str__", object.__repr__)
 
-_UNREACHED, _UNANSWERED, _STATUS = -32090, -32091, -32092
+_UNREACHED, _UNANSWERED, _STATUS, _ENDED = -32090, -32091, -32092, -32093
 """Codes of errors that are ours, in the place of an answer: nothing was sent; nothing came back; a
-status of HTTP that is no answer of the protocol."""
-_TIMEOUT, _CLOSED = -32001, -32000  # the SDK's own
+status of HTTP that is no answer of the protocol; the session is over, and nothing was done."""
+_TIMED_OUT, _CLOSED = "Request 'tools/call' timed out", -32000  # the SDK's own
 _SENT_ON = ("content-type", "location", "mcp-session-id")
 _NOT_SENT = frozenset({"host", "connection", "content-length", "accept-encoding", "user-agent"})
 _RESULT = TypeAdapter[CallToolResult | InputRequiredResult](CallToolResult | InputRequiredResult)
@@ -253,7 +253,7 @@ class Connection:
         except Exception as error:
             if deaf := isinstance(error, TimeoutError):  # not even the call is read
                 self.gone = True
-            if deaf or (isinstance(error, MCPError) and error.code == _TIMEOUT):
+            if deaf or (isinstance(error, MCPError) and error.message == _TIMED_OUT):
                 problem = self._late(f"did not answer the call of {name[:100]!r}", seconds)
                 raise FaultError(_fault("upstream_timeout", problem)) from None
             self._raise_gone(error)
@@ -279,9 +279,7 @@ class Connection:
 
     def _raise_gone(self, error: Exception) -> None:
         """Raise GoneError where a request was not processed, as the session is over."""
-        if isinstance(error, GoneError):
-            raise error
-        if self.gone and isinstance(error, MCPError) and error.code not in (_CLOSED, _UNANSWERED):
+        if isinstance(error, GoneError) or (isinstance(error, MCPError) and error.code == _ENDED):
             raise GoneError from error
 
     def _problem(self, error: BaseException) -> Fault:
@@ -507,6 +505,8 @@ class _Transport(httpx2.AsyncBaseTransport):
         headers = {name: value for name in _SENT_ON if (value := response.header(name)) is not None}
         if response.status == 404 and "mcp-session-id" in request.headers:
             self._connection.gone = True
+            exchange.close()
+            return _error(_ENDED, "lost the session")  # whatever else the server says of it
         if response.status < 400 or response.status == 404:
             stream = headers.get("content-type", "").lower().startswith("text/event-stream")
             body = _Body(exchange, response, stream)
