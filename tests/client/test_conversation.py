@@ -41,6 +41,7 @@ from dragoman.core.session_values import (
     TranscriptionFailed,
     Truncate,
 )
+from tests.agent.stage import Model, call
 from tests.mock import chunk, mock, stream
 from tests.server.stubs import Stub, saying
 from tests.wire.realtime.stage import calling
@@ -667,6 +668,12 @@ async def test_r3_15_the_end_of_the_microphone_does_not_cut_the_answer() -> None
             answer("r1", said("Late, and whole")),
         )
         assert [await speech for speech in await duplex] == ["", "Late, and whole"]
+
+
+async def test_a_call_behind_the_end_of_the_microphone_is_answered() -> None:
+    async with Conversation(Model(call("nothing"), "Here."), model="script") as talk:
+        _, answered = await collect(talk.full_duplex(sounds(1)))
+        assert await answered == "Here."
 
 
 async def test_a_microphone_without_sound_asks_nothing() -> None:

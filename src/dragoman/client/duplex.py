@@ -254,7 +254,8 @@ class Duplex:
 
     def _check_over(self) -> None:
         """End once the source has ended, and every turn is answered."""
-        busy = self._talk.active or self._running or self._transcripts
+        unread = not self._listener.queue.empty()  # of which the conversation knows already
+        busy = unread or self._talk.active or self._running or self._transcripts
         playing = self._player is not None and self._player.busy
         if self._source_over and not busy:
             if playing and self._player is not None:
