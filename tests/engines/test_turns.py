@@ -1,6 +1,7 @@
 """Work on threads: tenants by turns, until nobody waits for it."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -149,15 +150,52 @@ async def test_errors_and_panics_reach_the_one_who_waits() -> None:
     turns.close()
 
 
-async def test_closing_cancels_what_waits() -> None:
+async def test_those_who_leave_take_their_work_with_them_and_end_no_thread() -> None:
+    turns, gate = ThreadPool(1), threading.Event()
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0.01)
+    request = Request(model="m")
+    count = sys.getrefcount(request)
+    left = [asyncio.ensure_future(turns.run("a", lambda r=request: r)) for _ in range(1_500)]
+    await asyncio.sleep(0)
+    for each in left:
+        each.cancel()
+    await asyncio.wait(left)
+    left.clear()
+    gc.collect()
+    assert sys.getrefcount(request) <= count + 1
+    gate.set()
+    await held
+    assert await asyncio.wait_for(turns.run("b", lambda: 7), 10) == 7
+    turns.close()
+
+
+async def test_work_that_was_left_a_moment_ago_is_passed_over() -> None:
+    turns, gate = ThreadPool(1), threading.Event()
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    await asyncio.sleep(0.01)
+    left = [asyncio.ensure_future(turns.run("a", gate.wait)) for _ in range(1_500)]
+    await asyncio.sleep(0)
+    for waiting in turns._waiting.values():
+        for turn in waiting:
+            turn.future.cancel()
+    gate.set()
+    await held
+    assert await asyncio.wait_for(turns.run("b", lambda: 7), 10) == 7
+    await asyncio.wait(left)
+    turns.close()
+
+
+async def test_closing_fails_what_waits_and_what_comes() -> None:
     turns, begun, gate = ThreadPool(1), threading.Event(), threading.Event()
     held = asyncio.ensure_future(turns.run("a", lambda: begun.set() or gate.wait()))
     assert await asyncio.to_thread(begun.wait, 60)
     waiting = asyncio.ensure_future(turns.run("a", gate.wait))
     await asyncio.sleep(0)
     turns.close()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    for late in (waiting, turns.run("a", gate.wait)):
+        with pytest.raises(FaultError, match="has been closed"):
+            await asyncio.wait_for(late, 10)
     gate.set()
     assert await held
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -30,6 +30,7 @@ STACK = 16 * 1024 * 1024
 _BUSY = Fault(
     "overloaded", "The server is busy: it can start no more threads.", "server", retry_after="1"
 )
+_CLOSED = Fault("shutting_down", "The model has been closed.")
 Done = TypeVar("Done")
 
 
@@ -78,21 +79,23 @@ class ThreadPool:
         """Begin with no work and no threads: a fork has none."""
         self._owner = os.getpid()
         self._change = threading.Condition()
-        self._waiting: dict[str, deque[Turn]] = {}  # by tenant, the next one first
+        self._waiting: dict[str, OrderedDict[Turn, None]] = {}  # by tenant, the next one first
         self._running: Counter[str] = Counter()
         self._threads = self._idle = 0
 
     async def run(self, tenant: str, work: Callable[[], Done]) -> Done:
         """The result of the work. Cancelling this ends the work, if it waits or has a process.
-        Raises FaultError where no thread can be had."""
+        Raises FaultError where no thread can be had, and after `close`."""
         turn = Turn(tenant, work)
         if self._owner != os.getpid():
             self._begin_anew()
         with self._change:
-            self._waiting.setdefault(tenant, deque()).append(turn)
+            if self._closed:
+                raise FaultError(_CLOSED)
+            self._waiting.setdefault(tenant, OrderedDict())[turn] = None
             if self._idle:
                 self._change.notify()
-            elif self._threads < self._most and not self._closed:
+            elif self._threads < self._most:
                 try:
                     self._start()
                     self._threads += 1
@@ -105,15 +108,18 @@ class ThreadPool:
             return result
         except asyncio.CancelledError:
             turn.leave()
+            with self._change:
+                self._remove(turn)  # with the request that it holds
             raise
 
     def close(self) -> None:
-        """End the threads; what waits is cancelled."""
+        """End the threads; what waits fails."""
         with self._change:
             self._closed = True
             for turns in self._waiting.values():
                 for turn in turns:
-                    turn.future.cancel()
+                    if turn.future.set_running_or_notify_cancel():
+                        turn.future.set_exception(FaultError(_CLOSED))
             self._waiting.clear()
             self._change.notify_all()
 
@@ -154,16 +160,21 @@ class ThreadPool:
     def _take(self) -> Turn | None:
         """The first work of the next tenant that has a thread left."""
         share = max(self._most - 1, 1)
-        for tenant in tuple(self._waiting):
-            if self._running[tenant] >= share:
-                continue
-            turns = self._waiting.pop(tenant)
-            turn = turns.popleft()
+        while able := [each for each in self._waiting if self._running[each] < share]:
+            turns = self._waiting[able[0]]
+            turn = next(iter(turns))
+            self._remove(turn)
             if turns:
-                self._waiting[tenant] = turns  # behind the others
+                self._waiting[able[0]] = self._waiting.pop(able[0])  # behind the others
             if turn.future.set_running_or_notify_cancel():
-                self._running[tenant] += 1
+                self._running[turn.tenant] += 1
                 return turn
-            return self._take()
         self._running += Counter()  # without those that have none
         return None
+
+    def _remove(self, turn: Turn) -> None:
+        """Take work out of what waits, if it is there."""
+        if (turns := self._waiting.get(turn.tenant)) is not None:
+            turns.pop(turn, None)
+            if not turns:
+                del self._waiting[turn.tenant]
