@@ -18,6 +18,7 @@ from dragoman.engines.child import here
 from dragoman.engines.remote import Remote
 from dragoman.engines.script import Script, spoken
 from dragoman.engines.turns import InTurn, ThreadPool
+from dragoman.net.threads import TenantLock
 from tests.engines.receiving import Receiver
 
 
@@ -61,17 +62,37 @@ class Slow(Wrapper):
 async def test_answers_of_a_tenant_wait_for_its_own_alone_and_places_come_back() -> None:
     slow, sinks = Slow(), [Receiver() for _ in "aaaaab"]
     engine = InTurn(slow, 2)
-    for tenant, sink in zip("aaaaab", sinks, strict=True):
-        sink.start(engine, Request(model="m"), Caller(tenant=tenant))
+    for sink in sinks[:5]:
+        sink.start(engine, Request(model="m"), Caller(tenant="a"))
     await asyncio.sleep(0.01)
-    assert slow.tenants == ["a", "a", "b"]
+    assert slow.tenants == ["a", "a"]
     sinks[0].cancel()
     sinks[2].cancel()  # which waits
     await asyncio.sleep(0.01)
-    assert slow.tenants == ["a", "a", "b", "a"]
+    assert slow.tenants == ["a", "a", "a"]
+    sinks[5].start(engine, Request(model="m"), Caller(tenant="b"))
+    await asyncio.sleep(0.01)
+    assert slow.tenants == ["a", "a", "a", "b"]
+    sinks[1].cancel()  # now one place is left to others
+    await asyncio.sleep(0.01)
+    assert slow.tenants == ["a", "a", "a", "b"]
     slow.gate.set()
-    await asyncio.gather(*[sinks[number].end() for number in (1, 3, 4, 5)])
-    assert slow.tenants == ["a", "a", "b", "a", "a"]
+    await asyncio.gather(*[sinks[number].end() for number in (3, 4, 5)])
+    assert slow.tenants == ["a", "a", "a", "b", "a"]
+
+
+async def test_those_who_leave_a_line_leave_nothing_there() -> None:
+    lock = TenantLock(1, 1)
+    await lock.acquire("a")
+    waiting = [asyncio.ensure_future(lock.acquire(tenant)) for tenant in "aab"]
+    await asyncio.sleep(0)
+    for leaver in waiting[1:]:
+        leaver.cancel()
+    await asyncio.wait(waiting[1:])
+    assert [*map(len, lock._lines.values())] == [1]
+    lock.release("a")
+    await waiting[0]
+    assert not lock._lines
 
 
 async def test_choices_wait_for_a_turn_each() -> None:

@@ -35,12 +35,14 @@ Done = TypeVar("Done")
 
 
 class InTurn(Wrapper):
-    """Middleware: so many answers of each tenant at a time, which it may leave unread. Each
-    choice is an answer."""
+    """Middleware: so many answers of each tenant at a time, which it may leave unread; where there
+    are several tenants, one fewer, which is left to the others. Each choice is an answer."""
 
     def __init__(self, engine: Engine, places: int) -> None:
         super().__init__(engine)
         self._places = TenantLock(1 << 31, places)
+        self._left = max(places - 1, 1)
+        self._first: str | None = None
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The events of the engine, once it is the tenant's turn."""
@@ -49,6 +51,10 @@ class InTurn(Wrapper):
         return self._stream(request, caller)
 
     async def _stream(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        if self._first is None:
+            self._first = caller.tenant
+        elif self._first != caller.tenant:
+            self._places.share = self._left
         async with (
             self._places.turn(caller.tenant),
             aclosing(self.engine.stream(request, caller)) as events,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -73,33 +73,37 @@ class TenantLock:
     tenant has at most its `share`."""
 
     def __init__(self, places: int = 1, share: int = 1) -> None:
+        self.share = share
         self._free = places
-        self._share = share
         self._held: Counter[str] = Counter()
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # the next one first
+        self._lines: dict[str, OrderedDict[asyncio.Future[None], None]] = {}  # the next one first
 
     async def acquire(self, tenant: str) -> None:
         """Wait for a turn."""
-        if self._free and self._held[tenant] < self._share:
+        if self._free and self._held[tenant] < self.share:
             self._free -= 1
             self._held[tenant] += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(tenant, deque()).append(turn)
+        self._lines.setdefault(tenant, OrderedDict())[turn] = None
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it had its turn already
                 self.release(tenant)
+            elif line := self._lines.get(tenant):
+                line.pop(turn, None)
+                if not line:
+                    del self._lines[tenant]
             raise
 
     def release(self, tenant: str) -> None:
         """Let the next one in."""
         self._free += 1
         self._held -= Counter((tenant,))
-        while waiting := [each for each in self._lines if self._held[each] < self._share]:
+        while waiting := [each for each in self._lines if self._held[each] < self.share]:
             line = self._lines.pop(waiting[0])
-            turn = line.popleft()
+            turn, _ = line.popitem(last=False)
             if line:
                 self._lines[waiting[0]] = line  # behind the others
             if not turn.done():
