@@ -51,7 +51,7 @@ def answer(text: str, usage: Usage | None = None, reason: str = "stop") -> list[
 class Upstream:
     """Gives the next answer to whoever asks; counts who was left early."""
 
-    def __init__(self, *answers: list[Event] | Exception, pause: float = 0.0) -> None:
+    def __init__(self, *answers: list[Event] | BaseException, pause: float = 0.0) -> None:
         self.answers = list(answers)
         self.pause = pause
         self.asked: list[Request] = []
@@ -61,7 +61,7 @@ class Upstream:
         events = self.answers[len(self.asked)]
         self.asked.append(request)
         try:
-            if isinstance(events, Exception):
+            if isinstance(events, BaseException):
                 raise events
             for event in events:
                 await asyncio.sleep(self.pause)
@@ -121,6 +121,25 @@ async def test_exception_is_a_fault_without_its_message() -> None:
     events = await collect(Upstream(RuntimeError("sk-canary"), answer("b")), asking(2))
     assert events[-1].fault.code == "internal"
     assert "canary" not in repr(events)
+
+
+class PanicError(BaseException):
+    """As libraries in Rust raise."""
+
+
+@pytest.mark.parametrize("raised", [PanicError(), asyncio.CancelledError()])
+async def test_what_is_no_exception_is_a_fault_too(raised) -> None:
+    upstream = Upstream(answer("one"), raised)
+    async with asyncio.timeout(10):
+        events = [event async for event in fan_out(upstream.ask, asking(2))]
+    assert isinstance(events[-1], Failed)
+    assert type(raised).__name__ in events[-1].fault.message
+
+
+async def test_a_fault_that_is_raised_is_the_answers() -> None:
+    fault = Fault("invalid_request", "no", "client", "prompt")
+    upstream = Upstream(answer("one"), FaultError(fault))
+    assert [event async for event in fan_out(upstream.ask, asking(2))][-1] == Failed(fault)
 
 
 async def test_a_reader_that_is_slow_holds_the_upstreams_back() -> None:

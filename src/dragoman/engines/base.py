@@ -342,7 +342,7 @@ class Driver:
         except (GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # of an engine, whose request would have no end
-            if _is_cancelled():
+            if is_cancelled():
                 return  # by no error, which the task would hold, and this frame the task
             fault = fault_from(error, self._key)
             if not ended:
@@ -645,13 +645,13 @@ async def enforce_contract(
     except (GeneratorExit, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        if _is_cancelled():
+        if is_cancelled():
             raise asyncio.CancelledError from error
         if not state.over:  # after the end, nothing is left to report
             yield Failed(fault_from(error))
 
 
-def _is_cancelled() -> bool:
+def is_cancelled() -> bool:
     """Whether the task is, and not what an engine awaited, which is a failure as any other."""
     return (task := asyncio.current_task()) is not None and task.cancelling() > 0
 

@@ -24,6 +24,8 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
 
+from .base import fault_from, is_cancelled
+
 Ask = Callable[[Request], AsyncGenerator[Event, None]]
 
 AT_ONCE = 8
@@ -36,6 +38,7 @@ MOST_SENT = 64 * 1024 * 1024
 """The most bytes of all the requests together."""
 MOST_MERGED = 64 * 1024 * 1024
 """The most characters of all the answers together."""
+_ENDING = (GeneratorExit, KeyboardInterrupt, SystemExit)
 _TOO_MUCH = Fault(
     "upstream_error",
     f"All choices together are more than {MOST_MERGED} characters. Ask for fewer.",
@@ -79,9 +82,10 @@ async def gather(
             async with places, aclosing(ask(choice)) as events:
                 async for event in events:
                     await queue.put((choice, event))
-        except Exception as error:  # the reader of the queue would wait forever
-            fault = Fault("internal", f"{type(error).__name__} while asking for choice {choice}")
-            await queue.put((choice, Failed(fault)))
+        except BaseException as error:  # the reader of the queue would wait forever
+            if is_cancelled() or isinstance(error, _ENDING):
+                raise
+            await queue.put((choice, Failed(fault_from(error))))
 
     tasks = [asyncio.ensure_future(run(choice)) for choice in range(count)]
     try:
