@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
+from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import Message
-from dragoman.core.request import Request, Sampling
+from dragoman.core.request import JSONObject, Request, Sampling
 from dragoman.engines import llamacpp as room
 from dragoman.engines.llamacpp import check_request
 
@@ -57,6 +60,30 @@ def test_many_alternatives_of_a_token_are_refused() -> None:
         asked = replace(ASKED, sampling=Sampling(logprobs=True, top_logprobs=most))
         with expected:
             check_request(asked)
+
+
+async def test_demands_of_one_tenant_are_tried_beside_those_of_another(monkeypatch) -> None:
+    server: Any = SimpleNamespace(
+        address="http://127.0.0.1:9", marks=None, pause=None, close=lambda: None
+    )
+    engine, gate = room.LlamaCpp(server, Secret("k"), None, 4), threading.Event()
+
+    def checked(self: room.LlamaCpp, request: Request, layout: Any) -> tuple[Request, tuple[()]]:
+        if request.model == "slow":
+            gate.wait(60)
+        return request, ()
+
+    monkeypatch.setattr(room.LlamaCpp, "_checked", checked)
+    asked = replace(ASKED, format=JSONObject())
+    slow = replace(asked, model="slow")
+    held = [asyncio.ensure_future(engine.prepare(slow, Caller(tenant="a"))) for _ in range(40)]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        await engine.prepare(asked, Caller(tenant="b"))
+        await engine.prepare(replace(ASKED, extra={"chat": {"top_k": 1}}), Caller(tenant="a"))
+    gate.set()
+    await asyncio.gather(*held)
+    await engine.close()
 
 
 def test_what_llamacpp_keeps_and_reads_at_a_time_is_bounded(monkeypatch) -> None:

@@ -55,8 +55,8 @@ from .base import Prepared, Wrapper, new_id, with_losses
 from .child import FORKS, end, inherited, spawn
 from .completions import remote
 from .find_format import find_format
-from .token.constraints import byte_compiler
-from .turns import InTurn
+from .token.constraints import MAX_TRIED, byte_compiler
+from .turns import InTurn, ThreadPool
 from .upstream import Answer, question
 
 _log = logging.getLogger("dragoman")
@@ -75,8 +75,7 @@ BATCH = 512
 CACHE = 1024 * 1024 * 1024
 """Bytes of prompts that it keeps for later requests, beside its context."""
 LOOK, PATIENCE = 10.0, 120.0
-"""Seconds between two looks at whether it goes on, and for one step of its work, before it is
-ended: all others wait for it."""
+"""Seconds between two looks at it, and for one step, before it is ended: all others wait."""
 HELD = 0.05
 """Seconds of the processor for which a grammar may hold its loop: to compile it."""
 QUIET = -1
@@ -232,9 +231,8 @@ def serve() -> None:
 
 
 class ServerProcess:
-    """A server in a process of its own, which is restarted with backoff when it
-    exits: some requests make llama.cpp abort, or work for ever. Raises ValueError where it does not
-    start."""
+    """A server in a process of its own, restarted with backoff when it exits: some requests make
+    llama.cpp abort, or work for ever. Raises ValueError where it does not start."""
 
     def __init__(self, options: Options) -> None:
         self._closing = threading.Event()
@@ -332,9 +330,8 @@ class LlamaCpp(Wrapper):
     """A remote engine with its server process. `close` stops the server. While that is
     restarted, requests are refused.
 
-    llama.cpp removes text before the JSON of a required format (white space, a fence) from
-    the answer but not from its log-probabilities, so they are aligned here. It is not started for
-    embeddings.
+    llama.cpp removes text before the JSON of a required format (white space, a fence) from the
+    answer, not from its log-probabilities: they are aligned here. It is not started for embeddings.
     """
 
     embed = None
@@ -342,6 +339,7 @@ class LlamaCpp(Wrapper):
     def __init__(self, server: ServerProcess, key: Secret, format: str | None, places: int) -> None:
         self._remote = remote(f"{server.address}/v1", key=key, profile=PROFILE, format=format)
         super().__init__(InTurn(self._remote, places))
+        self._turns = ThreadPool(MAX_TRIED)  # so each tenant tries one fewer
         self.server = server
         self._rendered = format is not None  # here: then llama.cpp sees the prompt alone
 
@@ -358,7 +356,9 @@ class LlamaCpp(Wrapper):
         layout = await self._layout(request) if bound and not raw else Layout()
         try:
             if caller.size or demanding:
-                found, losses = await asyncio.to_thread(self._checked, request, layout)
+                work = partial(self._checked, request, layout)
+                turn = f"{caller.tenant} demands" if bound else caller.tenant  # see `TokenEngine`
+                found, losses = await self._turns.run(turn, work)
             else:
                 found, losses = self._checked(request, layout)
         except FaultError as error:
@@ -412,6 +412,7 @@ class LlamaCpp(Wrapper):
     async def close(self) -> None:
         """Close the connections, then the server."""
         await super().close()
+        self._turns.close()
         await asyncio.to_thread(self.server.close)
 
 
@@ -422,8 +423,7 @@ MAX_NUMBER = 1_000_000
 MAX_VALUES = 10_000
 """Values in such fields together."""
 MAX_CHARACTERS = 65_536
-"""Characters of the texts and names in such a field, where it is not for the chat template: it
-keeps their tokens, and tables of them, for every place."""
+"""Characters of texts and names in such a field, whose tokens it keeps, for every place."""
 MAX_SAMPLERS = 10
 """Names in `samplers`: each takes memory for `MAX_NUMBER` tokens, and reads the vocabulary."""
 MAX_PROBS = 128
