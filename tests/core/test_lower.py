@@ -195,6 +195,7 @@ def heard(lowered: Lowered, *names: str) -> Response:
         ("\ud83d", '{"input": "\\ud83d"}'),
         ("", "{}"),
         ("[" * 100_000, json.dumps({"input": "[" * 100_000})),
+        (f'{{"a": {"9" * 309}}}', json.dumps({"input": f'{{"a": {"9" * 309}}}'})),
     ],
 )
 def test_arguments_that_are_no_object_are_put_into_one(given, sent) -> None:

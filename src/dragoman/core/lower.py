@@ -300,6 +300,8 @@ def _without_hosted(
 # ---- arguments of past calls -----------------------------------------------------------------
 
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
+_HUGE = re.compile(r"[:,[]\s*-?[0-9]{309}")
+"""A whole number that no double holds, at which llama.cpp fails."""
 
 
 def _are_objects(items: Iterable[Item]) -> bool:
@@ -308,6 +310,8 @@ def _are_objects(items: Iterable[Item]) -> bool:
         for item in items:
             if isinstance(item, FunctionCall):
                 _object(item.arguments)
+                if _HUGE.search(item.arguments):
+                    return False
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return True
