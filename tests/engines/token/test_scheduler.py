@@ -15,7 +15,7 @@ import pytest
 from dragoman.core.event import Delta, Event, Failed, Finished, Started
 from dragoman.core.interfaces import Caller
 from dragoman.engines.token import TokenEngine, from_next_token
-from dragoman.engines.token.scheduler import AHEAD, ThreadQueue
+from dragoman.engines.token.scheduler import AHEAD, Scheduler, ThreadQueue
 from dragoman.engines.token.source import NewTokens
 from tests.engines.stage import answered, heard, others
 from tests.engines.token.asking import asked, serving
@@ -255,6 +255,27 @@ async def test_r4_w9_failing_request_fails_alone(caplog) -> None:
     assert f"{id}: the model failed with ValueError" in caplog.text
 
 
+async def test_a_model_that_panics_at_a_request_fails_that_alone() -> None:
+    class Panics(Table):
+        def open(self, ids: Sequence[int]) -> Slot:
+            if b"?"[0] in ids:
+                raise PanicError
+            return super().open(ids)
+
+        def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
+            if any(b"!"[0] in ids for _, ids in work):
+                raise PanicError
+            return super().step(work)
+
+    async with serving(Panics()) as engine:
+        good, *bad = await asyncio.gather(
+            answered(engine, asked("good", seed=1, max_tokens=9)),
+            *(heard(engine, asked(text)) for text in ("bad!", "bad?")),
+        )
+    assert good.status == "incomplete"
+    assert all("PanicError" in events[-1].fault.message for events in bad)
+
+
 async def test_broken_step_fails_all_and_the_engine_recovers() -> None:
     class Broken(Table):
         broken = True
@@ -323,27 +344,25 @@ async def test_a_model_that_cannot_open_or_close_a_slot(caplog) -> None:
         assert "could not close a slot" in caplog.text
 
 
-class Dies(Table):
-    thread: threading.Thread
-
-    def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
-        if b"!"[0] in work[0][1]:
-            self.thread = threading.current_thread()
-            raise SystemExit
-        return super().step(work)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_dead_model_thread_fails_requests_and_is_replaced() -> None:
-    model = Dies()
-    async with serving(model) as engine:
+async def test_dead_model_thread_fails_requests_and_is_replaced(monkeypatch) -> None:
+    step, threads = Scheduler._step, []
+
+    def dies(self: Scheduler, work: Any) -> Any:
+        if b"!"[0] in work[0][1]:
+            threads.append(threading.current_thread())
+            raise SystemExit
+        return step(self, work)
+
+    monkeypatch.setattr(Scheduler, "_step", dies)
+    async with serving(Table()) as engine:
         last = (await heard(engine, asked("!")))[-1]
         assert last.fault.code == "internal"
         # With a seed: a "!" that was drawn would end that thread too.
         again = await answered(engine, asked(max_tokens=2, seed=1))
         assert again.status == "incomplete"
     # Its death is reported after its last letter: let that not fall into the next test.
-    await until(lambda: not model.thread.is_alive())
+    await until(lambda: not threads[0].is_alive())
 
 
 async def test_close_fails_running_and_queued_requests() -> None:
@@ -452,10 +471,15 @@ async def test_sequence_of_a_closed_loop_is_cancelled() -> None:
     await engine.close()
 
 
-async def test_a_function_that_fails_fails_its_own_request() -> None:
+class PanicError(BaseException):
+    """As libraries in Rust raise."""
+
+
+@pytest.mark.parametrize("error", [ValueError, PanicError, SystemExit, asyncio.CancelledError])
+async def test_a_function_that_fails_fails_its_own_request(error) -> None:
     def picky(ids: list[int], sampling: object) -> int:
         if b"!"[0] in ids:
-            raise ValueError
+            raise error
         return 65
 
     def stateful(tokens: list[int], temperature: float, new_request: bool) -> int:

@@ -20,10 +20,12 @@ Stream = Callable[[list[int], Sampling], AsyncIterator[int | Sequence[int]]]
 """Takes the ids of the prompt and the sampling; yields ids, one or several at a time."""
 Function = Callable[[list[int], Sampling], int | None]
 """Takes all ids so far and the sampling; returns the next id, or None for the end."""
-NextToken = int | None | Exception
+NextToken = int | None | BaseException
 """An id, None for the end, or the error of this sequence."""
 Step = Callable[[list[list[int]], list[Sampling]], Sequence[NextToken]]
 """The same for several sequences: one id for each."""
+
+_ENDING = (KeyboardInterrupt, SystemExit)
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default."""
@@ -138,7 +140,7 @@ def _one_by_one(
     for ids, sampling in zip(sequences, samplings, strict=True):
         try:
             found.append(function(ids, sampling))
-        except Exception as error:  # of this sequence alone; the others continue
+        except BaseException as error:  # of this sequence alone; the others continue
             found.append(error)
     return found
 
@@ -212,10 +214,10 @@ class StreamModel:
                     if counter.end is not None:
                         return
                     await asyncio.sleep(0)  # let others run beside a stream that never waits
-        except (Exception, asyncio.CancelledError, GeneratorExit) as error:
+        except BaseException as error:  # a library's panic is no Exception
             task = asyncio.current_task()
             cancelled = task is not None and task.cancelling()
-            if cancelled and not isinstance(error, Exception):
+            if isinstance(error, _ENDING) or (cancelled and not isinstance(error, Exception)):
                 raise
             if counter.end is None and not cancelled:  # else an error of the stream's own clean-up
                 await queue.put((index, NewTokens([], [], model_fault(error))))

@@ -156,7 +156,7 @@ class RunningSequence:
 
     def take(self, ids: Sequence[int], outcome: Any) -> None:
         """Process the model's output for these ids."""
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         slot: Slot = self.slot
         if slot.length < self._read:  # it would be asked for the same for ever
@@ -184,10 +184,10 @@ class RunningSequence:
         try:
             if slot is not None:
                 model.close(slot)
-        except Exception:
+        except BaseException:
             _log.exception("the model could not close a slot")
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         self._end(model_fault(error, self._trace))
 
     def take_new(self) -> NewTokens | None:
@@ -445,7 +445,7 @@ class Scheduler:
             self._turns = {name: turn for name, turn in turns.items() if name in left}
         try:
             sequence.open(self._model, self._describe, self._apart)
-        except Exception as error:
+        except BaseException as error:
             sequence.fail(error)
 
     def _round(self) -> bool:
@@ -459,7 +459,7 @@ class Scheduler:
         for (sequence, ids), outcome in zip(work, self._step(work), strict=True):
             try:
                 sequence.take(ids, outcome)
-            except Exception as error:
+            except BaseException as error:  # a library's panic is no Exception
                 sequence.fail(error)
         return True
 
@@ -471,18 +471,18 @@ class Scheduler:
             if len(outcomes) == len(work):
                 return outcomes
             raise ValueError("the model gave another number of results than sequences")
-        except Exception as error:
+        except BaseException as error:
             if len(work) == 1:
                 return [error]
             return [self._alone(sequence, len(ids), error) for sequence, ids in work]
 
-    def _alone(self, sequence: RunningSequence, share: int, failure: Exception) -> Any:
+    def _alone(self, sequence: RunningSequence, share: int, failure: BaseException) -> Any:
         """One sequence again, from where the model says that it has read to."""
         if not (left := sequence.unread(share)):
             return failure
         try:
             (outcome,) = self._model.step([(sequence.slot, left)])
-        except Exception as error:
+        except BaseException as error:
             return error
         return outcome
 
