@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import ssl
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trustme
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import Frame
@@ -67,6 +69,35 @@ async def test_r1_frames_that_wait_are_dropped_when_the_connection_is_closed(mon
         with pytest.raises(websocket.CLOSED):
             while True:
                 await socket.receive()
+
+
+async def test_messages_that_come_with_the_end_are_received(monkeypatch, tmp_path) -> None:
+    # Over TLS the end may be in the same read.
+    authority, frames = trustme.CA(), b"\x81\x02ok" * 20_000 + b"\x89\x00" * 9 + b"\x88\x02\x03\xea"
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    problems: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: problems.append(about))
+
+    async def leave(socket: ServerConnection) -> None:
+        socket.transport.write(frames)
+        socket.transport.close()
+
+    async with serve(leave, "127.0.0.1", 0, compression=None, ssl=context) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        socket = await websocket.open_websocket(
+            f"wss://127.0.0.1:{port}", {}, within=10, max_size=1_000_000
+        )
+        for _ in range(20_000):
+            assert await socket.receive() == b"ok"
+        with pytest.raises(websocket.CLOSED) as caught:
+            await socket.receive()
+        await socket.close()
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1002
+    assert not problems
 
 
 @pytest.mark.parametrize("fragment", [b"\x00\x00", b"\x00\x01x"], ids=["empty", "one byte"])

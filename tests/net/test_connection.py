@@ -432,14 +432,49 @@ async def test_many_small_chunks_wait_while_the_reader_is_paused() -> None:
     assert await whole(connection) == b"x" * 5000
 
 
-async def test_the_end_that_comes_with_many_small_chunks_cuts_none_of_them() -> None:
+@pytest.mark.parametrize("broken", [None, ConnectionResetError()])
+async def test_an_end_that_comes_with_many_small_chunks_waits_for_them(broken) -> None:
     # As over TLS, whose end is in the same read.
-    connection, _ = asked()
+    connection, wire = asked()
     connection.data_received(CHUNKED)
     connection.data_received(DENSE + b"0\r\n\r\n")
-    connection.eof_received()
+    if broken is None:
+        connection.eof_received()
+    connection.connection_lost(broken)
+    seen = list[int]()
+    while not connection.closed:
+        seen.append(len(connection.parts))
+        await asyncio.sleep(0)
+    assert max(b - a for a, b in pairwise(seen)) < 1000
     assert await whole(connection) == b"x" * 5000
+    assert wire.aborted
     assert not connection.release(9)
+
+
+@pytest.mark.parametrize("broken", [None, ConnectionResetError()])
+async def test_a_body_of_many_lines_that_ends_with_the_connection_is_whole_or_broken(
+    broken,
+) -> None:
+    connection, _ = asked()
+    connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+    connection.data_received(b"x\r\n" * 3000)
+    connection.connection_lost(broken)
+    if broken is None:
+        assert await whole(connection) == b"x\r\n" * 3000
+    else:
+        with pytest.raises(DisconnectedError):
+            await whole(connection)
+
+
+async def test_a_connection_that_is_over_is_not_used_again() -> None:
+    connection, _ = asked()
+    connection.data_received(CHUNKED)
+    connection.on_readable = lambda: connection.over and connection.release(9)
+    connection.data_received(DENSE + b"0\r\n\r\n")
+    connection.eof_received()
+    while not connection.over:
+        await asyncio.sleep(0)
+    assert not connection.usable
 
 
 async def test_a_second_answer_behind_many_small_chunks_is_not_that_of_the_next_request() -> None:

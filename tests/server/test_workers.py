@@ -100,6 +100,50 @@ def test_first_process_of_a_container_inherits_processes_that_are_no_workers(mon
     assert played.closed == [MADE_BY_US[1], MADE_BY_US[0]]
 
 
+class Crowded(Child):
+    """A system that has no process left now and then."""
+
+    def __init__(self, *forks: int | OSError) -> None:
+        super().__init__()
+        self.forks = iter(forks)
+        self.told: list[tuple[int, int]] = []
+
+    def fork(self) -> int:
+        if isinstance(pid := next(self.forks), OSError):
+            raise pid
+        return pid
+
+    def kill(self, pid: int, sig: int) -> None:
+        self.told.append((pid, sig))
+
+    def wait(self) -> tuple[int, int]:
+        if next(self.forks, None) is None:
+            signal.raise_signal(signal.SIGTERM)
+            return 102, 0
+        return 101, signal.SIGKILL
+
+    @staticmethod
+    def waitstatus_to_exitcode(status: int) -> int:
+        return -status
+
+
+def test_a_worker_for_which_there_is_no_process_is_started_later(monkeypatch) -> None:
+    played = Crowded(101, 0, OSError(), OSError(), 102)
+    monkeypatch.setattr(room, "os", played)
+    monkeypatch.setattr(room, "AGAIN", 0.0)
+    monkeypatch.setattr(room, "HEALTHY", 0.0)  # it lived long enough
+    run_workers(nothing, 1)
+    assert played.told == [(102, signal.SIGTERM)]
+
+
+def test_where_there_are_no_processes_for_all_workers_none_is_left(monkeypatch) -> None:
+    played = Crowded(101, OSError())
+    monkeypatch.setattr(room, "os", played)
+    with pytest.raises(HostError, match="no processes left"):
+        run_workers(nothing, 2)
+    assert played.told == [(101, signal.SIGTERM)]
+
+
 def test_without_forks_there_is_one_worker(monkeypatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(HostError, match="Use one"):

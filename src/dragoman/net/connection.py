@@ -81,6 +81,7 @@ class Connection(asyncio.Protocol):
         "_buffered",
         "_by",
         "_deadline",
+        "_ended",
         "_fields",
         "_first_byte",
         "_framing",
@@ -143,6 +144,8 @@ class Connection(asyncio.Protocol):
         self._full = False  # the transport's buffer is
         self._unparsed = b""  # the rest of a read of many small chunks
         self._parse_queued = False  # its next piece is scheduled
+        # What `connection_lost` was told, which waits for that rest.
+        self._ended: tuple[Exception | None] | None = None
         self._parser = httptools.HttpResponseParser(self)
         # One timer per connection, moved only when a deadline comes nearer; a deadline that
         # recedes costs an assignment, and the timer finds out when it fires.
@@ -237,7 +240,7 @@ class Connection(asyncio.Protocol):
         self.on_readable = None
         reusable = self._state == _DONE and self._keep_alive and self.error is None
         self.error = None  # a reference cycle: its traceback has the frames that hold this
-        if not reusable or self.closed or self._left() or self._unparsed:
+        if not reusable or self.closed or self._left() or self._unparsed or self._ended:
             self.abort()
             return False
         self._held = False
@@ -329,6 +332,8 @@ class Connection(asyncio.Protocol):
         self.data_received(piece)
         if self._unparsed:
             self._parse_soon()
+        elif self._ended is not None:
+            self.connection_lost(*self._ended)
         else:
             self._read_on()
 
@@ -338,12 +343,14 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def eof_received(self) -> None:
-        self._end(None)
-        self.abort()
+        self.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._unparsed:  # over TLS the end comes with the last read
+            self._ended = self._ended or (exc,)
+            return
         self._end(exc)
-        self._close()
+        self.abort()
 
     # The parser calls these, and `on_body`.
 
@@ -424,10 +431,6 @@ class Connection(asyncio.Protocol):
             self._fail(RemoteProtocolError(f"{self.peer} did not answer in HTTP/1.1: {error}"))
 
     def _end(self, error: Exception | None) -> None:
-        rest, self._unparsed = self._unparsed, b""  # over TLS the end comes with the last read
-        for at in range(0, len(rest), _LARGE_READ):
-            if not self.closed:
-                self.data_received(rest[at : at + _LARGE_READ])
         if self._state == _BODY and self._until_eof and error is None:
             self.on_message_complete()
             self._wake()

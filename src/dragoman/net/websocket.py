@@ -60,6 +60,8 @@ class _Connection(ClientConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._pending, self._full, self._held = bytearray(), False, False
+        self._over = False  # the other side has ended it
+        self._ended: tuple[Exception | None] | None = None  # `connection_lost`, not told yet
         super().connection_made(transport)
         self.recv_messages.pause, self.recv_messages.resume = self._stop, self._go_on
 
@@ -89,6 +91,7 @@ class _Connection(ClientConnection):
                 async with asyncio.timeout(CLOSE_TIMEOUT):  # that of websockets begins later
                     await super().close(code, reason)
         finally:
+            self._pending.clear()
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -100,6 +103,22 @@ class _Connection(ClientConnection):
         if begins:
             self.transport.pause_reading()
             self._parse()
+
+    def eof_received(self) -> None:
+        if self._pending:  # over TLS the end comes with the last read
+            self._over = True
+        else:
+            super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._pending and not self._held:
+            self._over, self._ended = True, (exc,)
+        else:
+            super().connection_lost(exc)
+
+    def send_data(self) -> None:
+        if not self._over:
+            super().send_data()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -115,11 +134,11 @@ class _Connection(ClientConnection):
         data = bytes(self._pending[:STEP])
         del self._pending[:STEP]
         super().data_received(data)
-        if self.transport.is_closing():
-            self._pending.clear()
-        elif self._pending:
+        if self._pending:
             self.loop.call_soon(self._parse)
-        elif not self._full:
+        elif self._ended is not None:
+            super().connection_lost(*self._ended)
+        elif not (self._full or self.transport.is_closing()):
             self.transport.resume_reading()
 
     def _stop(self) -> None:

@@ -34,6 +34,8 @@ HEALTHY = 1.0
 """Seconds after which the start of a worker has succeeded."""
 LONGEST_PAUSE = 60.0
 """The longest pause, in seconds, before a worker that keeps exiting is started again."""
+AGAIN = 1.0
+"""Seconds until a worker is started again for which the system had no process."""
 HANGUP = () if sys.platform == "win32" else (signal.SIGHUP,)
 """The signal for a closed terminal. `nohup` ignores it, and some programs handle it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *HANGUP)
@@ -62,18 +64,22 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
     signals, proven, failed = 0, False, False
     lifeline, our_end = os.pipe()
 
-    def start(number: int, pause: float = 0.0) -> None:
+    def start(number: int, pause: float = 0.0) -> bool:
         # Signals are blocked meanwhile, or one would miss a worker that is not yet on the list.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             if signals:
-                return
-            pid = os.fork()
+                return True
+            try:
+                pid = os.fork()
+            except OSError:  # no process, or memory for one, is left
+                return False
             if pid == 0:
                 os.setpgid(0, 0)  # this process forwards Ctrl-C, once
                 os.close(our_end)
                 _be_a_worker(lambda: work(number, lifeline), pause)
             running[pid] = number, time.monotonic() + pause
+            return True
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
@@ -89,7 +95,9 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
     before = {sig: signal.signal(sig, stop) for sig in filter(_is_ours, SIGNALS)}
     try:
         for number in range(count):
-            start(number)
+            if not start(number):
+                stop(signal.SIGTERM)
+                raise HostError("The system has no processes left for so many workers.")
         while running:
             pid, status = os.wait()
             if pid not in running:  # as a container's first process it inherits orphans
@@ -108,7 +116,8 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
                 continue
             pause = min(2.0 ** (deaths[number] - 1), LONGEST_PAUSE) if deaths[number] else 0.0
             _report_exit(number, status, pause)
-            start(number, pause)
+            while not start(number, pause):  # the others serve meanwhile
+                time.sleep(AGAIN)
         os.close(our_end)
         os.close(lifeline)
     finally:
