@@ -50,7 +50,7 @@ def test_a_worker_at_all_its_limits_fits_the_manifest() -> None:
         assert not named or size == (2 if "`memory`" in what else 1) * most, what
     total = re.search(r"\*\*together\*\* \| \*\*(\d+)\*\*", PAGE)
     assert total is not None
-    assert len(parts) == 7
+    assert len(parts) == 8
     assert sum(parts.values()) == int(total[1]) * 2**20
     manifest = (ROOT / "docs" / "deploy" / "kubernetes.yaml").read_text()
     limit = re.search(r"limits: \{memory: (\d+)Gi\}", manifest)
