@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -11,7 +12,16 @@ import pytest
 
 from dragoman.net.url import Proxies, parse_url
 from dragoman.tools.run import ToolError
-from dragoman.tools.search import Fetcher, Place, Query, Service, find_service, target
+from dragoman.tools.search import (
+    LONGEST_TEXT,
+    Fetcher,
+    Place,
+    Query,
+    Service,
+    _words,
+    find_service,
+    target,
+)
 from dragoman.tools.web import Web
 from tests.net.peer import Peer, answering, plain
 
@@ -213,6 +223,30 @@ async def test_results_of_many_searches_are_read_one_after_the_other() -> None:
         await asyncio.gather(*(fetcher.search(service, Query("x"), may) for _ in range(4)))
         await fetcher.close()
     assert at_once == [1, 1, 1, 1]
+
+
+async def test_of_a_result_only_the_beginning_is_looked_at() -> None:
+    # Its markup is removed in one go, for which others wait.
+    assert 0 < len(_words("<b>a</b> " * 100_000)) < LONGEST_TEXT
+    assert len(_words(["a"] * 100_000)) == LONGEST_TEXT - 1
+
+
+async def test_what_is_read_for_nobody_any_more_leaves_no_error_behind() -> None:
+    untold = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: untold.append(about))
+
+    def fails() -> None:
+        time.sleep(0.1)
+        raise ValueError
+
+    fetcher = Fetcher()
+    reading = asyncio.create_task(fetcher.in_turn(fails, "t"))
+    await asyncio.sleep(0.05)
+    reading.cancel()
+    await fetcher.in_turn(int, "t")
+    gc.collect()
+    assert untold == []
+    await fetcher.close()
 
 
 async def test_results_with_numbers_of_many_digits_are_no_answer() -> None:

@@ -41,6 +41,8 @@ MOST_VALUES = 50_000
 """Its commas, colons and brackets, which bound its JSON values."""
 MOST_RESULTS = 1_000
 """Results that are looked at, for those with an allowed address."""
+LONGEST_TEXT = 20_000
+"""Characters of a result that are looked at, with their markup."""
 LONGEST_QUERY = 400
 """Characters of a query: no service accepts much more."""
 _TIMEOUTS = Timeouts(connect=10.0, first_byte=20.0, idle=10.0, total=SECONDS)
@@ -207,7 +209,12 @@ class Fetcher:
         where the caller was cancelled."""
         await self._reading.acquire(tenant)
         working = asyncio.ensure_future(asyncio.to_thread(work))
-        working.add_done_callback(lambda _: self._reading.release(tenant))
+
+        def over(done: asyncio.Future[_T]) -> None:
+            self._reading.release(tenant)
+            _ = done.cancelled() or done.exception()  # retrieved: nobody may wait for it any more
+
+        working.add_done_callback(over)
         try:
             return await asyncio.shield(working)
         finally:
@@ -352,7 +359,8 @@ def _results(service: Service, data: bytes, most: int, may: Callable[[str], bool
 def _words(value: JSON) -> str:
     """The text of a result, or of a list, without markup."""
     values = value if isinstance(value, list) else [value]
-    text = " … ".join(each for each in values if isinstance(each, str))
+    text = " … ".join(each[:LONGEST_TEXT] for each in values if isinstance(each, str))
+    text = text[:LONGEST_TEXT]  # the rest is not shown, and takes long in one go
     return " ".join(re.sub(r"</?(?:strong|b|em|mark)>", "", text).split())
 
 
