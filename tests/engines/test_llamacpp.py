@@ -613,28 +613,25 @@ def test_a_schema_that_would_end_llamacpp_is_refused(schema) -> None:
             check_request(asked)
 
 
-async def test_arguments_that_would_end_llamacpp_are_refused(engine: LlamaCpp) -> None:
-    """Those of a large request, too, which are looked at in a thread."""
-    deep = FunctionCall("c", "f", "[" * 100_000)
-    for size in (0, 100_000):
-        asked = replace(asking("hi"), items=(Message("user", "hi"), deep))
-        events = [e async for e in engine.stream(asked, Caller(size=size))]
-        assert isinstance(events[-1], Failed)
-        assert "nested too deeply" in events[-1].fault.message
-    assert engine.server.pause is None
-
-
+@pytest.mark.parametrize("size", [0, 100_000])
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Par', "", '{"a": NaN}', '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"]
+)
 async def test_a_conversation_goes_on_after_a_call_with_arguments_that_are_no_json(
-    engine: LlamaCpp,
+    engine: LlamaCpp, arguments, size
 ) -> None:
-    for arguments in ('{"city": "Par', "", '{"a": NaN}'):
-        cut = FunctionCall("c", "get_weather", arguments)
-        items = (Message("user", "hi"), cut, FunctionCallOutput("c", "Ask again."))
-        asked = replace(asking("hi"), items=(*items, Message("user", "Hello!")), tools=(WEATHER,))
-        events = [event async for event in engine.stream(asked)]
+    """Those that would end llama.cpp, too, and in a large request, which is read in a thread."""
+    cut = FunctionCall("c", "get_weather", arguments)
+    items = (Message("user", "hi"), cut, FunctionCallOutput("c", "Ask again."))
+    asked = replace(asking("hi"), items=(*items, Message("user", "Hello!")), tools=(WEATHER,))
+    events = [event async for event in engine.stream(asked, Caller(size=size))]
+    if len(arguments) < CONTEXT:
         assert isinstance(events[-1], Finished)
         (loss,) = (each for event in events for each in getattr(event, "losses", ()))
         assert (loss.field, loss.action) == ("items[1].arguments", "emulated")
+    else:
+        assert events[-1].fault.upstream_code == "context_length_exceeded"
+    assert engine.server.pause is None
 
 
 async def test_each_choice_is_asked_for_by_itself(engine: LlamaCpp) -> None:

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported, with_param
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.interfaces import ANYONE, Caller, Secret
-from dragoman.core.item import JSON, FunctionCall, Item, Message, Part, Text, Token
+from dragoman.core.item import JSON, Message, Part, Text, Token
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
     Completion,
@@ -379,13 +379,7 @@ class LlamaCpp(Wrapper):
         check_request(request)
         if self._rendered and not isinstance(request, Completion):
             return request, ()
-        found, losses = bounded(request, layout, self.server.plain)
-        items = tuple(_readable(n, item) for n, item in enumerate(request.items))
-        if odd := [n for n, item in enumerate(request.items) if item is not items[n]]:
-            why = "they are no JSON, as llama.cpp wants them: they are given as a text in an object"
-            losses += tuple(Loss(f"items[{n}].arguments", "emulated", why) for n in odd)
-            found = replace(found, items=items)
-        return found, losses
+        return bounded(request, layout, self.server.plain)
 
     async def _layout(self, request: Request) -> Layout | None:
         """How the template lays out the text of an answer; None where it is not known."""
@@ -449,21 +443,6 @@ def check_request(request: Request) -> None:
     for fields in (request.extra or {}).values():
         for name, value in fields.items():
             _check_field(name, value)
-
-
-def _readable(number: int, item: Item) -> Item:
-    """A call with arguments that llama.cpp can read. It refuses others, as of a call that was cut,
-    with all that comes after them. Raises FaultError where they are too deep for its stack."""
-    if isinstance(item, FunctionCall):
-        try:
-            msgspec.json.decode(item.arguments)
-        except RecursionError:
-            problem = "are nested too deeply for llama.cpp"
-            raise FaultError(bad_request(problem, f"items[{number}].arguments")) from None
-        except (msgspec.DecodeError, ValueError):
-            text = item.arguments.strip()
-            return replace(item, arguments=json.dumps({"input": text} if text else {}))
-    return item
 
 
 def _check_schema(schema: JSON, param: str) -> None:
