@@ -80,6 +80,12 @@ DEMANDS: dict[str, dict[str, Any]] = {
     "brackets": {"guided_grammar": "start: " + "(" * 5_000 + '"a"' + ")" * 5_000},
 }  # fmt: skip
 ENDLESS: dict[str, dict[str, Any]] = {
+    # After the tokens that it is tried with, only the letter a may follow, for ever.
+    "13.01": {
+        "guided_grammar": 'start: MANY AS "a"\nMANY: /[b-z]{200}/\nAS: /a+/',
+        "reasoning_effort": "none",
+        "max_tokens": 400,
+    },
     "6a.05": {
         "guided_json": chain(
             30, lambda to: {"type": "object", "properties": {each: {"$ref": to} for each in "abcd"}}

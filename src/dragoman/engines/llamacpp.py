@@ -490,8 +490,9 @@ def _check_field(name: str, value: JSON) -> None:
 
 # ---- demands on the answer -------------------------------------------------------------------
 
-HEAD = "%llguidance {}\n"
-"""With this line, llama.cpp takes a grammar for one of llguidance's."""
+HEAD = '%llguidance {"no_forcing": true}\n'
+"""With this line a grammar is one of llguidance's, which does not look for bytes that must follow:
+they may have no end."""
 _TEXT = r'"(?:\\.|[^"\\])*+"'
 _ROOT = re.compile(
     rf"^root ::= (?:{_TEXT} )?(?:space )?"

@@ -498,6 +498,8 @@ def _placed(tokens: llguidance.LLTokenizer, given: str, problem: str) -> tuple[s
             return place, problem
 
 
+_ENDLESS = re.compile(r"[+*%]|,\s*\}")
+"""What a grammar has that repeats something without a limit, or refers to others."""
 _BITS = [[bit for bit in range(8) if bits >> bit & 1] for bits in range(256)]
 
 
@@ -511,6 +513,10 @@ def _resident() -> int:
 
 def _given(lark: str, inner: Sequence[tuple[str, str]]) -> str:
     """A grammar and those it uses, as llguidance takes them."""
+    # Bytes that must follow are looked for without an end where a client's grammar has none, as
+    # `/a+/ "a"` has not: all of the process would wait.
+    if any(_ENDLESS.search(text) for _, text in inner):
+        lark += '\n%llguidance {"no_forcing": true}'
     grammars = [{"name": name, "lark_grammar": text} for name, text in (("top", lark), *inner)]
     return json.dumps({"grammars": grammars})
 
