@@ -94,6 +94,12 @@ WRONG = [
     (lambda: gen("x") + Model("script"), "lm \\+ node"),
     (lambda: "x" + Model("script"), "lm \\+ node"),
     (lambda: program(staticmethod(len)), "@staticmethod"),
+    (lambda: json(separators=" "), "separators are two texts"),
+    (lambda: lark("start: foo"), r"line 1, column 8: unknown name: \"foo\""),
+    (lambda: lark('first: "a"'), "no start rule found"),
+    (lambda: gen(tools=[Tool(named, approval="always")]), "has approval='always', and a program"),
+    (lambda: gen(tools=[Tool(named, approval=bool)]), "has approval=<class 'bool'>"),
+    (lambda: gen(tools=[Tool(named, after="user")]), "has after='user', and a program"),
 ]
 
 

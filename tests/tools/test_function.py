@@ -306,6 +306,7 @@ async def test_pydantic_says_what_does_not_fit() -> None:
         ({"a": Color.RED}, '{"a":"red"}'),
         (Person(age=1), '{"age":1,"inner":null}'),
         ([Point(1)], '[{"x":1,"y":0.0}]'),
+        ({("a", 1): 2, frozenset("b"): 3}, """{"('a', 1)":2,"frozenset({'b'})":3}"""),
         (os.getpid, '"<built-in function getpid>"'),
         (Text("a"), (Text("a"),)),
         (["see", Image("data:,")], (Text("see"), Image("data:,"))),

@@ -160,6 +160,11 @@ def gen(
     names = [tool.spec.name for tool in found]
     if twice := next((each for each in names if names.count(each) > 1), None):
         raise ValueError(f"there are two tools with the name {twice!r}")
+    for tool in found:
+        if tool.approval != "never" or tool.after != "model":
+            setting = "after" if tool.approval == "never" else "approval"
+            problem = f"the tool {tool.spec.name!r} has {setting}={getattr(tool, setting)!r}"
+            raise ValueError(f"{problem}, and a program asks no user: give it to an Agent")
     if tool_choice is not None and tool_choice not in ("auto", "required", "none", *names):
         known = ", ".join(("auto", "required", "none", *names))
         raise ValueError(f"tool_choice is {tool_choice!r}, and must be one of {known}")
@@ -251,6 +256,8 @@ def json(
         fitted = enforceable(schema, "schema")
     except FaultError as error:
         raise ValueError(error.fault.message) from None
+    if separators is not None and len(separators) != 2:
+        raise ValueError("separators are two texts: between items, and after a key")
     body = Json(fitted, separators or (", ", ": "))
     check(body)
     return _bound(body, name=name, **options)

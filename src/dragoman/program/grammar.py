@@ -111,8 +111,10 @@ def captures(value: Node, text: str) -> dict[str, Any]:
 
 def check(value: Node) -> None:
     """Raise ValueError where a node is no grammar, with the compiler's message."""
+    alone = (value.text,) if isinstance(value, Lark) else ()  # so that places are those in the text
     try:
-        byte_compiler().compiled(Grammar(_Writer().whole(value)))
+        for lark in (*alone, _Writer().whole(value)):
+            byte_compiler().compiled(Grammar(lark))
     except FaultError as error:
         raise ValueError(f"{label(value)}: {error.fault.message}") from None
 

@@ -536,6 +536,8 @@ def _encode(value: Any) -> Any:
     match value:
         case Mapping():
             return dict(value)
+        case tuple() | frozenset():  # of these only the names in a dict come here
+            return str(value)
         case Iterator() | Sequence() | Set() | ValuesView():
             return _listed(value, LONGEST)
     if hasattr(value, "tolist"):  # of numpy

@@ -102,7 +102,7 @@ def lark(param: str, text: str) -> Lark:
         text = from_gbnf(param, text)
     bare = _LITERALS.sub("", text)
     if re.search(r"[&~]", bare):
-        raise FaultError(unsupported("the operators & and ~ are not taken from a request", param))
+        raise FaultError(unsupported("the operators & and ~ are not taken", param))
     _check_size(param, "rules", len(RULE.findall(bare)), MAX_RULES)
     depth = deepest = 0
     for bracket in re.findall(r"[()\[\]{}]", bare):
