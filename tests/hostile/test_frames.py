@@ -11,6 +11,7 @@ import pytest
 import trustme
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.client import ClientProtocol
 from websockets.frames import Frame
 
 from dragoman.core.error import Fault
@@ -23,11 +24,17 @@ async def test_r1_small_frames_of_an_upstream_are_parsed_a_little_at_a_time(
     frames, monkeypatch
 ) -> None:
     parsed: list[int] = []
-    feed = ClientConnection.data_received
+    answered: list[int] = []
+    feed, receive = ClientConnection.data_received, ClientProtocol.recv_frame
 
     def counted(self: ClientConnection, data: bytes) -> None:
         parsed.append(len(data))
+        answered.append(0)
         feed(self, data)
+
+    def received(self: ClientProtocol, frame: Frame) -> None:
+        answered[-1] += 1
+        receive(self, frame)
 
     async def flood(socket: ServerConnection) -> None:
         await socket.send("first")
@@ -37,6 +44,7 @@ async def test_r1_small_frames_of_an_upstream_are_parsed_a_little_at_a_time(
         await socket.wait_closed()
 
     monkeypatch.setattr(ClientConnection, "data_received", counted)
+    monkeypatch.setattr(ClientProtocol, "recv_frame", received)
     async with serve(flood, "127.0.0.1", 0, compression=None) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         socket = await websocket.open_websocket(
@@ -47,6 +55,7 @@ async def test_r1_small_frames_of_an_upstream_are_parsed_a_little_at_a_time(
         assert [int(await socket.receive()) for _ in range(50)] == [*range(50)]
         await socket.close()
     assert max(parsed) <= websocket.STEP
+    assert max(answered) <= websocket.READS // 2 + 1
     assert sum(parsed) > len(frames) + 100_000
 
 
@@ -164,25 +173,28 @@ async def test_a_server_that_reads_nothing_before_it_is_read_is_read() -> None:
     await unread(stubborn, handled)
 
 
-async def test_pings_of_a_server_that_reads_no_answers_are_not_all_answered(monkeypatch) -> None:
-    monkeypatch.setattr(websocket, "MAX_UNREAD", 100_000)
+async def test_of_many_pings_of_a_server_that_reads_nothing_the_latest_is_answered() -> None:
+    """Each answer that waits takes memory."""
     stuck = asyncio.Event()
 
     async def flood(socket: ServerConnection) -> None:
         socket.transport.pause_reading()
+        answered = await socket.ping(b"last" * 20)
         socket.transport.write((b"\x89\x7d" + bytes(125)) * 30_000)
+        latest = await socket.ping(b"latest")
+        await socket.send("behind them")
         await stuck.wait()
         socket.transport.resume_reading()
-        await socket.send("last")
+        await asyncio.gather(answered, latest)
+        await socket.send("all")
         await socket.wait_closed()
 
     async def handled(socket: Any) -> None:
-        while not socket._held:
-            await asyncio.sleep(0.01)
-        assert socket.transport.get_write_buffer_size() < 100_000 + 2 * websocket.STEP
+        assert await socket.receive() == b"behind them"
+        assert socket.transport.get_write_buffer_size() < 200_000
         stuck.set()
         async with asyncio.timeout(30):
-            assert await socket.receive() == b"last"
+            assert await socket.receive() == b"all"
 
     await unread(flood, handled)
 

@@ -57,7 +57,7 @@ from dragoman.server import frames
 from dragoman.server.app import App
 from dragoman.server.channel import Later
 from dragoman.server.frames import Fragments, SocketProtocol
-from dragoman.server.limits import LETTERS, values_in
+from dragoman.server.limits import LETTERS, READS, values_in
 from dragoman.server.responder import MANY_TOKENS, Stream
 from dragoman.server.settings import Settings
 from dragoman.stores import sql
@@ -97,6 +97,10 @@ def parsed(protocol: ServerProtocol, stream: bytes, step: int) -> list[Frame]:
     found: list[Frame] = []
     for at in range(0, len(stream), step):
         protocol.receive_data(stream[at : at + step])
+        read = protocol.reader.read_exact
+        while isinstance(read, Fragments) and read.left <= 0:  # as the connection does it
+            read.left = READS
+            protocol.receive_data(b"")
         found += [event for event in protocol.events_received() if isinstance(event, Frame)]
         if protocol.parser_exc is not None:
             break
@@ -178,6 +182,49 @@ def test_a_message_in_fragments_is_not_put_together_again() -> None:
     message = protocol.queue.get_nowait()
     assert message["bytes"] is collected
     assert collected == b"abcdef"
+
+
+@pytest.mark.parametrize("count", [600, 20_000])
+async def test_small_frames_of_a_client_are_parsed_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Of a hundred connections, too, which each have their turn in one of the loop."""
+    answered: list[int] = []
+    handle_events, handle_ping = SocketProtocol.handle_events, SocketProtocol.handle_ping
+
+    def turn(self: SocketProtocol) -> None:
+        answered.append(0)
+        handle_events(self)
+
+    def ping(self: SocketProtocol) -> None:
+        answered[-1] += 1
+        handle_ping(self)
+
+    monkeypatch.setattr(SocketProtocol, "handle_events", turn)
+    monkeypatch.setattr(SocketProtocol, "handle_ping", ping)
+    async with (
+        served(App(Stub(), Settings())) as port,
+        connect(f"ws://127.0.0.1:{port}/v1/responses") as socket,
+    ):
+        socket.transport.write(Frame(Opcode.PING, b"").serialize(mask=True) * count)
+        await (await socket.ping())  # all before it were answered
+    assert sum(answered) == count + 1
+    assert max(answered) <= READS // 3 + 1
+
+
+async def test_many_messages_of_one_read_are_all_answered() -> None:
+    async with (
+        served(App(Stub(), Settings())) as port,
+        connect(f"ws://127.0.0.1:{port}/v1/realtime?model=stub") as socket,
+    ):
+        said = [json.dumps({"type": "no such", "event_id": f"e{n}"}).encode() for n in range(60)]
+        socket.transport.write(b"".join(Frame(Opcode.TEXT, t).serialize(mask=True) for t in said))
+        errors = []
+        async with asyncio.timeout(10):
+            while len(errors) < len(said):
+                if (event := json.loads(await socket.recv()))["type"] == "error":
+                    errors.append(event["error"]["event_id"])
+    assert errors == [f"e{n}" for n in range(60)]
 
 
 # ---- frames that go -----------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
@@ -13,11 +13,12 @@ from websockets.typing import Subprotocol
 
 from .errors import ConnectError, DisconnectedError, InvalidUrlError, RemoteProtocolError
 
-STEP = 2 * 1024
-"""Bytes that are parsed before others have their turn: a frame may have two."""
-MAX_UNREAD = 4 * 1024 * 1024
-"""Bytes that the other side has not read, more than one message and its answers to pings: until it
-reads some of them, nothing of what it sends is parsed."""
+STEP = 64 * 1024
+"""Bytes that are parsed before others have their turn."""
+READS = 32
+"""Reads of the parser before that: a frame takes two or three, and may have two bytes."""
+PONG = b"\x8a"
+"""How an answer to a ping begins."""
 LONG = 1024 * 1024
 """Bytes of a text that are sent in one frame, which is copied twice."""
 CLOSE_TIMEOUT = 10.0
@@ -54,12 +55,14 @@ CLOSED = ConnectionClosed
 
 
 class _Connection(ClientConnection):
-    """A connection that parses what has come a little at a time, and not while much of what it
-    answers (to pings) is not read. Little may be unread: the other side may read nothing before
-    what it sends is read."""
+    """A connection that parses what has come a little at a time, and that answers the latest ping
+    alone of a side that does not read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._pending, self._full, self._held = bytearray(), False, False
+        self._pending, self._full, self._pong = bytearray(), False, b""
+        reader = self.protocol.reader
+        self._read, self._left = reader.read_exact, READS
+        cast(Any, reader).read_exact = self._read_a_few
         self._over = False  # the other side has ended it
         self._ended: tuple[Exception | None] | None = None  # `connection_lost`, not told yet
         super().connection_made(transport)
@@ -92,49 +95,60 @@ class _Connection(ClientConnection):
                     await super().close(code, reason)
         finally:
             self._pending.clear()
+            self.protocol.reader.discard()
+            self._left = READS
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if not self._pending and len(data) <= STEP:
-            super().data_received(data)
-            return
-        begins = not self._pending
+        begins = not self._is_behind()
         self._pending += data
         if begins:
-            self.transport.pause_reading()
             self._parse()
 
     def eof_received(self) -> None:
-        if self._pending:  # over TLS the end comes with the last read
+        if self._is_behind():  # over TLS the end comes with the last read
             self._over = True
         else:
             super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._pending and not self._held:
+        if self._is_behind():
             self._over, self._ended = True, (exc,)
         else:
             super().connection_lost(exc)
 
     def send_data(self) -> None:
-        if not self._over:
-            super().send_data()
+        if self._over:
+            return
+        if self.paused:  # it is enough to answer the latest of several pings (RFC 6455, 5.5.3)
+            writes = self.protocol.data_to_send()
+            self.protocol.writes = [each for each in writes if each[:1] != PONG]
+            self._pong = ([each for each in writes if each[:1] == PONG] or [self._pong])[-1]
+        super().send_data()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._held:
-            self._held = False
-            self.loop.call_soon(self._parse)
+        pong, self._pong = self._pong, b""
+        self.transport.write(pong)
+
+    def _is_behind(self) -> bool:
+        """Whether something was received that is not parsed yet."""
+        return self._left <= 0 or bool(self._pending)
+
+    def _read_a_few(self, size: int) -> Generator[None, None, bytearray]:
+        while self._left <= 0:
+            yield
+        self._left -= 1
+        return (yield from self._read(size))
 
     def _parse(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._held = unread > MAX_UNREAD and not self.transport.is_closing()
-        if self._held:
-            return
-        data = bytes(self._pending[:STEP])
-        del self._pending[:STEP]
+        # what was given before is parsed first
+        data = bytes(self._pending[:STEP]) if self._left > 0 else b""
+        del self._pending[: len(data)]
+        self._left = READS
         super().data_received(data)
-        if self._pending:
+        if self._is_behind():
+            self.transport.pause_reading()
             self.loop.call_soon(self._parse)
         elif self._ended is not None:
             super().connection_lost(*self._ended)
@@ -147,7 +161,7 @@ class _Connection(ClientConnection):
 
     def _go_on(self) -> None:
         self._full = False
-        if not self._pending:
+        if not self._is_behind():
             self.transport.resume_reading()
 
 

@@ -30,8 +30,8 @@ class Room(Protocol):
 
     hold: Hold | None
     """For what of messages has come and was not taken; none until the connection is accepted."""
-    unparsed: bytes
-    """Messages that were received and wait for room."""
+    behind: bool
+    """Whether something was received that is not parsed yet."""
     read_paused: bool
     """Whether there are messages that were received and not taken."""
     writable: asyncio.Event

@@ -133,7 +133,7 @@ class Channel(ABC):
                     del data, text, message
                     if room is not None and room.read_paused:
                         await asyncio.sleep(0)  # more frames are waiting: yield first
-                    elif room is not None and room.unparsed:
+                    elif room is not None and room.behind:
                         asyncio.get_running_loop().call_soon(room.parse)
         except TimeoutError:
             if not sender.done():  # unless it is closed since the client did not read

@@ -12,7 +12,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from dragoman.core.error import FaultError
 
 from .asgi import ROOM
-from .limits import SMALL, STEP, Hold
+from .limits import READS, SMALL, STEP, Hold
 from .settings import Settings
 
 LATER, TRIES = 0.1, 20
@@ -26,11 +26,12 @@ _CONT, _LONG, _MASKED = 0, 127, 0x80
 
 
 class Fragments:
-    """Reads for websockets' parser, in the place of its reader's `read_exact`. A frame that is
-    longer than PIECE is given as the fragments that its client might have sent: the parser would
-    copy and unmask it in one step."""
+    """Reads for websockets' parser, in the place of its reader's `read_exact`: READS, before others
+    have their turn. A frame that is longer than PIECE is given as the fragments that its client
+    might have sent: the parser would copy and unmask it in one step."""
 
     def __init__(self, reader: Any, most: int) -> None:
+        self.left = READS  # in this turn
         self._reader = reader  # of websockets
         self._most = most  # a frame that is longer is refused by its head
         self._reads = 0  # that the parser makes before it comes to a head
@@ -41,6 +42,9 @@ class Fragments:
 
     def __call__(self, size: int) -> Generator[None, None, bytes | bytearray]:
         """The next bytes. Raises EOFError."""
+        while self.left <= 0:
+            yield
+        self.left -= 1
         if self._made:
             return self._made.pop()
         if not self._reads and self._left:
@@ -90,7 +94,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     """
 
     hold: Hold | None = None
-    unparsed = b""
+    behind = False
+    _unparsed = b""
     _at = 0  # bytes of it that are parsed
     _tries = 0  # attempts to find room
     _begun = math.inf  # when the current message began
@@ -103,16 +108,22 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         reader, most = self.conn.reader, cast(Any, self.config).ws_max_size
-        cast(Any, reader).read_exact = Fragments(reader, most)
+        cast(Any, reader).read_exact = self._reads = Fragments(reader, most)
 
     def data_received(self, data: bytes) -> None:
         few = len(data) <= STEP and len(self.conn.reader.buffer) <= STEP
-        if few and not (self.unparsed or self.frames) and self.writable.is_set():
+        if few and not (self.behind or self.frames) and self.writable.is_set():
+            self._reads.left = READS
             super().data_received(data)
+            self.behind = self._reads.left <= 0
+            if self.behind:
+                self.transport.pause_reading()
+                self.loop.call_soon(self.parse)
         else:
-            self.unparsed, self._at = self.unparsed[self._at :] + data, 0
+            self._unparsed, self._at = self._unparsed[self._at :] + data, 0
+            self.behind = True
             self.parse()
-        if not (self.unparsed or self.conn.reader.buffer or self.frames):
+        if not (self._unparsed or self.conn.reader.buffer or self.frames):
             self._begun = math.inf
             return
         self._latest = self.loop.time()
@@ -127,27 +138,31 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Parse some, and continue after a turn of the loop; or wait until the client reads,
         the application takes messages, or there is room for more."""
         if self.transport.is_closing():
-            self.unparsed = b""
+            self._unparsed, self.behind = b"", False
         elif self.read_paused or not self.writable.is_set() or self._is_early():
             self.transport.pause_reading()
-        elif self.unparsed:
-            step = self.unparsed[self._at : self._at + STEP]
-            self._at += STEP
-            if self._at >= len(self.unparsed):
-                self.unparsed, self._at = b"", 0
+        elif self.behind:
+            step = b""
+            if self._reads.left > 0:  # what was given before is parsed
+                step = self._unparsed[self._at : self._at + STEP]
+                self._at += STEP
+                if self._at >= len(self._unparsed):
+                    self._unparsed, self._at = b"", 0
+            self._reads.left = READS
             super().data_received(step)
+            self.behind = self._unparsed != b"" or self._reads.left <= 0
             self.transport.pause_reading()
             if self._has_room():
                 self.loop.call_soon(self.parse)
         elif self._has_room():
             self.transport.resume_reading()
-        if not (self.unparsed or self.conn.reader.buffer or self.frames):
+        if not (self._unparsed or self.conn.reader.buffer or self.frames):
             self._begun = math.inf
 
     def _has_room(self) -> bool:
         """Account for received messages. Where there is no room, try again later, but not
         for long: it may be a deadlock."""
-        size = len(self.conn.reader.buffer) + len(self.unparsed) - self._at
+        size = len(self.conn.reader.buffer) + len(self._unparsed) - self._at
         size += sum(map(len, self.frames))
         try:
             if self.hold is not None and not self.read_paused and max(size, self.hold.size) > SMALL:
@@ -173,7 +188,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def _is_early(self) -> bool:
         """Whether much was received before the application accepted the connection."""
-        return self.hold is None and self.handshake_initiated and len(self.unparsed) > STEP
+        return self.hold is None and self.handshake_initiated and len(self._unparsed) > STEP
 
     def handle_cont(self, event: Any) -> None:
         # Joined: small ones as separate objects take much more memory, and large ones another copy.
@@ -198,7 +213,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._begun == math.inf or self.close_sent or self.transport.is_closing():
             self._give_time(limits)
             return
-        if self.read_paused or self.unparsed:  # the delay is ours
+        if self.read_paused or self.behind:  # the delay is ours
             self._begun = self._latest = now
         rate_kept = self._begun + self._size / limits.min_rate
         if now < min(self._latest, rate_kept) + limits.read_time:
@@ -223,7 +238,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
-        self.unparsed, self.frames = b"", []  # references to this connection may live long
+        self._unparsed, self.frames = b"", []  # references to this connection may live long
         self.conn.reader.discard()
         if self.hold is not None:  # the application may have ended before this
             self.hold.close()

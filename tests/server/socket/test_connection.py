@@ -165,7 +165,7 @@ async def test_4_12_others_have_their_turn_between_frames(
         frames -= 1
         client.ask(model="stub", input=[]) if frames else client.leave()
 
-    room = SimpleNamespace(hold=None, unparsed=b"x", read_paused=read_paused, parse=parse)
+    room = SimpleNamespace(hold=None, behind=True, read_paused=read_paused, parse=parse)
     client.connection._room = cast(Any, room)
     if read_paused:
         for _ in range(20):
@@ -186,7 +186,7 @@ def test_4_11_what_is_not_parsed_is_counted() -> None:
     protocol = SocketProtocol.__new__(SocketProtocol)
     protocol.conn = cast(Any, SimpleNamespace(reader=SimpleNamespace(buffer=b"x" * 1_000)))
     protocol.frames, protocol.read_paused = [], False
-    protocol.hold, protocol.unparsed, protocol._at = budget.hold(""), b"x" * 104_096, 4_096
+    protocol.hold, protocol._unparsed, protocol._at = budget.hold(""), b"x" * 104_096, 4_096
     assert protocol._has_room()
     assert budget.held == 101_000
 
