@@ -67,6 +67,8 @@ SOCKET = BASE + PATH
 
 BETA_SESSIONS = ("sessions", "transcription_sessions")
 """The beta API's path for client secrets."""
+SPARE = 0.125
+"""The part of a key's share of `memory` that the answers of its sessions leave."""
 OF_ITS_OWN = Fault(
     "authentication",
     "A client secret opens a session of its own: a call is joined with the key that it was made "
@@ -107,7 +109,11 @@ class Admitted(Wrapper):
 
 class Counted(Wrapper):
     """An engine whose answers count in `memory` while they are made and spoken, like those of
-    requests."""
+    requests.
+
+    They leave `SPARE` of a share to the sessions' events: without room for those, connections are
+    dropped whose clients have read all they were sent, and here only the answer fails.
+    """
 
     def __init__(self, service: Service, engine: Engine) -> None:
         super().__init__(engine)
@@ -117,8 +123,16 @@ class Counted(Wrapper):
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
         """The events of the engine."""
-        hold = self._service.budget.hold(caller.tenant)
-        counted = replace(caller, count=hold.add)
+        budget = self._service.budget
+        hold, spare = budget.hold(caller.tenant), budget.hold(caller.tenant)
+
+        def count(more: int) -> None:
+            hold.add(more)
+            if more > 0:
+                spare.resize(int(budget.share * SPARE))
+                spare.close()
+
+        counted = replace(caller, count=count)
         try:
             async with aclosing(super().stream(request, counted)) as events:
                 async for event in events:

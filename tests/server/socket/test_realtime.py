@@ -5,7 +5,7 @@ import json
 import time
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Finished, ItemAdded, ItemDone
+from dragoman.core.event import Event, Finished, ItemAdded, ItemDone
 from dragoman.core.interfaces import Secret
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Unknown
 from dragoman.core.response import Usage
@@ -553,6 +553,30 @@ async def test_an_answer_takes_no_longer_than_the_deadline() -> None:
         await talk.say(RESPOND)
         done = (await talk.until("response.done"))[-1]
         assert done["response"]["status_details"]["error"]["code"] == "upstream_timeout"
+
+
+class Counts(Stub):
+    """Makes much that counts."""
+
+    async def stream(self, request: Any, caller: Any = None) -> AsyncGenerator[Event, None]:
+        for event in OPENING:
+            yield event
+        while True:
+            caller.count(50_000)
+            caller.count(-10_000)
+            self.said += 40_000
+            yield word("x")
+
+
+async def test_answers_leave_room_for_what_clients_are_sent() -> None:
+    engine = Counts()
+    async with talking(engine, settings=Settings(memory=1_000_000)) as talk:
+        await talk.say(USER, RESPOND)
+        done = (await talk.until("response.done"))[-1]["response"]
+        assert done["status_details"]["error"]["code"] == "overloaded"
+        assert 800_000 < engine.said < 875_000  # an eighth is left
+        await talk.say({"type": "session.update", "session": {"type": "realtime"}})
+        await talk.until("session.updated")
 
 
 async def test_each_answer_has_a_line_in_the_log(capfd) -> None:
