@@ -288,10 +288,13 @@ async def test_cancelled_read_leaves_nothing_behind(postgres: Postgres) -> None:
 
 
 async def test_a_slow_statement_opens_no_breaker_where_others_are_answered(
-    postgres: Postgres, tmp_path
+    postgres: Postgres, tmp_path, monkeypatch
 ) -> None:
     store = PostgresStore(postgres.address, schema=tmp_path.name, patience=0.5)
     await store.ready()
+    loop = asyncio.get_running_loop()
+    early = partial(lambda later, delay, *rest: later(delay * 0.8, *rest), loop.call_later)
+    monkeypatch.setattr(loop, "call_later", early)  # as uvloop's is, by a part of a millisecond
     slow = asyncio.create_task(store._read("SELECT pg_sleep(2)"))
     while not slow.done():
         await store._read("SELECT 1")

@@ -22,7 +22,7 @@ from dragoman.engines.reasoning import (
     RetryingReasoning,
 )
 from dragoman.engines.router import Prompted
-from dragoman.net.threads import Turns
+from dragoman.net.threads import Turns, reading
 from dragoman.stores.base import StoreError
 from dragoman.tools.files import FileSearch
 from dragoman.tools.run import Hosted
@@ -186,6 +186,7 @@ class App:
                 else:
                     caller = self._caller(exchange)
                 exchange.tenant = caller.tenant
+                reading.set(caller.tenant)  # of all that the store is asked for this request
                 exchange.budget = self.budget
             if b"upgrade" in headers and exchange.header(b"upgrade").lower() == "websocket":
                 raise FaultError(NO_WEBSOCKET)

@@ -363,10 +363,17 @@ class PostgresStore(Store):
         except StoreError as error:
             raise self._breaker.failed(str(error), time.monotonic() - began) from None
         timer: asyncio.TimerHandle | None = None
+        late = False  # by the timer, which uvloop calls up to a millisecond early
+
+        def give_up() -> None:
+            nonlocal late
+            late = True
+            connection.terminate()
+
         try:
             async with self._turn(patience), pool.acquire(timeout=patience) as connection:
                 began = time.monotonic()
-                timer = asyncio.get_running_loop().call_later(patience, connection.terminate)
+                timer = asyncio.get_running_loop().call_later(patience, give_up)
                 try:
                     yield connection
                 except ERRORS:  # of its session: read-only, or without its prepared statements
@@ -374,9 +381,10 @@ class PostgresStore(Store):
                     raise
         except ERRORS as error:
             seconds = time.monotonic() - began
-            if timer is not None and seconds >= patience and self._answered > began:
+            late = late or (timer is not None and isinstance(error, TimeoutError))
+            if late and self._answered > began:
                 raise LongError from None  # others were answered meanwhile
-            problem = failed(self._place, TimeoutError() if seconds >= patience else error)
+            problem = failed(self._place, TimeoutError() if late else error)
             answered = (getattr(error, "sqlstate", None) or "")[:2] in REFUSALS
             raise self._breaker.failed(str(problem), 0 if answered else seconds) from None
         finally:

@@ -5,6 +5,8 @@ from typing import Any
 import openai
 import pytest
 
+from dragoman.core.interfaces import Caller
+from dragoman.net.threads import reading
 from tests.server.state.storing import Server
 from tests.server.stubs import Call
 
@@ -28,6 +30,22 @@ async def test_a_conversation_is_made_labelled_and_forgotten(server: Server) -> 
     assert (gone.id, gone.deleted) == (talk.id, True)
     with pytest.raises(openai.NotFoundError):
         await server.sdk.conversations.retrieve(talk.id)
+
+
+async def test_writes_wait_among_those_of_their_own_key(server: Server, monkeypatch) -> None:
+    monkeypatch.setattr(server.app, "_caller", lambda _: Caller("key"))
+    store, lines = server.memory.store, list[str]()
+
+    def noted(write: Any) -> Any:
+        return lambda *given: lines.append(reading.get()) or write(*given)
+
+    for name in ("_transact", "_write"):
+        monkeypatch.setattr(store, name, noted(getattr(store, name)))
+    talk = await server.sdk.conversations.create(items=[said("a", id="msg_a")])
+    await server.sdk.conversations.items.create(talk.id, items=[said("b")])
+    await server.sdk.conversations.items.delete("msg_a", conversation_id=talk.id)
+    await server.sdk.conversations.delete(talk.id)
+    assert set(lines) == {"key"}  # and not that of the upkeep, with all others
 
 
 async def test_an_empty_conversation_needs_no_body(server: Server) -> None:
