@@ -96,20 +96,14 @@ class Admitted(Wrapper):
                 aclosing(super().stream(request, caller)) as events,
             ):
                 async for event in events:
-                    match event:
-                        case Delta(kind="audio", data=str(data)):
-                            for piece in divided(data):  # one may have minutes of sound
-                                yield replace(event, data=piece)
-                                await asyncio.sleep(0)
-                        case _:
-                            yield event
+                    yield event
         except TimeoutError:
             yield Failed(too_late(seconds or 0))
 
 
 class Counted(Wrapper):
     """An engine whose answers count in `memory` while they are made and spoken, like those of
-    requests.
+    requests, and whose sound comes a second in each turn of the loop.
 
     They leave `SPARE` of a share to the sessions' events: without room for those, connections are
     dropped whose clients have read all they were sent, and here only the answer fails.
@@ -136,7 +130,13 @@ class Counted(Wrapper):
         try:
             async with aclosing(super().stream(request, counted)) as events:
                 async for event in events:
-                    yield event
+                    match event:
+                        case Delta(kind="audio", data=str(data)):
+                            for piece in divided(data):  # one may have minutes of sound
+                                yield replace(event, data=piece)
+                                await asyncio.sleep(0)
+                        case _:
+                            yield event
         finally:
             hold.close()
 
