@@ -202,6 +202,7 @@ def habits(profile: Profile) -> str:
         "developer messages become system messages": not careful
         and limits.developer_role == "system",
         "one leading system message": not careful and limits.system_messages == "front",
+        "one leading system message, but for its own clients": limits.system_messages == "own",
         "only the tool named in `tool_choice` is sent": not limits.named_tool,
         "tools are not sent with `tool_choice: none`": not limits.idle_tools,
         "a schema becomes a prompt and `json_object`": not limits.json_schema,
@@ -212,6 +213,8 @@ def habits(profile: Profile) -> str:
         "arguments of past calls become JSON objects": not (careful or limits.any_arguments),
         "past reasoning is left out": dialect.reasoning_echo == "never",
         "labels and other fields that it refuses are left out": "store" in dialect.drop,
+        "calls keep no fields of other servers": not dialect.call_extra,
+        "schemas are closed, and their limits told": dialect.closed_schemas,
         "`n` becomes separate requests": not profile.choices,
         f"a total of {profile.silent_context} tokens logs a warning about truncation": (
             profile.silent_context is not None

@@ -195,6 +195,7 @@ def heard(lowered: Lowered, *names: str) -> Response:
         ("\ud83d", '{"input": "\\ud83d"}'),
         ("", "{}"),
         ("[" * 100_000, json.dumps({"input": "[" * 100_000})),
+        ("é\n\ud83d" * 50_000, json.dumps({"input": "é\n\ud83d" * 50_000})),
         (f'{{"a": {"9" * 309}}}', json.dumps({"input": f'{{"a": {"9" * 309}}}'})),
     ],
 )

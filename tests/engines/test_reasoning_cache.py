@@ -128,6 +128,15 @@ def test_fields_of_a_call_that_only_its_wire_has_are_restored() -> None:
     assert recalled(cache(signed), ASK, SAID, begun)[2] == replace(CALL, extra=own | marked)
 
 
+def test_reasoning_of_a_call_to_which_a_client_added_its_defaults_is_restored() -> None:
+    """Claude Code sends `replace_all: false` back with each Edit."""
+    filled = replace(CALL, arguments='{"zone": null, "city": "Rome"}')
+    other = replace(CALL, arguments='{"zone": null, "city": "Oslo"}')
+    kept = cache(ENCRYPTED_ITEM, CALL)
+    assert recalled(kept, ASK, filled) == (ASK, ENCRYPTED_ITEM, filled)
+    assert recalled(kept, ASK, other) == (ASK, other)
+
+
 # ---- whose it is -----------------------------------------------------------------------------
 
 

@@ -249,6 +249,17 @@ async def test_profile_of_messages_sends_its_key_and_version_with_every_question
     assert [headers.get("anthropic-beta") for headers in sent] == [None, None, "b"]
 
 
+async def test_only_clients_of_messages_place_system_messages_in_the_conversation() -> None:
+    """Most of Anthropic's models refuse them there, and all before a message of the user."""
+    talk = (Message("user", "a"), Message("assistant", "b"), Message("system", "s"))
+    async with remote(ANSWERS["messages"], wire="messages", profile="anthropic") as (engine, up):
+        for wire in ("messages", "chat"):
+            await ask(engine, asking(items=(*talk, Message("user", "c"))), caller=Caller(wire=wire))
+    own, front = ([each["role"] for each in asked.json["messages"]] for asked in up.asked)
+    assert (own, front) == (["user", "assistant", "system", "user"], ["user", "assistant", "user"])
+    assert up.asked[1].json["system"][0]["text"] == "s"
+
+
 # ---- which of two --------------------------------------------------------------------------
 
 

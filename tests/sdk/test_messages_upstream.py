@@ -195,9 +195,29 @@ async def test_reasoning_without_a_signature_is_not_sent(wire, fields) -> None:
 
 
 async def test_request_has_what_the_server_demands() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
+    """Its objects must be closed, limits in a schema are refused, and most of its models refuse
+    system messages behind others."""
+    limited = {"type": "string", "description": "A", "maxLength": 3}
+    maps = {"type": "object", "additionalProperties": {"type": "string"}}
+    given = {
+        "type": "object",
+        "properties": {"minimum": limited, "b": {"anyOf": [{"type": "object"}, {"not": maps}]}},
+        "$defs": {"c": {"type": "array", "items": {"type": "object"}, "maxItems": 3}, "d": True},
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": given}}
+    shut = {"type": "object", "additionalProperties": False}
+    told = {"type": "string", "description": "A\n\n{maxLength: 3}"}
+    schema = {
+        **shut,
+        "properties": {"minimum": told, "b": {"anyOf": [shut, {"not": maps}]}},
+        "$defs": {"c": {"type": "array", "items": shut, "description": "{maxItems: 3}"}, "d": True},
+    }
+    said = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "Where?"},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "On."},
+    ]
     key: JSON = {"api_key": "sk-ant-1", "pass_client_key": True}
     async with behind(blocks(text("{}")), **ANTHROPIC, **key) as server:
         await server.whole(
@@ -220,7 +240,7 @@ async def test_request_has_what_the_server_demands() -> None:
         "model": "mock",
         "max_tokens": 32_000,
         "system": [{"type": "text", "text": "Be brief.", "cache_control": mark}],
-        "messages": [{"role": "user", "content": "Go."}],
+        "messages": [said[0], said[1], said[3]],
         "tools": [tool],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "stop_sequences": ["END"],

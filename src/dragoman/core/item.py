@@ -107,6 +107,17 @@ class File(Struct, frozen=True, omit_defaults=True, tag="file"):
     filename: str | None = None
     extra: Extra | None = None
 
+    @property
+    def name(self) -> str | None:
+        """Its name, and one for data that has none, such as Anthropic's: OpenAI refuses data alone.
+
+        >>> File(data="data:application/pdf;base64,JVBERg==").name, File(url="https://a/b").name
+        ('file.pdf', None)
+        """
+        if self.filename or self.file_id or not self.data:
+            return self.filename
+        return "file.pdf" if self.data.startswith("data:application/pdf") else "file"
+
 
 class Thought(Struct, frozen=True, omit_defaults=True, tag="thought"):
     """Reasoning in the model's own words (Responses: `reasoning_text`)."""

@@ -87,8 +87,9 @@ class UpstreamLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Whether the arguments of past calls may be anything; else they are made a JSON object: some
     servers refuse a conversation with others, whatever is asked next."""
     developer_role: Literal["developer", "system"] = "developer"
-    system_messages: Literal["anywhere", "front"] = "anywhere"
-    """`front`: one system message, before all others."""
+    system_messages: Literal["anywhere", "front", "own"] = "anywhere"
+    """`front`: one system message, before all others; `own`: but for clients of its protocol, who
+    know which models take others, and where."""
     images: bool | None = None
     audio: bool | None = None
     files: bool | None = None
@@ -317,14 +318,26 @@ def _are_objects(items: Iterable[Item]) -> bool:
     return True
 
 
+PIECE = 64 * 1024
+"""Characters of arguments that are escaped in one call: no other thread runs during it."""
+
+
+def _object_of(text: str) -> str:
+    """A JSON object with a text, or an empty one."""
+    if not text:
+        return "{}"
+    starts = range(0, len(text), PIECE)
+    escaped = [json.dumps(text[start : start + PIECE])[1:-1] for start in starts]
+    return "".join(['{"input": "', *escaped, '"}'])
+
+
 def _with_objects(items: Iterable[Item], losses: LossList) -> tuple[Item, ...]:
     """The items, with arguments that are JSON objects: others, as of a call that was cut, are
     put into one as a text."""
     found: list[Item] = []
     for index, item in enumerate(items):
         if isinstance(item, FunctionCall) and not _are_objects((item,)):
-            text = item.arguments.strip()
-            item = replace(item, arguments=json.dumps({"input": text} if text else {}))
+            item = replace(item, arguments=_object_of(item.arguments.strip()))
             why = "this server wants a JSON object, and they are given as a text in one"
             losses.note("items[*].arguments", "emulated", why, (index,))
         found.append(item)

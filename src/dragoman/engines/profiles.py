@@ -42,7 +42,8 @@ _REFUSED = frozenset(
     }
 )
 """Fields without which the answer is the same, and with which some servers refuse to give one."""
-_STRICT = replace(_MAX_TOKENS, reasoning_echo="never", drop=_REFUSED)
+_GEMINI = replace(_MAX_TOKENS, reasoning_echo="never", drop=_REFUSED)
+_STRICT = replace(_GEMINI, call_extra=False)
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -89,7 +90,11 @@ _WHOLE = Profile(
 )
 """A server that supports everything, in each of its protocols."""
 
-_OPENAI = replace(_WHOLE, constraints={**_SCHEMA, "custom": "tools"})
+_OPENAI = replace(
+    _WHOLE,
+    dialect=Dialect(reasoning_echo="never"),
+    constraints={**_SCHEMA, "custom": "tools"},
+)
 
 PROFILES: tuple[Profile, ...] = (
     replace(_OPENAI, name="openai", hosts=("api.openai.com",)),
@@ -104,12 +109,13 @@ PROFILES: tuple[Profile, ...] = (
         name="anthropic",
         hosts=("api.anthropic.com",),
         wires=("messages",),
-        dialect=Dialect(cache_control=True),
+        dialect=Dialect(cache_control=True, closed_schemas=True),
         limits=UpstreamLimits(
             custom_tools=False,
             namespaces=False,
             allowed_tools=False,
             developer_role="system",
+            system_messages="own",
             audio=False,
         ),
         think=None,
@@ -144,10 +150,11 @@ PROFILES: tuple[Profile, ...] = (
         wires=("chat",),
         dialect=Dialect(reasoning_echo="must"),
     ),
+    # These three refuse a request with any field that they do not know.
+    Profile(name="gemini", hosts=(".googleapis.com",), wires=("chat",), dialect=_GEMINI),
     Profile(
-        # They refuse a request with any field that they do not know.
         name="strict",
-        hosts=(".googleapis.com", "api.groq.com", "api.cerebras.ai"),
+        hosts=("api.groq.com", "api.cerebras.ai"),
         wires=("chat",),
         dialect=_STRICT,
     ),

@@ -16,7 +16,7 @@ import re
 import secrets
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
 
@@ -349,13 +349,13 @@ class ReasoningCache:
         return (items if restored == items else restored), losses
 
     def find(self, tenant: str, call: Call, most: int = RESPELLED) -> _Led | None:
-        """The reasoning of a call, whatever the format of its arguments, where these are at most so
-        many characters."""
+        """The reasoning of a call, whatever the format of its arguments, and with any that a client
+        filled in (Claude Code), where they are at most so long."""
         key = _key(tenant, call)
         found = self.led.get(key)
         if found is None and (latest := self.latest.get(key[:2])) and latest[2] == call.name:
             read = max(len(latest[3]), len(key[3])) <= most
-            same = read and _value(latest[3]) == _value(key[3])
+            same = read and _value(latest[3]) <= _value(key[3])
             found = self.led.get(latest) if same else None
         return found
 
@@ -485,11 +485,12 @@ def _key(tenant: str, call: Call) -> _Key:
     return tenant, call.call_id, call.name, call.text
 
 
-def _value(arguments: str) -> object:
+def _value(arguments: str) -> ItemsView[str, object]:
     try:
-        return json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
-        return arguments
+        value = arguments
+    return value.items() if isinstance(value, dict) else {"": value}.items()
 
 
 KNOWN_BY, MANY = 2048, 500
@@ -682,8 +683,7 @@ class _Attempts(Relay):
         return with_losses(events, self._losses, without=ASKING if self._asking else "")
 
     def _changed(self, fault: Fault) -> bool:
-        """Change the request after a refusal; false where that is not about
-        encrypted reasoning."""
+        """Change the request after a refusal; false where it is not about encrypted reasoning."""
         request, undecrypted = self._request, fault.upstream_code == CODE
         if not undecrypted:
             refused = fault.code == "upstream_refused" and fault.blame == "client"

@@ -638,8 +638,7 @@ class Remote:
     def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
         """Encode for the caller's wire if the server has it, or else for the first that carries
         everything. Raises FaultError where none does."""
-        upstream = self.upstream
-        profile = upstream.profile
+        upstream, profile = self.upstream, self.upstream.profile
         # Most requests have the same headers, and most servers the same limits for every model.
         headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
         limits = upstream.limits(request.model) if upstream.senses else profile.limits
@@ -649,8 +648,9 @@ class Remote:
         raw = isinstance(request, Completion)  # its text must be unparsed, with its markup
         if raw:
             names = [wire.name for wire in WIRES.values() if not wire.conversation]
-        lowered = lower(request, limits)
-        asked = lowered.request
+        if limits.system_messages == "own" and caller.wire != names[0]:
+            limits = replace(limits, system_messages="front")
+        asked = (lowered := lower(request, limits)).request
         if profile.only_streams and not asked.stream:
             asked = replace(asked, stream=True)
         refused: FaultError | None = None

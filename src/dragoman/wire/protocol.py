@@ -29,7 +29,9 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The field for past reasoning in assistant messages."""
     reasoning_echo: Literal["must", "may", "never"] = "may"
     """Whether past reasoning is sent back: `must` is for servers that refuse a message with calls
-    without their reasoning, `never` for those that refuse the field."""
+    without their reasoning, `never` for those that refuse it, but for what they encrypted."""
+    call_extra: bool = True
+    """Whether past calls keep the fields that the protocol does not have, as Gemini's signature."""
     repetition_penalty: str = "repetition_penalty"
     content_parts: bool = True
     """Whether content may be a list of parts where it is only text."""
@@ -41,6 +43,9 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Messages requests.
     cache_control: bool = False
     """Whether to mark a prefix for caching where the client marks none."""
+
+    closed_schemas: bool = False
+    """Whether the objects of a schema must be closed, and their values without limits."""
 
     # Chat answers.
     reasoning_out: tuple[str, ...] = ("reasoning", "reasoning_content")

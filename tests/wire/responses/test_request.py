@@ -321,6 +321,26 @@ def test_a_field_of_an_item_that_is_wrong_is_named(item, param) -> None:
     assert caught.value.fault.param == f"input[0].{param}"
 
 
+def test_a_server_that_takes_only_its_own_reasoning_back_gets_no_other() -> None:
+    """OpenAI refuses a conversation with reasoning that is not encrypted, as of another server's
+    model, and the text of any."""
+    thought, note = (Thought("Hm."),), Message("user", "hi")
+    items = (note, Reasoning(thought, id="rs_1"), Reasoning(thought, encrypted="gAAA", id="rs_2"))
+    request = Request(model="m", items=items)
+    body, losses = RESPONSES.encode_request(request, Dialect(reasoning_echo="never"))
+    (_, kept) = json.loads(body)["input"]
+    assert kept == {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAA"}
+    assert [(loss.field, loss.action) for loss in losses] == [("items[1].reasoning", "dropped")]
+    assert len(json.loads(RESPONSES.encode_request(request, STANDARD)[0])["input"]) == 3
+
+
+def test_a_file_without_a_name_gets_one() -> None:
+    """OpenAI refuses its data without, and Anthropic's clients give none."""
+    parts = [{"type": "input_file", "file_data": "data:application/pdf;base64,QQ=="}]
+    (message,) = said(asked(input=[{"role": "user", "content": parts}]))["input"]
+    assert message["content"][0]["filename"] == "file.pdf"
+
+
 def test_tools_sent_again_are_the_same_value() -> None:
     tools = [{"type": "function", "name": "again", "parameters": {"type": "object"}}]
     first, second = asked(input="a", tools=tools), asked(input="b", tools=tools)

@@ -411,7 +411,7 @@ def encode_part(part: Part) -> dict[str, JSON]:
             return restore({"type": "input_audio", "input_audio": sound}, part.extra)
         case File() if part.file_id or part.data:
             names = (("file_id", part.file_id), ("file_data", part.data and long(part.data)))
-            file = {name: value for name, value in (*names, ("filename", part.filename)) if value}
+            file = {name: value for name, value in (*names, ("filename", part.name)) if value}
             return restore({"type": "file", "file": file}, part.extra)
         case UnknownPart(wire=wire) if wire == NAME:
             return part.value
@@ -532,6 +532,10 @@ def _assistant_message(
         content: Content | None = None
         match item:
             case FunctionCall() | CustomToolCall():
+                if not dialect.call_extra and from_extra(item.extra):
+                    why = "this server refuses fields of calls that it does not know"
+                    notes.append(("items[*].extra", "dropped", why, (index,)))
+                    item = replace(item, extra=None)
                 calls.append(encode_call(item))
                 continue
             case Unknown(wire=wire) if wire == NAME:

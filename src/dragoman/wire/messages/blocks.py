@@ -601,6 +601,7 @@ def _encode_source(where: str | None, file_id: str | None) -> dict[str, JSON]:
             return {"type": "text", "media_type": "text/plain", "data": long(text)}
         except (Error, ValueError):
             pass
+    media = "image/jpeg" if media == "image/jpg" else media  # as many write it
     return {"type": "base64", "media_type": media, "data": long(data)}
 
 

@@ -378,6 +378,44 @@ def encode_choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str,
 
 # ---- encoding ----------------------------------------------------------------------------
 
+_UNTAKEN = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minLength", "maxLength", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
+)
+_ONE, _SEVERAL = ("items", "not"), ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED = ("properties", "$defs", "definitions")
+
+
+def closed(schema: JSON, notes: list[Note]) -> JSON:
+    """A schema as Anthropic takes it, and as its SDKs send it: its objects have no other fields,
+    and limits that it refuses are told to the model.
+
+    >>> closed({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}}, [])
+    {'type': 'object', 'properties': {'n': {'type': 'integer', 'description': '{minimum: 1}'}}, \
+'additionalProperties': False}
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: value for name, value in schema.items() if name not in _UNTAKEN}
+    for name in _ONE:
+        if name in found:
+            found[name] = closed(found[name], notes)
+    for name in _SEVERAL:
+        if isinstance(several := found.get(name), list):
+            found[name] = [closed(each, notes) for each in several]
+    for name in _NAMED:
+        if isinstance(named := found.get(name), dict):
+            found[name] = {key: closed(each, notes) for key, each in named.items()}
+    if found.get("type") == "object" and not isinstance(found.get("additionalProperties"), dict):
+        found["additionalProperties"] = False
+    if left := [f"{name}: {json.text(schema[name])}" for name in _UNTAKEN if name in schema]:
+        told = "{" + ", ".join(left) + "}"
+        about = found.get("description")
+        found["description"] = f"{about}\n\n{told}" if about else told
+        why = "this server refuses limits in a schema; they are told to the model"
+        notes.append(("format.schema", "emulated", why, ()))
+    return found
+
 
 def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
     """The body of a request, and its losses.
@@ -421,7 +459,10 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     if request.reasoning is not None:
         _add_reasoning(request, request.reasoning, given, notes)
     if isinstance(format, JSONSchema):
-        encoded = restore({"type": "json_schema", "schema": format.schema or {}}, format.extra)
+        schema: JSON = format.schema or {}
+        if dialect.closed_schemas:
+            schema = closed(schema, notes)
+        encoded = restore({"type": "json_schema", "schema": schema}, format.extra)
         given["output_config"] = {**given.get("output_config", {}), "format": encoded}
     body = {name: value for name, value in given.items() if value is not None}
     if request.extra:

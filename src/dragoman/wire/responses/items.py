@@ -530,7 +530,7 @@ def encode_part(
             encoded = {"image_url": part.url, "file_id": part.file_id, "detail": part.detail}
             encoded = dense({"type": "input_image", **encoded})
         case _:
-            encoded = {"file_id": part.file_id, "filename": part.filename}
+            encoded = {"file_id": part.file_id, "filename": part.name}
             encoded |= {"file_data": part.data, "file_url": part.url}
             encoded = dense({"type": "input_file", **encoded})
     return {**encoded, **from_extra(part.extra)} if part.extra else encoded

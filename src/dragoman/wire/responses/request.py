@@ -21,10 +21,11 @@ from dragoman.core.item import (
     ItemReference,
     Message,
     Part,
+    Reasoning,
     Unknown,
     UnknownPart,
 )
-from dragoman.core.loss import Loss
+from dragoman.core.loss import Loss, LossList
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -339,11 +340,30 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     if options is not None:  # usage is part of every answer here
         obfuscation = {"include_obfuscation": options.include_obfuscation}
         encoded["stream_options"] = dense({**obfuscation, **from_extra(options.extra)}) or None
-    encoded = dense(json.merge(encoded, {**vendor, **unknown}))
+    encoded, items = dense(json.merge(encoded, {**vendor, **unknown})), request.items
+    if dialect.reasoning_echo == "never":
+        items, left = _sealed(items)
+        losses += left
     for name in sorted(dialect.drop & encoded.keys()):
         del encoded[name]
         losses += (Loss(name, "dropped", "the model's server does not take it"),)
-    return json.dump({**encoded, "input": _encode_items(request.items)}), losses
+    return json.dump({**encoded, "input": _encode_items(items)}), losses
+
+
+def _sealed(items: tuple[Item, ...]) -> tuple[tuple[Item, ...], tuple[Loss, ...]]:
+    """The items with reasoning only where it is encrypted, and not its text: OpenAI refuses a
+    conversation with any other, such as that of another server's model."""
+    kept: list[Item] = []
+    losses = LossList()
+    for index, item in enumerate(items):
+        if type(item) is Reasoning:
+            if item.encrypted is None:
+                why = "this server takes only its own encrypted reasoning back"
+                losses.note("items[*].reasoning", "dropped", why, (index,))
+                continue
+            item = replace(item, content=())
+        kept.append(item)
+    return tuple(kept), losses.losses()
 
 
 def encode_instructions(request: Request) -> JSON:
