@@ -212,6 +212,14 @@ def test_what_matches_is_accepted_by_the_judge(node, chance) -> None:
             assert found == ours, (node, text)
 
 
+@pytest.mark.parametrize("before", ["", "b" * 200])
+def test_a_grammar_that_has_no_end_of_its_own_is_a_grammar(before) -> None:
+    """Between terminals the longest text counts, so nothing may follow the first."""
+    node = lark(f'start: MANY AS "a"\nMANY: /[b-z]{{{len(before)}}}/\nAS: /a+/')
+    assert match(node, before + "aaa") is None
+    assert match(lark("start: AS\nAS: /a+/"), "aaa") is not None
+
+
 @given(NODES | MIXED, st.randoms(use_true_random=False))
 @settings(max_examples=samples(15, 500))
 def test_what_is_verified_is_accepted_by_the_judge(node, chance) -> None:

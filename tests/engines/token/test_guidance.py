@@ -134,6 +134,14 @@ def test_forced_tokens_are_those_the_vocabulary_would_write() -> None:
     assert list(motion.forced()) == words.encode('"}')
 
 
+@pytest.mark.parametrize("lark", ['start: "yes"', "start:" + " B" * 300 + "\nB: /a{5000}/"])
+def test_what_must_follow_in_a_grammar_of_a_client_is_not_looked_for(lark) -> None:
+    """It may be millions of bytes, or have no end: all of the process would wait."""
+    writer = Writer()
+    motion = GUIDE.constrain(writer.grammar(writer.body(Lark("", lark))))
+    assert not motion.forced()
+
+
 def test_a_token_that_may_grow_is_not_forced() -> None:
     """After `ye`, `s` must come; but had `yes` been meant, it would have been one token."""
     words = Words()

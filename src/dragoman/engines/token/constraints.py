@@ -192,7 +192,7 @@ def _grammar_state(body: Body) -> GrammarState:
 @cache
 def byte_compiler() -> GrammarCompiler:
     """A compiler for texts, whatever their tokens."""
-    return GrammarCompiler(ByteTokenizer())
+    return GrammarCompiler(ByteTokenizer(), forces=False)
 
 
 # ---- llguidance ----------------------------------------------------------------------------
@@ -240,6 +240,7 @@ class GrammarCompiler:
 
     Each is tried in a process of its own first: some take minutes, gigabytes, or the process with
     them. Building it reads the whole vocabulary (about a second for 200,000 tokens), so keep it.
+    Without `forces`, `forced` is always empty.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
     >>> compiler = GrammarCompiler(ByteTokenizer())
@@ -249,8 +250,9 @@ class GrammarCompiler:
     >>> compiler.close()
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, forces: bool = True) -> None:
         self._controls = dict(tokenizer.controls)
+        self._forces = forces
         self._size = size = tokenizer.size
         # One more token for the end, which no model writes.
         pieces = [*map(tokenizer.piece, range(size)), b"<never>"]
@@ -322,7 +324,7 @@ class GrammarCompiler:
         """The grammar as llguidance takes it, the bytes it takes compiled, and the seconds. Raises
         FaultError where a child could not compile it."""
         rules = "\n".join((grammar.lark, *self._markers(grammar.markers, ends)))
-        whole = _given(rules, grammar.inner)
+        whole = _given(rules, grammar.inner, self._forces)
         only = grammar.parts[0][0] if len(grammar.parts) == 1 else None
         if len(whole) > MAX_TEXT:
             problem = f"has {len(whole)} characters in all, and {MAX_TEXT} are the most here"
@@ -334,6 +336,7 @@ class GrammarCompiler:
                 _given(
                     f"start: {expression}\n{lines.get(expression, '')}",
                     [each for each in grammar.inner if expression == f"@{each[0]}"],
+                    self._forces,
                 ),
             )
             for param, expression in grammar.parts
@@ -498,8 +501,6 @@ def _placed(tokens: llguidance.LLTokenizer, given: str, problem: str) -> tuple[s
             return place, problem
 
 
-_ENDLESS = re.compile(r"[+*%]|,\s*\}")
-"""What a grammar has that repeats something without a limit, or refers to others."""
 _BITS = [[bit for bit in range(8) if bits >> bit & 1] for bits in range(256)]
 
 
@@ -511,11 +512,11 @@ def _resident() -> int:
         return 0
 
 
-def _given(lark: str, inner: Sequence[tuple[str, str]]) -> str:
+def _given(lark: str, inner: Sequence[tuple[str, str]], forces: bool = True) -> str:
     """A grammar and those it uses, as llguidance takes them."""
-    # Bytes that must follow are looked for without an end where a client's grammar has none, as
-    # `/a+/ "a"` has not: all of the process would wait.
-    if any(_ENDLESS.search(text) for _, text in inner):
+    # Bytes that must follow are looked for to their end, which a client's grammar may not have, as
+    # `/a+/ "a"`, or only after millions: all of the process would wait.
+    if inner or not forces:
         lark += '\n%llguidance {"no_forcing": true}'
     grammars = [{"name": name, "lark_grammar": text} for name, text in (("top", lark), *inner)]
     return json.dumps({"grammars": grammars})
