@@ -212,6 +212,28 @@ async def test_small_frames_of_a_client_are_parsed_a_few_at_a_time(
     assert max(answered) <= READS // 3 + 1
 
 
+async def test_nothing_is_read_while_small_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More would come with each that is taken, and be copied each time."""
+    read_on: list[bool] = []
+    receive = SocketProtocol.receive
+
+    async def counted(self: SocketProtocol) -> Any:
+        message = await receive(self)
+        read_on.append(self.behind and self.transport.is_reading())
+        return message
+
+    monkeypatch.setattr(SocketProtocol, "receive", counted)
+    async with (
+        served(App(Stub(), Settings())) as port,
+        connect(f"ws://127.0.0.1:{port}/v1/responses") as socket,
+    ):
+        socket.transport.write(Frame(Opcode.TEXT, b"1").serialize(mask=True) * 200)
+        for _ in range(200):
+            await socket.recv()
+    assert read_on
+    assert not any(read_on)
+
+
 async def test_many_messages_of_one_read_are_all_answered() -> None:
     async with (
         served(App(Stub(), Settings())) as port,

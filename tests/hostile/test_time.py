@@ -316,6 +316,17 @@ async def test_who_never_reads_frames_is_let_go() -> None:
         client.close()
 
 
+async def test_who_never_reads_answers_to_pings_is_let_go_amid_a_message() -> None:
+    """What came of the message is held as long."""
+    pings = (b"\x89\xfd" + bytes(4 + 125)) * 100_000
+    async with served(App(Stub(), QUICK), QUICK) as port:
+        client = unread(port, UPGRADE + b"\r\n")
+        client.settimeout(PATIENCE)
+        with pytest.raises(ConnectionError):
+            await asyncio.to_thread(client.sendall, frame(b" ", final=False) + pings)
+        client.close()
+
+
 async def test_what_comes_behind_the_end_of_a_connection_is_held_as_long_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

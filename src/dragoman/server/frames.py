@@ -102,6 +102,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     _latest = 0.0  # when data of it was last received
     _size = 0  # bytes of it
     _timer: asyncio.TimerHandle | None = None
+    _unread, _since = math.inf, 0.0  # bytes that the client had not read, and when that was
     # Texts are passed on as bytes: they are validated where they are decoded.
     handle_text = WebSocketsSansIOProtocol.handle_bytes
 
@@ -133,6 +134,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._timer is None:
             limits: Settings = cast(Any, self.config).limits
             self._timer = self.loop.call_later(limits.read_time, self._look_at_the_clock, limits)
+
+    async def receive(self) -> Any:
+        """The next message. No more is read where some of what was is not parsed yet."""
+        message = await super().receive()
+        if self.behind:  # uvicorn has just resumed it
+            self.transport.pause_reading()
+        return message
 
     def parse(self) -> None:
         """Parse some, and continue after a turn of the loop; or wait until the client reads,
@@ -206,6 +214,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unread = math.inf
         self.loop.call_soon(self.parse)
 
     def _look_at_the_clock(self, limits: Settings) -> None:
@@ -213,6 +222,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._begun == math.inf or self.close_sent or self.transport.is_closing():
             self._give_time(limits)
             return
+        if not self.writable.is_set():  # it must read first, if only the answers to its pings
+            unread = self.transport.get_write_buffer_size()
+            if self._unread - unread >= limits.min_rate * limits.read_time:
+                self._unread, self._since = unread, now
+            elif now >= self._since + limits.stall:
+                self.transport.abort()
+                return
         if self.read_paused or self.behind:  # the delay is ours
             self._begun = self._latest = now
         rate_kept = self._begun + self._size / limits.min_rate
