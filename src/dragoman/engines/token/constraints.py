@@ -501,6 +501,8 @@ def _placed(tokens: llguidance.LLTokenizer, given: str, problem: str) -> tuple[s
             return place, problem
 
 
+_ENDLESS = re.compile(r"[+*%]|,\s*\}|[0-9]{3}\s*\}")
+"""What a grammar has that repeats something without a limit, or often, or refers to others."""
 _BITS = [[bit for bit in range(8) if bits >> bit & 1] for bits in range(256)]
 
 
@@ -516,7 +518,8 @@ def _given(lark: str, inner: Sequence[tuple[str, str]], forces: bool = True) -> 
     """A grammar and those it uses, as llguidance takes them."""
     # Bytes that must follow are looked for to their end, which a client's grammar may not have, as
     # `/a+/ "a"`, or only after millions: all of the process would wait.
-    if inner or not forces:
+    endless = any(_ENDLESS.search(text) for _, text in inner)
+    if endless or not forces:
         lark += '\n%llguidance {"no_forcing": true}'
     grammars = [{"name": name, "lark_grammar": text} for name, text in (("top", lark), *inner)]
     return json.dumps({"grammars": grammars})
