@@ -56,8 +56,8 @@ from dragoman.engines.remote import Remote
 from dragoman.server import frames
 from dragoman.server.app import App
 from dragoman.server.channel import Later
-from dragoman.server.frames import Fragments, SocketProtocol
-from dragoman.server.limits import LETTERS, READS, values_in
+from dragoman.server.frames import READS, Fragments, SocketProtocol
+from dragoman.server.limits import LETTERS, values_in
 from dragoman.server.responder import MANY_TOKENS, Stream
 from dragoman.server.settings import Settings
 from dragoman.stores import sql

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -137,23 +138,32 @@ class Turns:
         await self._turn.acquire(tenant)
         try:
             await asyncio.sleep(self._next - time.monotonic())
-            begun = time.monotonic()
-            working = asyncio.ensure_future(asyncio.to_thread(work, *given))
         except BaseException:
             self._turn.release(tenant)
             raise
+        begun = time.monotonic()
 
-        def over(done: asyncio.Task[_T]) -> None:
+        def over() -> None:
             now = time.monotonic()
             self._next = now + min(now - begun, PAUSE)
             self._turn.release(tenant)
-            seen(done)
 
-        working.add_done_callback(over)
-        try:
-            return await asyncio.shield(working)
-        finally:
-            del working  # an error holds this frame, which would hold it, with all that it is about
+        return await outlasting(partial(work, *given), over)
+
+
+async def outlasting(work: Callable[[], _T], over: Callable[[], None]) -> _T:
+    """Run work in a thread, and `over` when it has ended, also where the caller was cancelled."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+
+    def ended(done: asyncio.Task[_T]) -> None:
+        over()
+        seen(done)
+
+    working.add_done_callback(ended)
+    try:
+        return await asyncio.shield(working)
+    finally:
+        del working  # an error holds this frame, which would hold it, with all that it is about
 
 
 def seen(done: asyncio.Task[Any]) -> None:

@@ -12,9 +12,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from dragoman.core.error import FaultError
 
 from .asgi import ROOM
-from .limits import READS, SMALL, STEP, Hold
+from .limits import SMALL, STEP, Hold
 from .settings import Settings
 
+READS = 32
+"""Reads of the parser in one turn of the loop: a frame takes four, and may have six bytes."""
 LATER, TRIES = 0.1, 20
 """Seconds between attempts of a connection without room for its messages, and their number."""
 TRY_AGAIN_LATER = 1013

@@ -32,8 +32,6 @@ STALLED = Fault(
 
 STEP = 4096
 """Bytes of many requests, or frames, that are parsed in one turn of the loop."""
-READS = 32
-"""Reads of a WebSocket's parser in such a turn: a frame takes four, and may have six bytes."""
 
 
 class Gate:

@@ -342,9 +342,10 @@ class PostgresStore(Store):
     async def _insert(self, connection: Any, inserts: Sequence[Insert]) -> None:
         for (statement, large), some in groupby(inserts, _kind):
             rows = [row for _, row in some]
-            for row in rows if large else ():
-                await _found(connection, statement, list(row), None)
-            if not large:
+            if large:
+                for row in rows:
+                    await _found(connection, statement, list(row), None)
+            else:
                 # By itself it would not notice that the connection is dropped while it waits for
                 # room to send.
                 await connection.executemany(statement, rows, timeout=self._patience)

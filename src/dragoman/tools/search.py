@@ -20,7 +20,7 @@ from dragoman.net.client import Client, HeaderFields
 from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import InvalidUrlError, NetError
-from dragoman.net.threads import TenantLock
+from dragoman.net.threads import TenantLock, outlasting
 from dragoman.net.url import Proxies, Url, check_authority, parse_url, split_base
 from dragoman.wire import json
 
@@ -208,17 +208,7 @@ class Fetcher:
         """Read or search pages and results in a thread, in turn; the turn ends with the work, also
         where the caller was cancelled."""
         await self._reading.acquire(tenant)
-        working = asyncio.ensure_future(asyncio.to_thread(work))
-
-        def over(done: asyncio.Future[_T]) -> None:
-            self._reading.release(tenant)
-            _ = done.cancelled() or done.exception()  # retrieved: nobody may wait for it any more
-
-        working.add_done_callback(over)
-        try:
-            return await asyncio.shield(working)
-        finally:
-            del working  # an error holds this frame
+        return await outlasting(work, lambda: self._reading.release(tenant))
 
     # ---- searching -------------------------------------------------------------------------
 
