@@ -4,19 +4,23 @@ who wait. Counted in a process, not timed."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.interfaces import Secret
+from dragoman.core.interfaces import ANYONE, Secret
+from dragoman.core.session_values import SessionConfig
 from dragoman.net.threads import reading
+from dragoman.server import realtime
 from dragoman.server.app import App
 from dragoman.server.limits import Gate
 from dragoman.server.settings import Settings
@@ -213,6 +217,39 @@ async def test_endpoints_beside_the_answers_wait_at_the_same_gate(path) -> None:
 
 
 # ---- the gate itself -------------------------------------------------------------------------
+
+
+async def test_long_messages_of_many_sessions_are_taken_one_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others waited for those of thirty together."""
+    decode, turn = realtime.decode_frame, 0
+    taken: list[int] = []
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    def counted(*given: Any, **options: Any) -> Any:
+        taken.append(turn)
+        return decode(*given, **options)
+
+    monkeypatch.setattr(realtime, "decode_frame", counted)
+    session = {"type": "realtime", "instructions": "x" * 100_000}
+    update = json.dumps({"type": "session.update", "session": session}).encode()
+    service = App(Stub(), Settings())._realtime._service
+    client: Any = SimpleNamespace(emit=lambda events: False, close=lambda: None)
+    config, request = SessionConfig(model="stub"), ("/v1/realtime", "1")
+    sessions = [realtime.ServedSession(service, ANYONE, config, None, request) for _ in range(9)]
+    for each in sessions:
+        await each.join(client)
+    count()
+    await asyncio.gather(*[each.take(client, update) for each in sessions])
+    for each in sessions:
+        assert each.live.session.config.instructions == session["instructions"]
+        await each.close()
+    assert len({*taken}) == len(taken) == 9
 
 
 async def test_turns_go_round_by_tenant() -> None:

@@ -35,6 +35,9 @@ MAX_GAP_MS = 2_000
 (RFC 7587, 3.1.3)."""
 LAST_WORDS = 1.0
 """Seconds that a client has to take what it is sent last."""
+CLOSING = 5.0
+"""Seconds that aiortc has to close a connection: another waits for ever for one that was cancelled
+half way, as all tasks are when a loop ends."""
 LATE = 0.2
 """Seconds that playing may be late; after more of them it does not catch up."""
 MISSING = Fault(
@@ -242,12 +245,13 @@ class Peer:
         for task in self._connecting:  # else it would start to send and receive after the end
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
-        try:
-            await self._connection.close()
-        except Exception:
-            if self._answered:
-                raise
+        closing = asyncio.ensure_future(self._connection.close())
+        await asyncio.wait((closing,), timeout=CLOSING)  # which does not cancel it
+        closing.cancel()
+        for problem in await asyncio.gather(closing, return_exceptions=True):
             # An odd offer left it half made, without sockets: it cannot be closed.
+            if self._answered and isinstance(problem, Exception):
+                raise problem
 
     def _transports(self) -> list[Any]:
         connection = self._connection

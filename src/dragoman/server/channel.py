@@ -33,6 +33,11 @@ def of_message(fault: Fault) -> Fault:
 
 LIFETIME = 3600.0
 """The time limit of a connection."""
+TRY_AGAIN_LATER, MOST_REASON = 1013, 120
+"""The close code of a connection for whose messages there is no room (IANA's registry), and the
+characters of the reason."""
+LAST_FRAME = 5.0
+"""Seconds that such a client has to read the frame that is being sent."""
 TOGETHER = 256
 """Frames that are sent in one turn of the event loop."""
 
@@ -82,6 +87,7 @@ class Channel(ABC):
         self._sender: asyncio.Task[None] | None = None
         self._sending = False
         self._closing = False  # the queue has the last frames
+        self._full = ""  # why no more frames are sent
         self._wakeup = asyncio.Event()
         self._time = asyncio.timeout(None)
         self.open: Counter[str] = Counter()  # connections of each tenant
@@ -154,17 +160,21 @@ class Channel(ABC):
                         hold.close()
 
     def write(self, *frames: bytes | Later) -> bool:
-        """Queue frames. True where the client reads too slowly."""
+        """Queue frames. True where the client reads too slowly. Where there is no room for more,
+        the connection is closed with that reason, behind the frame that is being sent."""
+        if self._full:
+            return True
         self._queue.extend(frames)
         self._size += sum(map(len, frames))
         self._wakeup.set()
         if self._size > BUFFER and self._sender is not None:
             try:
                 self._unread.resize(self._size)
-            except FaultError:  # there is no room for the unread frames
-                self._sender.cancel()
+            except FaultError as problem:
+                self._full, self._closing = problem.fault.message, True
+                self._size -= sum(map(len, self._queue))
                 self._queue.clear()
-                self.abort()
+                asyncio.get_running_loop().call_later(LAST_FRAME, self.abort)
         return self._sending or self._size > BUFFER
 
     def close(self) -> None:
@@ -215,7 +225,10 @@ class Channel(ABC):
                 if self._unread.size:
                     self._unread.close()
                 self.drained()
-            await self._send({"type": "websocket.close", "code": 1000})
+            code = TRY_AGAIN_LATER if self._full else 1000
+            await self._send(
+                {"type": "websocket.close", "code": code, "reason": self._full[:MOST_REASON]}
+            )
         except TimeoutError:
             self.abort()
         except (OSError, RuntimeError):  # hosts raise it when the client is gone

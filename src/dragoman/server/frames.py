@@ -12,6 +12,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from dragoman.core.error import FaultError
 
 from .asgi import ROOM
+from .channel import MOST_REASON, TRY_AGAIN_LATER
 from .limits import SMALL, STEP, Hold
 from .settings import Settings
 
@@ -19,8 +20,6 @@ READS = 32
 """Reads of the parser in one turn of the loop: a frame takes four, and may have six bytes."""
 LATER, TRIES = 0.1, 20
 """Seconds between attempts of a connection without room for its messages, and their number."""
-TRY_AGAIN_LATER = 1013
-"""The close code of such a connection, "try again later" (IANA's registry)."""
 PIECE = 256 * 1024
 """Bytes of a frame that are unmasked, or copied to be sent, at once. It is a multiple of four, as
 masks are."""
@@ -183,7 +182,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.pause_reading()
                 self.loop.call_later(LATER, self.parse)
             else:
-                self.conn.fail(TRY_AGAIN_LATER, error.fault.message[:120])
+                self.conn.fail(TRY_AGAIN_LATER, error.fault.message[:MOST_REASON])
                 self.handle_parser_exception()
             return False
         self._tries = 0

@@ -221,6 +221,9 @@ class ServedSession:
             self._hold(self.live.size + size)
             if (weight := weigh(data)) <= HEAVY:
                 self._hold(self.live.size + weight + (widened(data) if size > LIGHT else 0))
+                if size > SMALL:  # one in a turn of the loop, though many sessions send them
+                    async with service.steps.turn(self.caller.tenant):
+                        await asyncio.sleep(0)
                 commands = decode_frame(data, settings, beta=beta)
             else:
                 hold = service.budget.hold(self.caller.tenant)

@@ -24,7 +24,7 @@ from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import request_id, start
-from dragoman.net.threads import Turns, reading
+from dragoman.net.threads import TenantLock, Turns, reading
 from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.json import LARGE, UNMARKED, VALUE, Limits
@@ -85,6 +85,7 @@ class Service(Struct, frozen=True):
     memory: Memory | None = None
     log: RequestLog | None = None
     turns: Turns = field(default_factory=Turns)
+    steps: TenantLock = field(default_factory=TenantLock)
 
     async def read(
         self, exchange: Exchange, caller: Caller, decode: Callable[[bytes, Limits], T]

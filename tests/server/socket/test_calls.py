@@ -240,6 +240,23 @@ async def test_a_call_ends_with_the_server_and_without_a_connection(monkeypatch)
         assert app._realtime.calls == {}
 
 
+async def test_a_closing_that_was_cancelled_half_way_is_not_waited_for_for_ever(
+    monkeypatch,
+) -> None:
+    """aiortc closes a connection by itself when its client leaves, and a loop that ends cancels
+    that."""
+    monkeypatch.setattr(webrtc, "CLOSING", 0.1)
+    async with calling(voiced=False) as (app, phone):
+        await phone.dial()
+        await phone.until("session.created")
+        (call,) = app._realtime.calls.values()
+        closing = asyncio.ensure_future(call.line.peer._connection.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait_for(app._calls.close(), 5)
+        assert app._realtime.calls == {}
+
+
 async def test_a_client_is_sent_nothing_before_it_has_sent_something(monkeypatch) -> None:
     """Addresses in an offer could be anybody's."""
     seen = []

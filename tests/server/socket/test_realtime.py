@@ -579,6 +579,25 @@ async def test_answers_leave_room_for_what_clients_are_sent() -> None:
         await talk.until("session.updated")
 
 
+async def test_a_connection_without_room_for_what_it_is_sent_is_told_so() -> None:
+    """What else its key has in flight takes all of `memory`."""
+    settings = Settings(memory=2_000_000)
+    async with served_app(Stub(*saying("x" * 100_000)), settings) as (app, port):
+        hold = app.budget.hold("")
+        hold.resize(1_990_000)
+        async with connect(f"ws://127.0.0.1:{port}{PATH}?model=m", max_size=None) as socket:
+            await socket.send(json.dumps(USER))
+            await socket.send(json.dumps(RESPOND))
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    await socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1013
+        assert closed.value.rcvd.reason.endswith("too many bytes are in flight (memory).")
+        hold.close()
+        assert app.budget.held == 0
+
+
 async def test_each_answer_has_a_line_in_the_log(capfd) -> None:
     settings = Settings(request_log=True)
     engine = Stub(*OPENING, *saying("")[-3:-1], COUNTED)
