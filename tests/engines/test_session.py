@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request as WebSocketRequest
+from websockets.http11 import Response as WebSocketResponse
 
 from dragoman.client.conversation import Conversation
 from dragoman.client.duplex import text_of
@@ -336,10 +339,28 @@ async def test_a_session_that_cannot_be_opened_says_why() -> None:
         await RemoteSession("ws://127.0.0.1:1/v1", "m", events).open()
     with pytest.raises(FaultError, match="no WebSocket address"):
         await RemoteSession("gopher://h/v1", "m", events).open()
+    for base in ("ws://user:secret-1@127.0.0.1:1/v1?key=secret-2", "gopher://user:secret-1@h/v1"):
+        with pytest.raises(FaultError) as unopened:
+            await RemoteSession(base, "m", events).open()
+        assert "secret" not in str(unopened.value)
+        assert "127.0.0.1" not in str(unopened.value)
     async with upstream(Stub()) as url:
         with pytest.raises(FaultError, match="is missing in the query") as refused:
             await RemoteSession(url, "", events).open()
         assert refused.value.fault.status == 400
+
+
+async def test_a_refusal_that_quotes_the_key_does_not_show_it() -> None:
+    def refuse(connection: ServerConnection, request: WebSocketRequest) -> WebSocketResponse:
+        return connection.respond(401, f"No such key: {request.headers['authorization']}")
+
+    async def never(connection: ServerConnection) -> None: ...
+
+    async with serve(never, "127.0.0.1", 0, process_request=refuse) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(FaultError, match="No such key: Bearer") as refused:
+            await RemoteSession(f"ws://127.0.0.1:{port}/v1", "m", key="key-of-ours").open()
+        assert "key-of-ours" not in str(refused.value)
 
 
 async def test_a_server_that_is_paused_is_not_read_and_one_that_takes_nothing_is_left() -> None:

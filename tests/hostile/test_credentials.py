@@ -31,6 +31,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore
+from dragoman.wire.realtime import KEY_SUBPROTOCOL
 from tests.mock import NO_SUCH_PATH, completion, message, mock, plain
 from tests.server.stubs import PATHS, Call, Stub, asking, exchange, post, saying, served
 
@@ -204,6 +205,7 @@ def test_tenants_have_the_same_name_in_all_processes_on_a_store_and_in_no_other(
 # ---- two credentials ---------------------------------------------------------------------------
 
 RIGHT, WRONG = "Authorization: Bearer key-of-a", "Authorization: Bearer key-of-nobody"
+OFFERED = f"sec-websocket-protocol: {KEY_SUBPROTOCOL}key-of-"
 CONTRADICTIONS = [
     ("1.04 wrong, then right", [WRONG, RIGHT], 400),
     ("1.04 right, then wrong", [RIGHT, WRONG], 400),
@@ -213,6 +215,9 @@ CONTRADICTIONS = [
     ("1.05 right beside wrong", [RIGHT, "x-api-key: key-of-nobody"], 401),
     ("1.05 two right ones", [RIGHT, "x-api-key: key-of-b"], 401),
     ("1.05 basic beside right", ["Authorization: Basic YTph", "x-api-key: key-of-a"], 401),
+    ("1.05 two the same and another", [RIGHT, "x-api-key: key-of-a", f"{OFFERED}b"], 401),
+    ("1.05 two in one subprotocol header", [f"{OFFERED}a, {KEY_SUBPROTOCOL}key-of-b"], 401),
+    ("1.04 two subprotocol headers", [f"{OFFERED}a", f"{OFFERED}b"], 400),
     ("the same in both", [RIGHT, "x-api-key: key-of-a"], 200),
 ]
 

@@ -123,6 +123,17 @@ async def test_2_11_http_1_0_gets_no_chunks(body) -> None:
         assert rest.endswith(b"data: [DONE]\n\n" if body == STREAM else b"}")
 
 
+async def test_http_1_0_gets_no_100() -> None:
+    async with served(App(Stub(), Settings())) as port:
+        fields = (JSON, "expect: 100-continue", f"content-length: {len(BODY)}")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(f"POST {CHAT} HTTP/1.0", *fields))
+        await asyncio.sleep(0.05)
+        writer.write(BODY)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
 # ---- many requests at once -----------------------------------------------------------------------
 
 

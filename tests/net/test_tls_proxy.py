@@ -1,6 +1,7 @@
 """Opening a connection: TLS, certificates, tunnels, TLS inside TLS, and what can refuse."""
 
 import asyncio
+import base64
 import socket
 import ssl
 from collections.abc import Callable
@@ -8,12 +9,22 @@ from typing import Any
 
 import pytest
 import trustme
+from websockets.asyncio.server import ServerConnection, serve
 
+from dragoman.net import dial
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
 from dragoman.net.dial import tls_context
-from dragoman.net.errors import ConnectError, NetTimeoutError, ProxyError, TLSError
+from dragoman.net.errors import (
+    ConnectError,
+    InvalidUrlError,
+    NetError,
+    NetTimeoutError,
+    ProxyError,
+    TLSError,
+)
 from dragoman.net.url import Proxies, parse_url
+from dragoman.net.websocket import open_websocket
 from tests.net.peer import Line, Peer, answering, plain, tunnelling
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -120,6 +131,25 @@ async def test_a_silent_handshake_times_out() -> None:
         with pytest.raises(NetTimeoutError, match=r"TLS with .* took too long") as caught:
             await get(client, peer.url.replace("http", "https"))
         assert caught.value.phase == "tls"
+
+
+async def test_a_silent_address_leaves_time_for_the_others(monkeypatch) -> None:
+    async with Peer(answering(plain(b"hello"))) as peer, Client() as client:
+        with socket.socket() as silent, socket.socket() as waits, socket.socket() as waits_too:
+            silent.bind(("127.0.0.2", peer.port))
+            silent.listen(0)  # it accepts nobody, and one may wait
+            for each in (waits, waits_too):
+                each.setblocking(False)
+                each.connect_ex(silent.getsockname())
+
+            async def look_up(*_: object) -> list[str]:
+                return ["127.0.0.2", "127.0.0.1"]
+
+            monkeypatch.setattr(dial, "_look_up", look_up)
+            timeouts = Timeouts(connect=1.0)
+            url = f"http://{NAME}:{peer.port}/"
+            async with client.stream("GET", url, timeouts=timeouts) as response:
+                assert await response.read() == b"hello"
 
 
 async def test_http_through_a_proxy() -> None:
@@ -252,3 +282,42 @@ async def test_a_system_without_settings_for_keepalive_will_do(monkeypatch) -> N
         client.stream("GET", peer.url) as response,
     ):
         assert await response.read() == b"hello"
+
+
+async def test_websockets_use_the_proxies_that_requests_do(monkeypatch) -> None:
+    async def echo(client: ServerConnection) -> None:
+        async for message in client:
+            await client.send(message)
+
+    async with (
+        serve(echo, "127.0.0.1", 0) as origin,
+        Peer(tunnelling(origin.sockets[0].getsockname()[1])) as proxy,
+    ):
+        port = origin.sockets[0].getsockname()[1]
+        monkeypatch.setenv("ALL_PROXY", f"http://u:p%40%3As@127.0.0.1:{proxy.port}")
+        for url in (f"ws://{NAME}/v1", f"ws://127.0.0.1:{port}/v1"):  # this machine is never asked
+            opened = await open_websocket(url, {}, within=5, max_size=1000)
+            await opened.send_text(b"x")
+            assert await opened.receive() == b"x"
+            await opened.close()
+        [asked] = proxy.requests
+        assert asked.startswith(f"CONNECT {NAME}:80 ".encode())
+        assert f"Basic {base64.b64encode(b'u:p@:s').decode()}".encode() in asked
+        monkeypatch.setenv("NO_PROXY", "192.0.2.0/24")  # where nobody is
+        with pytest.raises(NetError):
+            await open_websocket("ws://192.0.2.1/v1", {}, within=0.1, max_size=1000)
+        assert proxy.accepted == 1
+        monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+        with pytest.raises(InvalidUrlError, match="ALL_PROXY names no http or https proxy"):
+            await open_websocket(f"ws://{NAME}/v1", {}, within=5, max_size=1000)
+
+
+async def test_a_websocket_whose_tls_fails_behind_a_proxy_raises_that_alone(monkeypatch) -> None:
+    found: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    async with Peer(answering()) as origin, Peer(tunnelling(origin.port)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+        with pytest.raises(ConnectError, match="cannot connect"):
+            await open_websocket(f"wss://{NAME}/v1", {}, within=5, max_size=1000)
+        await asyncio.sleep(0)
+    assert found == []

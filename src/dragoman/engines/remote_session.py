@@ -21,6 +21,7 @@ from dragoman.wire.realtime.events import decode_event
 
 from .base import fault_from
 from .session import SessionSink
+from .upstream import without
 
 MAX_MESSAGE = 32 * 1024 * 1024
 """Bytes of one event."""
@@ -113,7 +114,7 @@ class RemoteSession:
                 self._url, headers, within=SECONDS, max_size=MAX_MESSAGE
             )
         except RefusedError as error:
-            raise FaultError(decode(error.status, error.body)) from error
+            raise FaultError(without(decode(error.status, error.body), self._key)) from error
         except NetError as error:
             fault = Fault(
                 "upstream_unreachable", f"No session could be opened: {error}.", "upstream"

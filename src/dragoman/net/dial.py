@@ -106,11 +106,16 @@ class Dialer:
         async with _step("connect", f"a connection to {peer}", ConnectError, deadline):
             named = parse_address(host) is None
             addresses = await _look_up(_own_names, host, port, host) if named else [host]
+            loop = asyncio.get_running_loop()
             while True:
+                address, share = addresses.pop(0), None
+                if deadline is not None and addresses:  # it may be silent, as IPv6 often is
+                    share = (deadline - loop.time()) / 2
                 try:
-                    transport, connection = await asyncio.get_running_loop().create_connection(
-                        lambda: Connection(peer, self._limits), addresses.pop(0), port
-                    )
+                    async with asyncio.timeout(share):
+                        transport, connection = await loop.create_connection(
+                            lambda: Connection(peer, self._limits), address, port
+                        )
                     break
                 except OSError:
                     if not addresses:
@@ -157,10 +162,11 @@ async def _step(
     except TimeoutError:
         raise NetTimeoutError(f"{what} took too long", phase) from None
     except OSError as error:
-        raise failure(f"{what} failed: {_reason(error)}") from error
+        raise failure(f"{what} failed: {reason(error)}") from error
 
 
-def _reason(error: OSError) -> str:
+def reason(error: OSError) -> str:
+    """Why there is no connection, without addresses."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError):

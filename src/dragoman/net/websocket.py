@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
+from urllib.parse import quote
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
+from .dial import reason
 from .errors import ConnectError, DisconnectedError, InvalidUrlError, RemoteProtocolError
+from .url import Proxies, parse_url
 
 STEP = 64 * 1024
 """Bytes that are parsed before others have their turn."""
@@ -23,6 +27,8 @@ LONG = 1024 * 1024
 """Bytes of a text that are sent in one frame, which is copied twice."""
 CLOSE_TIMEOUT = 10.0
 """Seconds for the close handshake and what was sent before it; then the connection is aborted."""
+_AS_IT_IS = " !\"$%&'()*+,:;<=>@\\^`{|}~"
+"""Characters of a proxy's credentials that are not encoded."""
 
 
 class RefusedError(RemoteProtocolError):
@@ -112,6 +118,8 @@ class _Connection(ClientConnection):
             super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not hasattr(self, "transport"):
+            return  # TLS through a proxy has failed, before `connection_made`
         if self._is_behind():
             self._over, self._ended = True, (exc,)
         else:
@@ -180,6 +188,19 @@ class _Connect(connect):
         return exc
 
 
+def _proxy(url: str) -> str | None:
+    """The proxy for a WebSocket, as for requests to the same host: websockets by itself would ask
+    one for this machine, too. Raises InvalidUrlError."""
+    if not url.startswith(("ws://", "wss://")):
+        return None
+    proxy = Proxies.from_environ(os.environ).choose(parse_url(f"http{url[2:]}".partition("?")[0]))
+    if proxy is None:
+        return None
+    # websockets decodes nothing: what would end the name of the host is all that is encoded
+    login = "" if proxy.credentials is None else quote(proxy.credentials, safe=_AS_IT_IS) + "@"
+    return f"{proxy.scheme}://{login}{proxy.endpoint}"
+
+
 async def open_websocket(
     url: str,
     headers: Mapping[str, str],
@@ -188,7 +209,8 @@ async def open_websocket(
     within: float,
     max_size: int,
 ) -> WebSocket:
-    """Connect, within so many seconds. Raises NetError: RefusedError where the server says why."""
+    """Connect, within so many seconds. Raises NetError, without the URL, which may have a key in
+    it: RefusedError where the server says why."""
     try:
         connection = await _Connect(
             url,
@@ -197,11 +219,12 @@ async def open_websocket(
             open_timeout=within,
             max_size=max_size,
             compression=None,
+            proxy=_proxy(url),
             create_connection=_Connection,
         )
         return cast(_Connection, connection)
     except InvalidURI as error:
-        raise InvalidUrlError(f"{url} is no WebSocket address") from error
+        raise InvalidUrlError("the URL is no WebSocket address") from error
     except InvalidStatus as error:
         raise RefusedError(error.response.status_code, bytes(error.response.body or b"")) from error
     except InvalidHandshake as error:
@@ -210,4 +233,4 @@ async def open_websocket(
         message = "the server closed the connection in the handshake"
         raise DisconnectedError(message, before_first_byte=True, reused=False) from error
     except (OSError, TimeoutError) as error:
-        raise ConnectError(f"cannot connect to {url}: {str(error) or 'timed out'}") from error
+        raise ConnectError(f"cannot connect: {reason(error)}") from error

@@ -32,8 +32,8 @@ _WRONG = Fault(
 )
 _DIFFER = Fault(
     "authentication",
-    "Authorization and x-api-key hold different keys, so the client cannot be identified. Send "
-    "one of them.",
+    "Authorization, x-api-key and sec-websocket-protocol hold different keys, so the client cannot "
+    "be identified. Send one of them.",
     "client",
 )
 _GUESSING = Fault(
@@ -124,7 +124,7 @@ def presented(exchange: Exchange) -> str:
             if offered.strip().startswith(KEY_SUBPROTOCOL):
                 found.append(offered.strip().removeprefix(KEY_SUBPROTOCOL))
     found = [each for each in found if each and each.strip().lower() != NO_KEY]
-    if len(found) > 1 and found[0] != found[1]:
+    if len(set(found)) > 1:
         raise FaultError(_DIFFER)
     return found[0] if found else ""
 

@@ -91,7 +91,7 @@ ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in W
 CREDENTIALS = (b"authorization", b"x-api-key", b"sec-websocket-protocol")
 """The headers that a credential may be in."""
 _PASSED = frozenset(name.encode() for wire in WIRES.values() for name in wire.request_headers)
-_ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type")
+_ONCE = (b"host", b"origin", b"content-type", *CREDENTIALS)
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 

@@ -485,7 +485,7 @@ class HTTPProtocol(HttpToolsProtocol):
         version, usual = parser.get_http_version(), self.url + b" HTTP/" in self._data
         if not usual or version != "1.1" or b"host" not in exchange.headers:
             self._check_version(version, exchange)
-        exchange.expects = self.expect_100_continue
+        exchange.expects = self.expect_100_continue and exchange.chunks
         self.cycle = exchange  # type: ignore[assignment]  # it has all that uvicorn uses
         self.headers, self._received = [], 0  # what follows the body changes nothing before it
         if free:
