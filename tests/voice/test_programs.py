@@ -450,3 +450,21 @@ def test_libraries_are_asked_as_their_documentation_says(libraries, monkeypatch)
     speak = worker.kokoro(str(libraries / "kokoro.onnx"))
     ((head, pcm),) = speak({"text": "a", "voice": "am_adam", "speed": 2.0}, b"")
     assert (head, array("h", pcm).tolist()) == ({"rate": 24_000}, [16_383] * 24)
+
+
+def test_an_utterance_that_fails_leaves_pocketsphinx_usable() -> None:
+    """Two items with no sound of one client kept it from all others until the server ended."""
+    pytest.importorskip("pocketsphinx")
+    transcribe = worker.pocketsphinx("")
+    order = {"words": False, "recording": False, "rate": 24_000}
+    with pytest.raises(IndexError):
+        list(transcribe(order, b""))
+    for size in (4_800, 4_801, 2, 3):
+        assert [head for head, _ in transcribe(order, bytes(size)) if head["text"].strip()] == []
+
+
+async def test_of_no_sound_there_is_no_transcript() -> None:
+    pytest.importorskip("pocketsphinx")
+    transcriber = LocalTranscriber("pocketsphinx")
+    for sound in (b"", b"\0"):
+        assert [piece async for piece in transcriber.transcribe(sound, Listening())] == []

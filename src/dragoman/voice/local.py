@@ -178,7 +178,9 @@ class LocalTranscriber(Library):
         return self.name == "pocketsphinx" and bool(self._option)
 
     async def transcribe(self, pcm: Sound, asked: Listening) -> AsyncGenerator[Piece, None]:
-        """The transcript, a piece for each segment of the library."""
+        """The transcript, a piece for each segment of the library. Of no sound there is none."""
+        if len(pcm) < 2:
+            return
         order = {
             "language": asked.language,
             "prompt": asked.prompt,

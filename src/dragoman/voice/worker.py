@@ -45,7 +45,7 @@ def at_16k(order: dict[str, Any], pcm: bytes) -> NDArray[np.float32]:
 
     soxr = import_module("soxr")
 
-    sound = np.frombuffer(pcm, dtype="<i2").astype(np.float32)
+    sound = np.frombuffer(pcm, dtype="<i2", count=len(pcm) // 2).astype(np.float32)
     made: NDArray[np.float32] = soxr.resample(sound, order["rate"], _RATE)
     return made
 
@@ -87,8 +87,10 @@ def pocketsphinx(grammar: str) -> Engine:
         turn = order["recording"] is False
         for start, audio in [(0.0, in_a_room(sound, noise))] if turn else utterances(sound, noise):
             decoder.start_utt()
-            decoder.process_raw(audio, full_utt=True)
-            decoder.end_utt()
+            try:
+                decoder.process_raw(audio, full_utt=True)
+            finally:  # or else no other utterance could be started
+                decoder.end_utt()
             if (found := decoder.hyp()) is None:
                 continue
             text = " ".join([written.get(word, word) for word in found.hypstr.split()])
