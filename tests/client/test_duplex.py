@@ -4,11 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Audio, Message
 from dragoman.core.session import NO_SOUND
-from dragoman.core.session_values import Command, ConversationItemAdded, Respond
+from dragoman.core.session_values import Command, ConversationItemAdded, Respond, ResponseDone
 from tests.client.test_conversation import (
     SPEAKS,
     TOLD,
@@ -66,3 +67,19 @@ async def test_a_message_that_is_added_twice_is_one_speech() -> None:
     async with talk, asyncio.timeout(10):
         speeches = await collect(talk.full_duplex(sounds(1)))
         assert [await speech for speech in speeches] == ["", "Good day"]
+
+
+async def test_an_answer_that_fails_at_once_is_a_speech_with_its_fault() -> None:
+    fault = Fault("authentication", "The model's server refused the key.", "upstream")
+
+    def fails(command: Command) -> Any:
+        if not isinstance(command, Respond):
+            return None
+        created = begun(command, "r1")
+        failed = replace(created.response, status="failed", fault=fault)
+        return [created, ResponseDone(failed)]
+
+    talk, _ = scripted(commits(), fails)
+    async with talk, asyncio.timeout(10):
+        _, answer = await collect(talk.full_duplex(sounds(1)))
+        assert (answer.role, await answer, answer.fault) == ("assistant", "", fault)

@@ -117,7 +117,8 @@ def sound_in(data: str) -> bytes:
 
 class Speech:
     """One message of the user or the model, while it is spoken: iterate over its text, or await
-    the whole text. `fault` is why it broke off or could not be transcribed, if so."""
+    the whole text. `fault` is why it broke off or could not be transcribed, if so. An answer that
+    failed before it had a message is one without a text, and without an item."""
 
     def __init__(self, item_id: str, role: str) -> None:
         self.item_id = item_id
@@ -306,6 +307,12 @@ class Duplex:
             case ResponseDone(response=response):
                 for each in response.output:
                     self._end(each.id or "", text_of(each), response.fault)
+                if response.fault is not None and not any(
+                    isinstance(each, Message) for each in response.output
+                ):  # it failed before it said anything
+                    unsaid = Speech("", "assistant")
+                    unsaid.end(fault=response.fault)
+                    self.speeches.put_nowait(unsaid)
                 calls = [each for each in response.output if isinstance(each, FunctionCall)]
                 if calls and response.status == "completed":
                     self._start(self._call(calls))
