@@ -80,7 +80,12 @@ async def test_demands_of_one_tenant_are_tried_beside_those_of_another(monkeypat
     await asyncio.sleep(0.01)
     async with asyncio.timeout(10):
         await engine.prepare(asked, Caller(tenant="b"))
-        await engine.prepare(replace(ASKED, extra={"chat": {"top_k": 1}}), Caller(tenant="a"))
+        other = replace(ASKED, extra={"chat": {"top_k": 1}})
+        await engine.prepare(other, Caller(tenant="a"))
+        other = replace(other, model="slow")
+        held += [asyncio.ensure_future(engine.prepare(other, Caller(tenant="a"))) for _ in range(9)]
+        await asyncio.sleep(0.01)
+        await engine.prepare(asked, Caller(tenant="b"))
     gate.set()
     await asyncio.gather(*held)
     await engine.close()

@@ -121,6 +121,40 @@ async def test_one_tenant_leaves_a_thread_to_the_others() -> None:
     turns.close()
 
 
+async def test_work_of_one_moment_does_not_wait_for_one_thread() -> None:
+    turns, gate = ThreadPool(2), threading.Event()
+    await turns.run("a", lambda: None)
+    await asyncio.sleep(0.01)  # its thread is idle
+    held = asyncio.ensure_future(turns.run("a", gate.wait))
+    try:
+        assert await asyncio.wait_for(turns.run("b", lambda: 7), 10) == 7
+    finally:
+        gate.set()
+    await held
+    turns.close()
+
+
+async def test_a_tenant_has_one_demanding_piece_of_work_and_leaves_a_thread_to_others() -> None:
+    turns, gate, begun = ThreadPool(4), threading.Event(), list[str]()
+
+    def ask(name: str, *, demanding: bool) -> asyncio.Future[bool]:
+        work = turns.run("greedy", lambda: begun.append(name) or gate.wait(), demanding=demanding)
+        return asyncio.ensure_future(work)
+
+    held = [ask("demanding", demanding=True) for _ in range(4)]
+    await asyncio.sleep(0.01)
+    assert begun == ["demanding"]
+    held += [ask("plain", demanding=False) for _ in range(4)]
+    for demanding in (True, False):
+        work = turns.run("small", lambda: 7, demanding=demanding)
+        assert await asyncio.wait_for(work, 10) == 7
+    assert sorted(begun) == ["demanding", "plain", "plain"]
+    gate.set()
+    await asyncio.gather(*held)
+    assert begun.count("demanding") == 4
+    turns.close()
+
+
 async def test_cancelled_work_is_not_begun() -> None:
     turns, gate, begun = ThreadPool(1), threading.Event(), []
     held = asyncio.ensure_future(turns.run("a", gate.wait))

@@ -339,7 +339,7 @@ class LlamaCpp(Wrapper):
     def __init__(self, server: ServerProcess, key: Secret, format: str | None, places: int) -> None:
         self._remote = remote(f"{server.address}/v1", key=key, profile=PROFILE, format=format)
         super().__init__(InTurn(self._remote, places))
-        self._turns = ThreadPool(MAX_TRIED)  # so each tenant tries one fewer
+        self._turns = ThreadPool(MAX_TRIED + 1)
         self.server = server
         self._rendered = format is not None  # here: then llama.cpp sees the prompt alone
 
@@ -357,8 +357,7 @@ class LlamaCpp(Wrapper):
         try:
             if caller.size or demanding:
                 work = partial(self._checked, request, layout)
-                turn = f"{caller.tenant} demands" if bound else caller.tenant  # see `TokenEngine`
-                found, losses = await self._turns.run(turn, work)
+                found, losses = await self._turns.run(caller.tenant, work, demanding=bound)
             else:
                 found, losses = self._checked(request, layout)
         except FaultError as error:

@@ -32,6 +32,8 @@ _BUSY = Fault(
 )
 _CLOSED = Fault("shutting_down", "The model has been closed.")
 Done = TypeVar("Done")
+Line = tuple[str, bool]
+"""Work that waits: of a tenant, and whether it is demanding."""
 
 
 class InTurn(Wrapper):
@@ -66,10 +68,11 @@ class InTurn(Wrapper):
 class Turn(Interest):
     """One piece of work."""
 
-    def __init__(self, tenant: str, work: Callable[[], Any]) -> None:
+    def __init__(self, tenant: str, work: Callable[[], Any], demanding: bool) -> None:
         super().__init__()
         self.tenant = tenant
         self.work = work
+        self.demanding = demanding
         self.future: Future[Any] = Future()
 
 
@@ -85,29 +88,32 @@ class ThreadPool:
         """Begin with no work and no threads: a fork has none."""
         self._owner = os.getpid()
         self._change = threading.Condition()
-        self._waiting: dict[str, OrderedDict[Turn, None]] = {}  # by tenant, the next one first
+        self._waiting: dict[Line, OrderedDict[Turn, None]] = {}  # the next one first
         self._running: Counter[str] = Counter()
-        self._threads = self._idle = 0
+        self._demanding: set[str] = set()
+        self._threads = self._idle = 0  # a thread that was woken is not idle
 
-    async def run(self, tenant: str, work: Callable[[], Done]) -> Done:
+    async def run(self, tenant: str, work: Callable[[], Done], *, demanding: bool = False) -> Done:
         """The result of the work. Cancelling this ends the work, if it waits or has a process.
-        Raises FaultError where no thread can be had, and after `close`."""
-        turn = Turn(tenant, work)
+        Of `demanding` work, which may take seconds, a tenant has one piece at a time, for which its
+        other work does not wait. Raises FaultError where no thread can be had, and after `close`.
+        """
+        turn = Turn(tenant, work, demanding)
         if self._owner != os.getpid():
             self._begin_anew()
         with self._change:
             if self._closed:
                 raise FaultError(_CLOSED)
-            self._waiting.setdefault(tenant, OrderedDict())[turn] = None
+            self._waiting.setdefault((tenant, demanding), OrderedDict())[turn] = None
             if self._idle:
-                self._change.notify()
+                self._wake()
             elif self._threads < self._most:
                 try:
                     self._start()
                     self._threads += 1
                 except RuntimeError:  # the system has no more
                     if not self._threads:
-                        del self._waiting[tenant]
+                        self._remove(turn)
                         raise FaultError(_BUSY) from None
         try:
             result: Done = await asyncio.wrap_future(turn.future)
@@ -149,7 +155,9 @@ class ThreadPool:
             here.interest = result = None  # it may hold the engine, which this thread outlives
             with self._change:
                 self._running[turn.tenant] -= 1
-                self._change.notify()
+                if turn.demanding:
+                    self._demanding.discard(turn.tenant)
+                self._wake()
             del turn
 
     def _next(self) -> Turn | None:
@@ -160,13 +168,22 @@ class ThreadPool:
                     return turn
                 self._idle += 1
                 self._change.wait()
-                self._idle -= 1
             return None
+
+    def _wake(self) -> None:
+        """Let an idle thread look for work, if there is one."""
+        if self._idle:
+            self._idle -= 1
+            self._change.notify()
 
     def _take(self) -> Turn | None:
         """The first work of the next tenant that has a thread left."""
         share = max(self._most - 1, 1)
-        while able := [each for each in self._waiting if self._running[each] < share]:
+        while able := [
+            (tenant, demanding)
+            for tenant, demanding in self._waiting
+            if self._running[tenant] < share and not (demanding and tenant in self._demanding)
+        ]:
             turns = self._waiting[able[0]]
             turn = next(iter(turns))
             self._remove(turn)
@@ -174,13 +191,16 @@ class ThreadPool:
                 self._waiting[able[0]] = self._waiting.pop(able[0])  # behind the others
             if turn.future.set_running_or_notify_cancel():
                 self._running[turn.tenant] += 1
+                if turn.demanding:
+                    self._demanding.add(turn.tenant)
                 return turn
         self._running += Counter()  # without those that have none
         return None
 
     def _remove(self, turn: Turn) -> None:
         """Take work out of what waits, if it is there."""
-        if (turns := self._waiting.get(turn.tenant)) is not None:
+        line = (turn.tenant, turn.demanding)
+        if (turns := self._waiting.get(line)) is not None:
             turns.pop(turn, None)
             if not turns:
-                del self._waiting[turn.tenant]
+                del self._waiting[line]

@@ -19,8 +19,9 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Delta
+from dragoman.core.event import Delta, Event, Finished
 from dragoman.core.fold import Fold
+from dragoman.core.interfaces import Caller
 from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import FunctionTool, JSONSchema, Request, Sampling
 from dragoman.core.response import Response
@@ -252,6 +253,35 @@ def test_a_grammar_weighs_what_it_has_grown_to_as_answers_were_written(monkeypat
             motion.mask(np.zeros(256))
     assert len(guide._kept["a"]) == 2
     guide.close()
+
+
+@pytest.mark.parametrize("step", ["_tried", "_matcher"])
+async def test_grammars_of_one_tenant_do_not_wait_for_those_of_another(monkeypatch, step) -> None:
+    owner = GrammarCompiler if step == "_tried" else constraints
+    original, gate = getattr(owner, step), threading.Event()
+
+    def held(*given: Any) -> Any:
+        if "slow" in repr(given[1:]):
+            gate.wait(60)
+        return original(*given)
+
+    engine = pocket()
+
+    async def ask(tenant: str, text: str) -> Event:
+        shape = JSONSchema("x", {"const": text})
+        request = Request(model="pocket", items=(Message("user", "hi"),), format=shape)
+        return [event async for event in engine.stream(request, Caller(tenant=tenant))][-1]
+
+    assert isinstance(await ask("b", "first"), Finished)
+    monkeypatch.setattr(owner, step, held)
+    slow = [asyncio.ensure_future(ask("a", f"slow {number}")) for number in range(6)]
+    await asyncio.sleep(0.05)
+    try:
+        assert isinstance(await asyncio.wait_for(ask("b", "quick"), 30), Finished)
+    finally:
+        gate.set()
+        await asyncio.gather(*slow)
+        await engine.close()
 
 
 def test_a_tenant_is_not_given_what_another_compiled() -> None:

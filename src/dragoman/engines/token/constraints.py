@@ -262,7 +262,6 @@ class GrammarCompiler:
         self._kept: dict[str, OrderedDict[tuple[Grammar, frozenset[int]], Compiled]] = {}
         self._lock = threading.Lock()
         self._trying = threading.BoundedSemaphore(MAX_TRIED)
-        self._building = threading.Lock()
 
     def close(self) -> None:
         """End the process that tries grammars."""
@@ -288,7 +287,6 @@ class GrammarCompiler:
                 return kept[key]
         with self._trying:
             given, weight, _ = self._tried(grammar, ends)
-        with self._building:
             matcher = _matcher(self._tokens, given)
             matcher.compute_bitmask()  # computed once, copies share it: else the model waits
         found = Compiled(matcher, self._size, weight)

@@ -667,9 +667,7 @@ class TokenEngine:
             room -= len(item.content) + 100
         if room > 0:
             return work(request)
-        # A tenant's grammars take turns of their own: its other requests do not wait for them.
-        turn = f"{tenant} grammars" if demands else tenant
-        return await self._turns.run(turn, partial(work, request))
+        return await self._turns.run(tenant, partial(work, request), demanding=demands)
 
     def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
         """The sampling fields that the model ignores."""
