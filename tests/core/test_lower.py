@@ -185,6 +185,9 @@ def heard(lowered: Lowered, *names: str) -> Response:
     return fold(lowered.restore([*unfold(answer(*calls, reasons=("tool_calls",)))]))
 
 
+MANY_NAMES = json.dumps(dict.fromkeys(map(str, range(20_000)), 0))
+
+
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
@@ -197,6 +200,7 @@ def heard(lowered: Lowered, *names: str) -> Response:
         ("[" * 100_000, json.dumps({"input": "[" * 100_000})),
         ("é\n\ud83d" * 50_000, json.dumps({"input": "é\n\ud83d" * 50_000})),
         (f'{{"a": {"9" * 309}}}', json.dumps({"input": f'{{"a": {"9" * 309}}}'})),
+        (MANY_NAMES, json.dumps({"input": MANY_NAMES})),
     ],
 )
 def test_arguments_that_are_no_object_are_put_into_one(given, sent) -> None:
@@ -206,6 +210,16 @@ def test_arguments_that_are_no_object_are_put_into_one(given, sent) -> None:
     assert [item.arguments for item in lowered.request.items[-2:]] == ["{ }", sent]
     assert fields_of(lowered) == [("items[2].arguments", "emulated")]
     assert lower(asked(*items), UNLIMITED).request.items[-1].arguments == given
+
+
+def test_arguments_of_a_first_call_and_of_many_calls_with_many_names_are_put_into_one() -> None:
+    """llama.cpp compares each name of an object with all before it."""
+    some = json.dumps(dict.fromkeys(map(str, range(5_000)), 0))
+    for texts, kept in (([MANY_NAMES], 0), ([some] * 9, 3)):
+        items = tuple(FunctionCall(f"c{n}", "read", each) for n, each in enumerate(texts))
+        lowered = lower(Request(model="m", items=items), UpstreamLimits(any_arguments=False))
+        sent = [item.arguments for item in lowered.request.items]
+        assert sent == texts[:kept] + [json.dumps({"input": each}) for each in texts[kept:]]
 
 
 def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:

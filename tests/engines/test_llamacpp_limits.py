@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Caller, Secret
-from dragoman.core.item import Message
-from dragoman.core.request import JSONObject, Request, Sampling
+from dragoman.core.item import Message, Text
+from dragoman.core.request import FunctionTool, JSONObject, Request, Sampling
 from dragoman.engines import llamacpp as room
 from dragoman.engines.llamacpp import check_request
 
@@ -48,6 +48,29 @@ def test_what_takes_too_much_of_all_others_or_fails_there_is_refused(name, taken
     with pytest.raises(FaultError) as raised:
         check_request(replace(ASKED, extra={"chat": {name: refused}}))
     assert raised.value.fault.param == name
+
+
+@pytest.mark.parametrize(
+    "few", [{str(n): 1 for n in range(10_000)}, {"a" * 32_768: 1, "b" * 32_768: 1}]
+)
+def test_objects_with_many_names_are_refused_wherever_they_are(few) -> None:
+    """llama.cpp compares each name with all before it, also once the client has left."""
+
+    def asking(names: dict[str, Any]) -> dict[str, Request]:
+        part = Text("hi", extra={"chat": {"x": [names]}})
+        schema = {"type": "object", "default": names}
+        return {
+            "items": replace(ASKED, items=(Message("user", (part,)),)),
+            "tools": replace(ASKED, tools=(FunctionTool("f", parameters=schema),)),
+            "logit_bias": replace(ASKED, sampling=Sampling(logit_bias=names)),
+        }
+
+    for request in asking(few).values():
+        check_request(request)
+    for param, request in asking({**few, "c": 1}).items():
+        with pytest.raises(FaultError) as raised:
+            check_request(request)
+        assert raised.value.fault.param == param
 
 
 def test_a_template_is_given_long_texts() -> None:

@@ -1,12 +1,11 @@
-"""Rewrites a request for an upstream that does not support all of it, and restores the answer's
-events.
-"""
+"""Rewrites a request for an upstream that lacks some of it, and restores the answer's events."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import compress, repeat
 from operator import attrgetter
 from typing import Literal, TypeGuard
@@ -155,7 +154,7 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
     roles = list(map(_role, messages)) if front or renamed else []
     calls = compress(items, map(isinstance, items, repeat(FunctionCall)))
     first = not request.instructions and next(map(type, items), None) is Message
-    odd = not (limits.any_arguments or FunctionCall not in kinds or _are_objects(items))
+    odd = not limits.any_arguments and FunctionCall in kinds and next(_odd_calls(items), -1) >= 0
     # Nearly all requests are within the limits. This says so at any size without another call;
     # where it does not, the rewriting looks closer. Calls of tools that are not allowed are
     # filtered even where the upstream knows that choice.
@@ -303,19 +302,21 @@ def _without_hosted(
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
 _HUGE = re.compile(r"[:,[]\s*-?[0-9]{309}")
 """A whole number that no double holds, at which llama.cpp fails."""
+_WORK = 10**9
+"""Names times characters of all arguments: llama.cpp compares each name with all before it."""
 
 
-def _are_objects(items: Iterable[Item]) -> bool:
-    """Whether the arguments of all these calls are JSON objects."""
-    try:
-        for item in items:
-            if isinstance(item, FunctionCall):
+def _odd_calls(items: Iterable[Item]) -> Iterator[int]:
+    """The places of calls whose arguments are no JSON objects, or would be read for long."""
+    work = 0
+    for index, item in enumerate(items):
+        if isinstance(item, FunctionCall):
+            work += item.arguments.count(":") * len(item.arguments)
+            with suppress(msgspec.DecodeError, ValueError, RecursionError):
                 _object(item.arguments)
-                if _HUGE.search(item.arguments):
-                    return False
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return False
-    return True
+                if work <= _WORK and not _HUGE.search(item.arguments):
+                    continue
+            yield index
 
 
 PIECE = 64 * 1024
@@ -326,17 +327,16 @@ def _object_of(text: str) -> str:
     """A JSON object with a text, or an empty one."""
     if not text:
         return "{}"
-    starts = range(0, len(text), PIECE)
-    escaped = [json.dumps(text[start : start + PIECE])[1:-1] for start in starts]
+    escaped = (json.dumps(text[at : at + PIECE])[1:-1] for at in range(0, len(text), PIECE))
     return "".join(['{"input": "', *escaped, '"}'])
 
 
 def _with_objects(items: Iterable[Item], losses: LossList) -> tuple[Item, ...]:
-    """The items, with arguments that are JSON objects: others, as of a call that was cut, are
-    put into one as a text."""
-    found: list[Item] = []
+    """The items, with arguments that are JSON objects: others, as of a call that was cut, or such
+    as are read for long, are put into one as a text."""
+    found, odd = list[Item](), {*_odd_calls(items)}
     for index, item in enumerate(items):
-        if isinstance(item, FunctionCall) and not _are_objects((item,)):
+        if isinstance(item, FunctionCall) and index in odd:
             item = replace(item, arguments=_object_of(item.arguments.strip()))
             why = "this server wants a JSON object, and they are given as a text in one"
             losses.note("items[*].arguments", "emulated", why, (index,))

@@ -414,9 +414,10 @@ class LlamaCpp(Wrapper):
 MAX_NUMBER = 1_000_000
 """The greatest number in a field of llama.cpp's own: it takes memory for as many tokens."""
 MAX_VALUES = 10_000
-"""Values in such fields together."""
+"""Values in such fields together, and names in any object: it compares each with all before it."""
 MAX_CHARACTERS = 65_536
-"""Characters of texts and names in such a field, whose tokens it keeps, for every place."""
+"""Characters of texts and names in such a field, whose tokens it keeps, for every place; and of the
+names in any object."""
 MAX_SAMPLERS = 10
 """Names in `samplers`: each takes memory for `MAX_NUMBER` tokens, and reads the vocabulary."""
 MAX_PROBS = 128
@@ -442,6 +443,26 @@ def check_request(request: Request) -> None:
     for fields in (request.extra or {}).values():
         for name, value in fields.items():
             _check_field(name, value)
+    _check_names(request)
+
+
+def _check_names(request: Request) -> None:
+    """Raise FaultError for an object that it would read for long, also once its client has left."""
+    for field in request.__struct_fields__:
+        waiting = [getattr(request, field)]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, dict):
+                if len(each) > MAX_VALUES or sum(map(len, each)) > MAX_CHARACTERS:
+                    problem = f"has more than {MAX_VALUES} names in an object, or {MAX_CHARACTERS}"
+                    problem += " characters of them"
+                    param = "logit_bias" if field == "sampling" else field
+                    raise FaultError(bad_request(problem, None if field == "extra" else param))
+                waiting += each.values()
+            elif isinstance(each, Struct):
+                waiting += [getattr(each, name) for name in each.__struct_fields__]
+            elif isinstance(each, list | tuple):
+                waiting += each
 
 
 def _check_schema(schema: JSON, param: str) -> None:
