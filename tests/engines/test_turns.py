@@ -141,10 +141,15 @@ async def test_a_tenant_has_one_demanding_piece_of_work_and_leaves_a_thread_to_o
         work = turns.run("greedy", lambda: begun.append(name) or gate.wait(), demanding=demanding)
         return asyncio.ensure_future(work)
 
+    async def until(count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(begun) < count:
+                await asyncio.sleep(0.001)
+
     held = [ask("demanding", demanding=True) for _ in range(4)]
-    await asyncio.sleep(0.01)
-    assert begun == ["demanding"]
+    await until(1)
     held += [ask("plain", demanding=False) for _ in range(4)]
+    await until(3)
     for demanding in (True, False):
         work = turns.run("small", lambda: 7, demanding=demanding)
         assert await asyncio.wait_for(work, 10) == 7
