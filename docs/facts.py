@@ -214,7 +214,14 @@ def habits(profile: Profile) -> str:
         "past reasoning is left out": dialect.reasoning_echo == "never",
         "labels and other fields that it refuses are left out": "store" in dialect.drop,
         "calls keep no fields of other servers": not dialect.call_extra,
-        "schemas are closed, and their limits told": dialect.closed_schemas,
+        f"other ids of calls get {dialect.call_id_length} letters and digits": (
+            dialect.call_id_length is not None
+        ),
+        "the assistant replies to results before a user's message": (
+            not dialect.user_behind_results
+        ),
+        "texts of white space are left out": not dialect.blank_texts,
+        "schemas that are enforced are closed, and their limits told": dialect.closed_schemas,
         "`n` becomes separate requests": not profile.choices,
         f"a total of {profile.silent_context} tokens logs a warning about truncation": (
             profile.silent_context is not None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError
 from dragoman.core.event import ItemAdded, ItemDone
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import Message, Summary, Text
+from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Summary, Text
 from dragoman.core.request import Sampling
 from dragoman.engines import profiles, upstream
 from dragoman.engines.profiles import BY_NAME
@@ -258,6 +258,39 @@ async def test_only_clients_of_messages_place_system_messages_in_the_conversatio
     own, front = ([each["role"] for each in asked.json["messages"]] for asked in up.asked)
     assert (own, front) == (["user", "assistant", "system", "user"], ["user", "assistant", "user"])
     assert up.asked[1].json["system"][0]["text"] == "s"
+
+
+async def test_texts_of_white_space_are_not_sent_to_anthropic() -> None:
+    """Some models write them before a call, and it refuses a conversation with one."""
+    result = FunctionCallOutput("a", (Text(" "), Text("1")))
+    talk = (Message("user", "a"), Message("assistant", "\n\n"), FunctionCall("a", "f", "{}"))
+    last = Message("assistant", (Text("\n"), Text(" b\n")))
+    items = (Message("system", " "), *talk, result, Message("user", " "), last)
+    contents = []
+    for profile in ("anthropic", "generic"):
+        async with remote(ANSWERS["messages"], wire="messages", profile=profile) as (engine, up):
+            answered = await ask(engine, asking(items=(*items, Message("user", "c"))))
+            contents.append([each["content"] for each in up.asked[0].json["messages"]])
+            found = [loss.field for loss in answered.losses]
+            assert ("items[*].content" in found) is (profile == "anthropic")
+            assert ("system" in up.asked[0].json) is (profile == "generic")
+    question, call, results, said, end = contents[0]
+    assert (question, [block["type"] for block in call], end) == ("a", ["tool_use"], "c")
+    assert results[0]["content"] == [{"type": "text", "text": "1"}]
+    assert said == [{"type": "text", "text": " b\n"}]
+    assert len(contents[1]) == len(contents[0]) + 1
+
+
+async def test_signatures_of_gemini_are_not_sent_to_openai() -> None:
+    """It refuses fields of calls that it does not know, whoever's they are."""
+    signed = {"chat": {"extra_content": {"google": {"thought_signature": "c2ln"}}}}
+    call = FunctionCall("a", "f", "{}", extra=signed)
+    talk = (Message("user", "a"), call, FunctionCallOutput("a", "1"))
+    for profile, kept in (("openai", False), ("azure", False), ("gemini", True)):
+        async with remote(ANSWERS["chat"], wire="chat", profile=profile) as (engine, up):
+            await ask(engine, asking(items=talk))
+        (sent,) = up.asked[0].json["messages"][1]["tool_calls"]
+        assert ("extra_content" in sent) is kept
 
 
 # ---- which of two --------------------------------------------------------------------------

@@ -92,7 +92,7 @@ _WHOLE = Profile(
 
 _OPENAI = replace(
     _WHOLE,
-    dialect=Dialect(reasoning_echo="never"),
+    dialect=Dialect(reasoning_echo="never", call_extra=False),
     constraints={**_SCHEMA, "custom": "tools"},
 )
 
@@ -109,7 +109,7 @@ PROFILES: tuple[Profile, ...] = (
         name="anthropic",
         hosts=("api.anthropic.com",),
         wires=("messages",),
-        dialect=Dialect(cache_control=True, closed_schemas=True),
+        dialect=Dialect(cache_control=True, blank_texts=False, closed_schemas=True),
         limits=UpstreamLimits(
             custom_tools=False,
             namespaces=False,
@@ -162,7 +162,13 @@ PROFILES: tuple[Profile, ...] = (
         name="mistral",
         hosts=("api.mistral.ai",),
         wires=("chat",),
-        dialect=replace(_STRICT, ask_usage=False, drop=_REFUSED | {"stream_options"}),
+        dialect=replace(
+            _STRICT,
+            call_id_length=9,
+            user_behind_results=False,
+            ask_usage=False,
+            drop=_REFUSED | {"stream_options"},
+        ),
     ),
     Profile(
         name="ollama",

@@ -32,6 +32,11 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     without their reasoning, `never` for those that refuse it, but for what they encrypted."""
     call_extra: bool = True
     """Whether past calls keep the fields that the protocol does not have, as Gemini's signature."""
+    call_id_length: int | None = None
+    """The length of the ids of calls, of letters and digits alone; None: they may be anything."""
+    user_behind_results: bool = True
+    """Whether a user's message may follow results of tools; else the assistant says a word between
+    them, and its messages without anything are left out."""
     repetition_penalty: str = "repetition_penalty"
     content_parts: bool = True
     """Whether content may be a list of parts where it is only text."""
@@ -44,8 +49,11 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     cache_control: bool = False
     """Whether to mark a prefix for caching where the client marks none."""
 
+    blank_texts: bool = True
+    """Whether a text may be white space alone, as some models write before a call."""
     closed_schemas: bool = False
-    """Whether the objects of a schema must be closed, and their values without limits."""
+    """Whether the objects of a schema that is enforced must be closed, and their values without
+    limits."""
 
     # Chat answers.
     reasoning_out: tuple[str, ...] = ("reasoning", "reasoning_content")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Annotated
@@ -284,6 +285,45 @@ def _decode_format(value: JSON, unknown: dict[str, JSON]) -> OutputFormat | None
 
 # ---- encoding ----------------------------------------------------------------------------
 
+_REPLY: dict[str, JSON] = {"role": "assistant", "content": "OK."}
+_NOTHING: dict[str, JSON] = {"role": "assistant", "content": ""}
+
+
+def _with_replies(messages: list[JSON], notes: list[Note]) -> list[JSON]:
+    """The messages, with a reply between results of tools and a user's message, and without those
+    of the assistant that say nothing: Mistral refuses both."""
+    found: list[JSON] = []
+    for message in messages:
+        if message == _NOTHING:
+            continue
+        if found and found[-1]["role"] == "tool" and message["role"] == "user":
+            found.append(_REPLY)
+            why = "this server wants an assistant's message between the results and this one"
+            notes.append(("items", "emulated", why, ()))
+        found.append(message)
+    return found
+
+
+def _shorten_ids(messages: list[JSON], length: int, notes: list[Note]) -> None:
+    """Replace ids of calls that have not so many letters and digits, as those of another server."""
+    ids: dict[str, str] = {}
+    for message in messages:
+        for holder, name in (
+            (message, "tool_call_id"),
+            *((call, "id") for call in message.get("tool_calls", ())),
+        ):
+            given = holder.get(name)
+            if isinstance(given, str) and not (
+                len(given) == length and given.isascii() and given.isalnum()
+            ):
+                if given not in ids:
+                    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass"))
+                    ids[given] = digest.hexdigest()[:length]
+                holder[name] = ids[given]
+    if ids:
+        why = f"this server takes ids of {length} letters and digits alone"
+        notes.append(("items[*].call_id", "emulated", why, ()))
+
 
 def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
     """The body of a request, and its losses.
@@ -297,6 +337,10 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         messages.insert(0, {"role": "system", "content": long(request.instructions)})
     elif request.instructions is not None:
         messages = [*encode_messages(request.instructions, dialect, []), *messages]
+    if dialect.call_id_length is not None:
+        _shorten_ids(messages, dialect.call_id_length, notes)
+    if not dialect.user_behind_results:
+        messages = _with_replies(messages, notes)
     reasoning, sampling, format = request.reasoning, request.sampling, request.format
     logprobs = sampling.logprobs
     if logprobs is None and (sampling.top_logprobs or _LOGPROBS in request.include):

@@ -30,7 +30,7 @@ from dragoman.wire.cache import Cache
 from dragoman.wire.choices import ModelName, Probability
 from dragoman.wire.json import ABSENT, LIMITS, Limits, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
-from dragoman.wire.protocol import Dialect, check_stop
+from dragoman.wire.protocol import STANDARD, Dialect, check_stop
 from dragoman.wire.tools import without_tools
 
 from .blocks import (
@@ -63,8 +63,9 @@ EPHEMERAL: dict[str, JSON] = {"type": "ephemeral"}
 _CACHE_LIMIT = 4 * 1024 * 1024
 _decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
 """Tools by the bytes of their array: an agent sends the same ones with every request."""
-_encoded = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
-"""Encoded tools, by the identity of the tuple, which an entry keeps alive."""
+_encoded = Cache[tuple[tuple[Tool, ...], Raw, list[Note]]](_CACHE_LIMIT)
+"""Encoded tools and their losses, by the identity of the tuple, which an entry keeps alive, and
+whether schemas are closed."""
 
 _Object = dict[str, JSON]
 
@@ -296,27 +297,33 @@ def _tool(tool: JSON, path: str) -> Tool:
     )
 
 
-def encode_tools(tools: tuple[Tool, ...]) -> Raw | None:
-    """The array of the tools that this wire supports; None where there are none."""
-    entry = _encoded.get(id(tools))
+def encode_tools(
+    tools: tuple[Tool, ...], dialect: Dialect = STANDARD
+) -> tuple[Raw | None, list[Note]]:
+    """The array of the tools that this wire supports, None where there are none; and losses."""
+    key = id(tools), dialect.closed_schemas
+    entry = _encoded.get(key)
     if entry is None:
-        offered = list(_encode_tools(tools))
-        entry = tools, Raw(json.dump(offered) if offered else b"")
-        _encoded.put(id(tools), entry, len(bytes(entry[1])))
-    return entry[1] if bytes(entry[1]) else None
+        notes: list[Note] = []
+        offered = list(_encode_tools(tools, dialect, notes))
+        entry = tools, Raw(json.dump(offered) if offered else b""), notes
+        _encoded.put(key, entry, len(bytes(entry[1])))
+    return entry[1] if bytes(entry[1]) else None, entry[2]
 
 
-def _encode_tools(tools: Iterable[Tool]) -> Iterable[JSON]:
+def _encode_tools(tools: Iterable[Tool], dialect: Dialect, notes: list[Note]) -> Iterable[JSON]:
     for tool in tools:
         match tool:
             case FunctionTool():
                 schema = {"type": "object"} | (tool.parameters or {"properties": {}})
+                if tool.strict and dialect.closed_schemas:
+                    schema = closed(schema, notes, "tools[*].parameters")
                 fields: dict[str, JSON] = {"name": tool.name, "input_schema": schema}
                 given = {"description": tool.description, "strict": tool.strict}
                 fields |= {name: v for name, v in given.items() if v is not None}
                 yield restore(fields, tool.extra)
             case Namespace():
-                yield from _encode_tools(tool.tools)
+                yield from _encode_tools(tool.tools, dialect, notes)
             case UnknownTool(wire=wire) if wire == NAME:
                 yield {"type": tool.kind, **tool.value}
             # Others are of another wire.
@@ -382,11 +389,28 @@ _UNTAKEN = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     *("minLength", "maxLength", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
 )
+_FORMATS = frozenset(
+    {
+        *("date", "date-time", "duration", "email", "hostname"),
+        *("ipv4", "ipv6", "time", "uri", "uuid"),
+    }
+)
 _ONE, _SEVERAL = ("items", "not"), ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "$defs", "definitions")
 
 
-def closed(schema: JSON, notes: list[Note]) -> JSON:
+def _untaken(name: str, value: JSON) -> bool:
+    """Whether a keyword is a limit that Anthropic refuses."""
+    match name:
+        case "minItems":
+            return value not in (0, 1)
+        case "format":
+            return not isinstance(value, str) or value not in _FORMATS
+        case _:
+            return name in _UNTAKEN
+
+
+def closed(schema: JSON, notes: list[Note], where: str = "format.schema") -> JSON:
     """A schema as Anthropic takes it, and as its SDKs send it: its objects have no other fields,
     and limits that it refuses are told to the model.
 
@@ -396,25 +420,47 @@ def closed(schema: JSON, notes: list[Note]) -> JSON:
     """
     if not isinstance(schema, dict):
         return schema
-    found = {name: value for name, value in schema.items() if name not in _UNTAKEN}
+    left = {name: value for name, value in schema.items() if _untaken(name, value)}
+    found = {name: value for name, value in schema.items() if name not in left}
+    if "anyOf" not in found and "oneOf" in found:
+        found["anyOf"] = found.pop("oneOf")
+        why = "this server refuses oneOf in a schema; anyOf is sent"
+        notes.append((where, "emulated", why, ()))
     for name in _ONE:
         if name in found:
-            found[name] = closed(found[name], notes)
+            found[name] = closed(found[name], notes, where)
     for name in _SEVERAL:
         if isinstance(several := found.get(name), list):
-            found[name] = [closed(each, notes) for each in several]
+            found[name] = [closed(each, notes, where) for each in several]
     for name in _NAMED:
         if isinstance(named := found.get(name), dict):
-            found[name] = {key: closed(each, notes) for key, each in named.items()}
-    if found.get("type") == "object" and not isinstance(found.get("additionalProperties"), dict):
+            found[name] = {key: closed(each, notes, where) for key, each in named.items()}
+    kind = found.get("type")
+    is_object = "object" in kind if isinstance(kind, list) else kind == "object"
+    if is_object and not isinstance(found.get("additionalProperties"), dict):
         found["additionalProperties"] = False
-    if left := [f"{name}: {json.text(schema[name])}" for name in _UNTAKEN if name in schema]:
-        told = "{" + ", ".join(left) + "}"
+    if left:
+        told = ", ".join(f"{name}: {json.text(value)}" for name, value in left.items())
         about = found.get("description")
-        found["description"] = f"{about}\n\n{told}" if about else told
+        found["description"] = f"{about}\n\n{{{told}}}" if about else f"{{{told}}}"
         why = "this server refuses limits in a schema; they are told to the model"
-        notes.append(("format.schema", "emulated", why, ()))
+        notes.append((where, "emulated", why, ()))
     return found
+
+
+def _without_blanks(content: JSON) -> JSON:
+    """Content without texts that are white space alone."""
+    if isinstance(content, str):
+        return "" if content.isspace() else content
+    kept: list[JSON] = []
+    for block in content if isinstance(content, list) else ():
+        match block:
+            case {"type": "text", "text": str(text)} if text.isspace():
+                continue
+            case {"type": "tool_result", "content": str() | list()}:
+                block = {**block, "content": _without_blanks(block["content"])}
+        kept.append(block)
+    return kept if isinstance(content, list) else content
 
 
 def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
@@ -431,17 +477,26 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     elif request.instructions is not None:
         items = request.instructions + items
     system, messages = encode_messages(items)
+    if not dialect.blank_texts:
+        given_messages, system = messages, _without_blanks(system)
+        messages = [{**each, "content": _without_blanks(each["content"])} for each in messages]
+        if messages != given_messages:
+            why = "this server refuses texts of white space alone"
+            notes.append(("items[*].content", "dropped", why, ()))
+            messages = [each for each in messages if each["content"]]
     sampling, format = request.sampling, request.format
     if isinstance(format, JSONObject):
         hint = {"type": "text", "text": "Answer with a JSON object and nothing else."}
         system = [*as_blocks(system), hint]
     temperature, limit = sampling.temperature, request.max_output_tokens
+    tools, changed = encode_tools(request.tools, dialect) if request.tools else (None, [])
+    notes += changed
     given: dict[str, Any] = {
         "model": request.model,
         "max_tokens": MAX_TOKENS if limit is None else limit,
         "system": system or None,
         "messages": messages,
-        "tools": encode_tools(request.tools) if request.tools else None,
+        "tools": tools,
         "stop_sequences": sampling.stop or None,
         "temperature": None if temperature is None else min(temperature, 1),
         "top_p": sampling.top_p,
