@@ -17,6 +17,7 @@ from websockets.frames import Frame
 from dragoman.core.error import Fault
 from dragoman.engines import remote_session
 from dragoman.net import websocket
+from dragoman.net.errors import RemoteProtocolError
 
 
 @pytest.mark.parametrize("frames", [b"\x8a\x00" * 20_000, b"\x89\x00" * 20_000])
@@ -222,6 +223,27 @@ async def test_a_server_that_reads_nothing_is_left_in_time(monkeypatch) -> None:
             over.set()
 
     await unread(read_nothing, left)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"SSH-2.0-server\r\n", b"HTTP/1.1 101 X\r\n" + b"a: b\r\n" * 1000, b"x" * 100_000],
+    ids=["another protocol", "many headers", "a long line"],
+)
+async def test_a_server_that_answers_in_no_http_is_left_at_once(answer: bytes) -> None:
+    over = asyncio.Event()
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await over.wait()  # it does not close its side, as others do
+        writer.close()
+
+    async with await asyncio.start_server(answering, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with asyncio.timeout(5):
+            with pytest.raises(RemoteProtocolError, match="the handshake failed"):
+                await websocket.open_websocket(url, {}, within=20, max_size=1000)
+        over.set()
 
 
 async def test_a_session_whose_server_takes_nothing_ends(monkeypatch) -> None:

@@ -155,6 +155,10 @@ class _Connection(ClientConnection):
         del self._pending[: len(data)]
         self._left = READS
         super().data_received(data)
+        if self.protocol.handshake_exc is not None:
+            self.transport.abort()  # what comes would be read and dropped until the time is up
+            self._pending.clear()
+            self._left = READS
         if self._is_behind():
             self.transport.pause_reading()
             self.loop.call_soon(self._parse)
