@@ -191,10 +191,13 @@ async def test_every_end_of_a_raw_answer_is_read(reply, end, error) -> None:
     assert (error in response.error.message) if response.error else not error
 
 
-async def test_stop_string_that_the_server_names_is_the_answers() -> None:
+@pytest.mark.parametrize(("named", "shown"), [("END", "END"), ("<|im_end|>", None), (7, None)])
+async def test_stop_string_of_the_client_that_the_server_names_is_the_answers(named, shown) -> None:
+    """Those of the format are sent as well: an answer that ends with one has simply ended."""
     ended = piece("x", "stop")
-    ended["choices"][0]["stop_reason"] = "END"  # as vLLM does
-    assert (await ask(stream(ended), asking())).stop_sequence == "END"
+    ended["choices"][0]["stop_reason"] = named  # as vLLM does
+    response = await ask(stream(ended), asking(sampling=Sampling(stop=("END",))))
+    assert (response.stop_sequence, response.reasons) == (shown, ("stop",))
 
 
 async def test_unrenderable_item_is_refused_without_a_request() -> None:

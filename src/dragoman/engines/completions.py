@@ -5,7 +5,7 @@ Otherwise it is a remote engine: connections, failures and names are those of `r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -146,14 +146,17 @@ class CompletionServer(Remote):
             think=None,
         )
         parser = self.format.parser(asked, prepared.turn)
-        prepared.decoder = Parsed(prepared.decoder, parser, prepared.turn)
+        own = asked.sampling.stop or ()
+        prepared.decoder = Parsed(prepared.decoder, parser, prepared.turn, own)
         return prepared
 
 
 class Parsed:
-    """Decodes raw text with a parser around the wire's own decoder."""
+    """Decodes raw text with a parser around the wire's own decoder. `stops` are the client's: the
+    server was given the format's, too."""
 
-    def __init__(self, raw: Decoder, parser: Parser, turn: Turn) -> None:
+    def __init__(self, raw: Decoder, parser: Parser, turn: Turn, stops: Sequence[str]) -> None:
+        self._stops = stops
         self._raw = raw
         self._parser = parser
         self._turn = turn
@@ -181,7 +184,9 @@ class Parsed:
                     own = (event.extra or {}).get("upstream")
                     turn.header(event.model, {"upstream": own} if own else None)
                 case Finished():
-                    turn.usage, turn.stop_sequence = event.usage, event.stop_sequence
+                    turn.usage = event.usage
+                    if event.stop_sequence in self._stops:
+                        turn.stop_sequence = event.stop_sequence
                     self._parser.close(event.reasons[0])
                 case Failed():
                     turn.usage = event.usage
