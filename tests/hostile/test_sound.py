@@ -20,6 +20,7 @@ from dragoman.core.session_values import (
     TranscriptionCompleted,
 )
 from dragoman.core.sound import BYTES_PER_MS, RATE, wav
+from dragoman.net.threads import reading
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.voice import speech
@@ -218,7 +219,7 @@ async def test_who_waits_for_a_program_is_served_in_order_and_not_without_end(mo
     places, served, free = Places("espeak-ng", 2), [], asyncio.Event()
 
     async def order(number: int) -> None:
-        async with places:
+        async with places.turn():
             served.append(number)
             await free.wait()
 
@@ -232,6 +233,28 @@ async def test_who_waits_for_a_program_is_served_in_order_and_not_without_end(mo
     await asyncio.gather(*tasks)
     assert served == [0, 1, 2, 3, 4]
     await order(6)
+
+
+async def test_orders_of_one_key_leave_a_place_to_others_and_take_turns_with_theirs() -> None:
+    """Who had sixty sessions made another's wait for all their turns."""
+    places, served, free = Places("pocketsphinx", 2), [], asyncio.Event()
+
+    async def order(tenant: str) -> None:
+        reading.set(tenant)
+        async with places.turn():
+            served.append(tenant)
+            await free.wait()
+
+    tasks = [asyncio.ensure_future(order(tenant)) for tenant in "aab"]
+    await asyncio.sleep(0)
+    assert served == ["a", "a"]  # it was alone
+    tasks += [asyncio.ensure_future(order(tenant)) for tenant in "aaaabb"]
+    await asyncio.sleep(0)
+    with pytest.raises(FaultError, match="wait for pocketsphinx already"):
+        await asyncio.gather(*(order("c") for _ in range(speech.WAITING + 1)))
+    free.set()
+    await asyncio.gather(*tasks)
+    assert [*filter("c".__ne__, served)][:6] == ["a", "a", "b", "a", "b", "a"]
 
 
 async def test_a_session_has_one_turn_recognised_at_a_time_and_a_bounded_number_waiting() -> None:

@@ -14,6 +14,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.sound import milliseconds
+from dragoman.net.threads import reading
 from dragoman.net.webrtc import available
 from dragoman.voice.local import Library
 from dragoman.voice.sound import SoundEncoder
@@ -90,6 +91,7 @@ class AudioHandlers:
 
     async def speak(self, exchange: Exchange, caller: Caller) -> None:
         """Synthesize speech, streamed while it is generated."""
+        reading.set(caller.tenant)
         asked = await self._service.read(exchange, caller, wire.decode_speech)
         encoder = SoundEncoder(asked.format)
         headers: Headers = SSE_HEADERS if asked.sse else [(b"content-type", encoder.media_type)]
@@ -121,6 +123,7 @@ class AudioHandlers:
 
     async def transcribe(self, exchange: Exchange, caller: Caller) -> None:
         """Transcribe a recording."""
+        reading.set(caller.tenant)
         service, limit = self._service, self._service.settings.audio_limit
         hold = service.budget.hold(caller.tenant)
         body = await read_body(

@@ -104,14 +104,14 @@ class Library:
 
     async def prepare(self) -> None:
         """Load the library now, so that the first order need not wait. Raises FaultError."""
-        async with self._places:
+        async with self._places.turn():
             if not self._all:
                 self._idle.append(await self._started())
 
     async def ask(self, head: dict[str, Any], data: Sound) -> AsyncGenerator[worker.Answer, None]:
         """The answers to an order. If they are not read to the end, the process is killed: a
         library cannot be interrupted."""
-        async with self._places:
+        async with self._places.turn():
             process = await self._ready()
             usable = False
             try:

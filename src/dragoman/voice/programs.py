@@ -84,7 +84,7 @@ class Program:
 
     async def run(self, arguments: tuple[str, ...], text: str) -> AsyncGenerator[bytes, None]:
         """The output of the program. Its process ends with the generator. Raises FaultError."""
-        async with self._places:
+        async with self._places.turn():
             ahead = self._ahead.pop(arguments, None)
             process = None if ahead is None else await ahead
             if process is None or process.returncode is not None:

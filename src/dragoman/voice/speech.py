@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.sound import Sound
+from dragoman.net.threads import TenantLock, reading
 
 from .sound import EXTRA, WavReader
 
@@ -92,29 +94,39 @@ class Synthesizer(Protocol):
 
 
 WAITING = 64
-"""The most orders that wait for one program or library."""
+"""The most orders of a tenant that wait for one program or library."""
 
 
 class Places:
-    """A semaphore for so many concurrent orders. Others wait in order."""
+    """Places for so many concurrent orders. Tenants that wait take turns, and where there are
+    several, one place is left to the others."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
-        self._places = asyncio.Semaphore(most)
-        self._waiting = 0
+        self._places = TenantLock(most, most)
+        self._left = max(most - 1, 1)
+        self._first = ""
+        self._waiting: Counter[str] = Counter()
 
-    async def __aenter__(self) -> None:
-        if self._waiting == WAITING:
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A place for an order. Raises FaultError where too many of the tenant wait."""
+        tenant = reading.get()
+        self._first = self._first or tenant
+        if tenant not in ("", self._first):
+            self._places.share = self._left
+        if self._waiting[tenant] >= WAITING:
             problem = f"The server is busy: {WAITING} wait for {self._name} already; try again."
             raise FaultError(Fault("overloaded", problem, "server", retry_after="1"))
-        self._waiting += 1
+        self._waiting[tenant] += 1
         try:
-            await self._places.acquire()
+            await self._places.acquire(tenant)
         finally:
-            self._waiting -= 1
-
-    async def __aexit__(self, *error: object) -> None:
-        self._places.release()
+            self._waiting -= Counter((tenant,))
+        try:
+            yield
+        finally:
+            self._places.release(tenant)
 
 
 def read_sound(name: str, reader: WavReader, data: bytes, *, last: bool = False) -> bytes:
