@@ -37,7 +37,7 @@ from dragoman.stores.retention import QUICK, Retention, delete_quickly
 from dragoman.stores.serialize import pack_items
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore, migrate
-from dragoman.stores.statements import extend
+from dragoman.stores.statements import extend, index
 from tests.postgres import Postgres
 from tests.server.state.storing import Server, frames, identity, storing
 from tests.server.stubs import OPENING, Call, Stub, word
@@ -559,6 +559,12 @@ def test_many_items_are_added_by_few_statements() -> None:
             _, values = steps.send([(place,) for place in values[1::3]])
             count += 1
     assert count == 4
+
+
+def test_an_answer_of_many_calls_is_found_by_few_statements() -> None:
+    """The run is locked in PostgreSQL meanwhile, and each statement is a round trip."""
+    keys = [f"{n}" for n in range(1_000)]
+    assert len([*index(1, "t", keys, keys)]) == 8
 
 
 def test_a_sweep_deletes_in_short_transactions(monkeypatch) -> None:

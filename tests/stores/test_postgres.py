@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -295,13 +296,106 @@ async def test_a_slow_statement_opens_no_breaker_where_others_are_answered(
     loop = asyncio.get_running_loop()
     early = partial(lambda later, delay, *rest: later(delay * 0.8, *rest), loop.call_later)
     monkeypatch.setattr(loop, "call_later", early)  # as uvloop's is, by a part of a millisecond
-    slow = asyncio.create_task(store._read("SELECT pg_sleep(2)"))
-    while not slow.done():
+    long = ("SELECT pg_sleep(2)", ())
+    slow = asyncio.create_task(store._read(long[0]))
+    writing = asyncio.create_task(store._transact((), partial(steps_of, long)))
+    while not (slow.done() and writing.done()):
         await store._read("SELECT 1")
         await asyncio.sleep(0.05)
     with pytest.raises(LongError):
         await slow
+    with pytest.raises(StoreError) as caught:
+        await writing
+    assert caught.value.fault.code == "store_unavailable"
     await store._read("SELECT 1")
+    await store.close()
+
+
+async def test_a_statement_that_the_database_ends_opens_no_breaker_where_others_are_answered(
+    postgres: Postgres, tmp_path
+) -> None:
+    store = PostgresStore(postgres.address, schema=tmp_path.name, patience=1.0)
+    await store.ready()
+    limit = ("SET LOCAL statement_timeout TO '700ms'", ())
+    steps = partial(steps_of, limit, ("SELECT pg_sleep(2)", ()))
+    slow = asyncio.create_task(store._transact((), steps))
+    while not slow.done():
+        await store._read("SELECT 1")
+        await asyncio.sleep(0.05)
+    with pytest.raises(StoreError, match="statement timeout"):
+        await slow
+    assert not store._breaker.open
+    await store.close()
+
+
+async def test_locks_of_a_frozen_server_are_released(postgres: Postgres) -> None:
+    address = await postgres.database()
+    store, frozen = PostgresStore(address), PostgresStore(address, patience=0.5)
+    await store.ready()
+    connection = await frozen._connection()
+    await connection.execute("BEGIN; LOCK TABLE responses")
+    await store.put(whole("a"))
+    connection.terminate()
+    await store.close()
+
+
+async def test_statements_that_were_given_up_do_not_stay_in_the_database(
+    postgres: Postgres,
+) -> None:
+    address = await postgres.database()
+    store, other = PostgresStore(address, patience=0.5), await asyncpg.connect(address)
+    await store.ready()
+    async with asyncio.timeout(30.0), other.transaction():
+        await other.execute("LOCK TABLE dragoman.responses")
+        with pytest.raises(StoreError):
+            await store.put(whole("a"))
+        left = """SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+            AND datname = current_database()"""
+        while await other.fetchval(left):
+            await other.execute("SELECT pg_stat_clear_snapshot()")
+            await asyncio.sleep(0.05)
+    await other.close()
+    await store.close()
+
+
+async def test_a_run_that_is_locked_keeps_none_from_being_renewed_or_stopped(
+    postgres: Postgres,
+) -> None:
+    address = await postgres.database()
+    store, other = PostgresStore(address, patience=20.0), await asyncpg.connect(address)
+    for id in "abcd":
+        await store.begin(replace(record(id), owner="me", lease=10.0))
+    assert await store.request_cancel("t", "d")
+    async with asyncio.timeout(15.0), other.transaction():
+        await other.execute(
+            """SELECT 1 FROM dragoman.runs u JOIN dragoman.responses r ON r.seq = u.seq
+                WHERE r.id = 'a' FOR UPDATE OF u"""
+        )
+        assert await store.renew_leases("me", [*"abcd", "x"], 20.0) == ("d", "x")
+    assert [(await store.get("t", id)).lease for id in "bcd"] == [20.0, 20.0, 10.0]
+    async with other.transaction():
+        await other.execute("UPDATE dragoman.runs SET lease = lease")
+        renewing = asyncio.create_task(store.renew_leases("me", ["a"], 30.0))
+        await waiting(other)
+    assert await renewing == ()
+    assert (await store.get("t", "a")).lease == 30.0
+    await other.close()
+    await store.close()
+
+
+async def test_a_server_that_was_suspended_amid_statements_fails_as_a_store_does(
+    postgres: Postgres,
+) -> None:
+    store = PostgresStore(await postgres.database(), patience=0.2)
+    await store.ready()
+    for steps in range(10):
+        reading = asyncio.create_task(store._read(f"SELECT {steps}"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        time.sleep(0.25)  # the answer and the end of its patience are found together
+        with suppress(StoreError):
+            assert await reading == [(steps,)]
+        store._breaker.open = False
     await store.close()
 
 

@@ -10,8 +10,8 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Generic, Literal, TypeVar
 
@@ -103,6 +103,16 @@ REPEATED = 60.0
 
 slowness: ContextVar[float] = ContextVar("slowness", default=1.0)
 """Multiplies the store's patience for the current work: no request waits for a sweep."""
+
+
+@contextmanager
+def slower(times: float) -> Iterator[None]:
+    """Set `slowness` for the work inside."""
+    before = slowness.set(times)
+    try:
+        yield
+    finally:
+        slowness.reset(before)
 
 
 class Breaker:

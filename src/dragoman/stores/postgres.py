@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import groupby
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -247,6 +247,8 @@ ATTEMPTS = 3
 """Those of a transaction that the database ends because of a deadlock, at the most."""
 MIGRATION = 3_600.0
 """The timeout of a migration step, which may copy every row."""
+WATCH = "SET client_connection_check_interval TO '1s'"
+"""Has the database end a statement soon after its connection was dropped."""
 
 
 class PostgresStore(Store):
@@ -302,12 +304,20 @@ class PostgresStore(Store):
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         return await self._whole(self._fetch(statement, values))
 
-    _write = _read
+    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
+        return await self._written(self._fetch(statement, values))
 
     async def _transact(
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> T:
-        return await self._whole(self._commit(inserts, steps))
+        return await self._written(self._commit(inserts, steps))
+
+    async def _written(self, work: Coroutine[Any, Any, T]) -> T:
+        """Of what takes long here, no client could ask for less."""
+        try:
+            return await self._whole(work)
+        except LongError:
+            raise failed(self._place, TimeoutError()) from None
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Shield work from cancellation: asyncpg would cancel it over a connection of its own,
@@ -380,17 +390,20 @@ class PostgresStore(Store):
                 except ERRORS:  # of its session: read-only, or without its prepared statements
                     connection.terminate()
                     raise
-        except ERRORS as error:
+                finally:
+                    timer.cancel()
+        except (*ERRORS, AttributeError) as error:
+            if isinstance(error, AttributeError) and not late:
+                raise  # otherwise it was dropped between two steps of asyncpg
             seconds = time.monotonic() - began
             late = late or (timer is not None and isinstance(error, TimeoutError))
-            if late and self._answered > began:
-                raise LongError from None  # others were answered meanwhile
+            # Others were, meanwhile, or this had less than its time.
+            answered = self._answered > began or slowness.get() < 1
+            if late and answered:
+                raise LongError from None
             problem = failed(self._place, TimeoutError() if late else error)
-            answered = (getattr(error, "sqlstate", None) or "")[:2] in REFUSALS
+            answered = answered or (getattr(error, "sqlstate", None) or "")[:2] in REFUSALS
             raise self._breaker.failed(str(problem), 0 if answered else seconds) from None
-        finally:
-            if timer is not None:
-                timer.cancel()
         self._answered = time.monotonic()
         if self._breaker.open:
             self._breaker.worked()
@@ -456,9 +469,15 @@ class PostgresStore(Store):
     async def _set(self, connection: Any) -> None:
         """Configure a new session, by statements: a pooler such as PgBouncer takes no
         such parameters with a connection."""
+        # The isolation is this, whatever a database's is. A server that is frozen or gone amid a
+        # transaction holds its locks no longer than this, where the system notices it in hours.
         settings = f"""SET search_path TO "{self.schema}";
-            SET default_transaction_isolation TO 'read committed'"""  # whatever a database's is
+            SET default_transaction_isolation TO 'read committed';
+            SET idle_in_transaction_session_timeout TO {self._patience * 1_000:.0f}"""
         await connection.execute(settings, timeout=self._patience)
+        with suppress(asyncpg.PostgresError):  # PostgreSQL before 14, or on Windows
+            # Otherwise a statement that was given up waits for its locks, beyond `CONNECTIONS`.
+            await connection.execute(WATCH, timeout=self._patience)
 
     @contextmanager
     def _errors_as(

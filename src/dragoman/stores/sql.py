@@ -45,7 +45,7 @@ from .base import (
     Together,
     TooMuchError,
     call_digests,
-    slowness,
+    slower,
 )
 from .files import Files
 from .retention import SWEPT, Retention
@@ -68,11 +68,9 @@ from .serialize import (
     unpack_segments,
 )
 from .statements import (
-    CALL,
     DATA,
     FITTING,
     HELD,
-    INDEX,
     LENGTH,
     LIVE,
     RECORD,
@@ -91,14 +89,18 @@ from .statements import (
     clean,
     direction,
     extend,
+    index,
     index_keys,
     inserts_of,
+    leased,
     places,
+    renewal,
 )
 
 T = TypeVar("T")
-SWEEPING = 12.0
-"""Multiplies the store's patience for sweeps: no request waits for them."""
+SWEEPING, BRIEF = 12.0, 0.1
+"""Multiply the store's patience: for sweeps, as no request waits for them, and for the lease of a
+run that is locked."""
 DIGESTS = 50
 """Digests of calls in one statement."""
 
@@ -245,9 +247,8 @@ class Store(Files):
                     return False
                 ((seq, owner, conversation),) = live
                 yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
-                for statement, found in ((INDEX, keys), (CALL, calls)):
-                    for key in found:
-                        yield statement, (id, owner, key)
+                if keys or calls:
+                    yield from index(seq, owner, keys, calls)
                 yield from add_to(owner, conversation, added, messages)
                 return True
 
@@ -488,13 +489,15 @@ class Store(Files):
     async def renew_leases(self, owner: str, ids: Sequence[str], until: float) -> tuple[str, ...]:
         """Extend the leases of an owner's runs. Returns the ids of those that must stop: those that
         were cancelled, deleted or ended, or have another owner by now."""
-        renewed: set[str] = set()
+        renewed, ours = set[str](), set[str]()
         for some in chunks(ids):
-            statement = f"""UPDATE runs SET lease = $1 WHERE NOT cancelling AND owner = $2
-                AND seq IN (SELECT seq FROM responses WHERE id IN ({places(len(some), 3)}))
-                RETURNING (SELECT id FROM responses r WHERE r.seq = runs.seq)"""
-            renewed.update(id for (id,) in await self._write(statement, until, owner, *some))
-        return tuple(id for id in ids if clean(id) not in renewed)
+            renewed.update(*await self._write(renewal(len(some)), owner, *some, until))
+        for some in chunks(others := [id for id in ids if clean(id) not in renewed]):
+            ours.update(*await self._read(leased(len(some)), owner, *some))
+        for id in ours:  # locked by a write, which may take long, but holds up no other lease
+            with slower(BRIEF), suppress(StoreError):
+                await self._write(renewal(1, ""), owner, id, until)
+        return tuple(id for id in others if clean(id) not in ours)
 
     async def request_cancel(self, tenant: str, id: str) -> bool:
         """Request the cancellation of a run, wherever it runs; False for an unknown one."""
@@ -670,11 +673,8 @@ class Store(Files):
     async def sweep(self, now: float) -> int:
         """Delete what is older or more than the retention allows, the oldest first, and give the
         number of responses deleted. Live runs stay."""
-        slow = slowness.set(SWEEPING)
-        try:
+        with slower(SWEEPING):
             return await self._swept(now)
-        finally:
-            slowness.reset(slow)
 
     async def _swept(self, now: float) -> int:
         kept, gone, self._added = self._retention, 0, 0

@@ -96,8 +96,8 @@ _PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
 _KEPT = f"id = $1 AND {advisory_lock('tenant', '_shared')} IS NOT NULL"
 """Finds a response, and makes deletions of its tenant wait until the end of the transaction."""
 _USE = f"INSERT INTO part_uses (seq, digest) SELECT seq, $2 FROM responses WHERE {_KEPT} {_ONCE}"
-INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
-CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
+_ITEM = f"INSERT INTO item_index (seq, tenant, item) VALUES {{}} {_ONCE}"
+_CALL = """INSERT INTO calls (seq, tenant, digest) VALUES {}
     ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
 
 SIZE = """length(r.record) + coalesce(length(r.response), length(e.response), 0)
@@ -140,10 +140,12 @@ def inserts_of(record: Record) -> list[Insert]:
     if record.response is not None:
         items += record.response.output
         if Reasoning in map(type, items):
-            inserts += [(CALL, (id, tenant, digest)) for digest in call_digests(record.response)]
+            call = _CALL.format(f"({_SEQ}, $2, $3)")
+            inserts += [(call, (id, tenant, digest)) for digest in call_digests(record.response)]
     own = f"_{record.id}_"
     if others := [item.id for item in items if item.id and own not in item.id]:
-        inserts += [(INDEX, (id, tenant, key)) for key in index_keys(others)]
+        entry = _ITEM.format(f"({_SEQ}, $2, $3)")
+        inserts += [(entry, (id, tenant, key)) for key in index_keys(others)]
     return inserts
 
 
@@ -151,6 +153,22 @@ def index_keys(items: Iterable[str]) -> list[str]:
     """The keys of items in the index. One whose id holds that of its response needs none: that
     finds it anyway."""
     return list(dict.fromkeys([clean(index_key(item)) for item in items]))
+
+
+# ---- leases --------------------------------------------------------------------------------
+
+
+def leased(count: int, columns: str = "r.id") -> str:
+    """Finds those of so many runs that an owner has, and that go on."""
+    return f"""SELECT {columns} FROM runs u JOIN responses r ON r.seq = u.seq
+        WHERE r.id IN ({places(count, 2)}) AND u.owner = $1 AND NOT u.cancelling"""
+
+
+def renewal(count: int, waits: str = " SKIP LOCKED") -> str:
+    """Extends their leases, and gives the ids of those that it did."""
+    return f"""WITH own AS MATERIALIZED ({leased(count, "u.seq")} FOR UPDATE OF u{waits})
+        UPDATE runs SET lease = ${count + 2} WHERE seq IN (SELECT seq FROM own)
+        RETURNING (SELECT id FROM responses r WHERE r.seq = runs.seq)"""
 
 
 # ---- steps of several transactions ---------------------------------------------------------
@@ -188,6 +206,15 @@ def add_parts(id: str, parts: dict[bytes, bytes]) -> Steps[None]:
         yield f"INSERT INTO parts (digest, data) VALUES {pairs} {_ONCE}", values
     more = b"".join(parts.keys() - set(digests(known)))
     yield "UPDATE responses SET parts = $2 WHERE id = $1", (id, known + more)
+
+
+def index(seq: int, tenant: str, items: Sequence[str], calls: Sequence[str]) -> Steps[None]:
+    """Have a response found by its items and its calls. A run that ends is locked meanwhile, so
+    that there is not one statement for each of thousands."""
+    for statement, keys in ((_ITEM, items), (_CALL, calls)):
+        for some in chunks(keys):
+            rows = ", ".join(f"($1, $2, ${place})" for place in range(3, len(some) + 3))
+            yield statement.format(rows), (seq, tenant, *some)
 
 
 def append(id: str, segment: LogSegment, events: bytes, parts: dict[bytes, bytes]) -> Steps[bool]:
