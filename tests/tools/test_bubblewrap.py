@@ -105,7 +105,7 @@ def sandbox():
         ("'a' * 5_000", f"'{'a' * 1_999}\n(Cut: the output is longer than 2,000 characters.)"),
         ("open('file', 'w').write('here'); open('/tmp/file').read()", "'here'"),
         ("import os; os.getcwd(), os.getuid(), os.getpid(), os.uname()[1]", "sandbox"),
-        ("import os; os.sched_getscheduler(0) == os.SCHED_IDLE", "True"),
+        ("import os; os.sched_getscheduler(0) == os.SCHED_OTHER, os.nice(0) >= 17", "(True, True)"),
         ("import threading as t; a = t.Thread(target=print, args='T'); a.start(); a.join()", "T"),
         ("import asyncio; asyncio.run(asyncio.sleep(0, 'slept'))", "'slept'"),
         ("import sqlite3, json, random, zlib, decimal; random.random() < 1", "True"),
@@ -531,8 +531,9 @@ HARMFUL = {
         "  except (ValueError, OSError): pass"
     ),
     "a larger share": "import os; os.nice(-10); print('ESCAPED')",
-    "a share of many threads": (
-        "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)); print('ESCAPED')"
+    "a share before all others": (
+        "import os, resource as r; assert r.getrlimit(14) == (0, 0), 'ESCAPED'\n"  # RTPRIO
+        "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); print('ESCAPED')"
     ),
     "a large file": (
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

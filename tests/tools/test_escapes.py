@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.core.interfaces import ANYONE
 from dragoman.tools.python import Python
-from dragoman.tools.sandbox import MB, Limits
+from dragoman.tools.sandbox import MB, NICE, Limits
 from tests.steady import SteadyLoop
 
 ATTEMPTS = {
@@ -207,4 +207,17 @@ async def test_what_never_ends_is_ended(code) -> None:
     await python.run(container, "x = 1")
     assert await python.run(container, code)
     assert await python.run(container, "1 + 1")
+    await python.close()
+
+
+@pytest.mark.parametrize(("own", "given"), [(0, NICE), (19, 19)])
+async def test_code_has_no_higher_priority_than_the_server(own, given, monkeypatch) -> None:
+    """Which no process may give to another."""
+    told: list[int] = []
+    monkeypatch.setattr(os, "getpriority", lambda *_: own)
+    monkeypatch.setattr(os, "setpriority", lambda *about: told.append(about[2]))
+    python = Python("monty")
+    session = await python.open({}, [], ANYONE)
+    assert await python.run(session.container, "1 + 1") == "2"
+    assert told == [given]
     await python.close()
