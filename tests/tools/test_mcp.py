@@ -450,7 +450,7 @@ async def test_a_server_that_forgot_the_session_is_given_a_new_one_once() -> Non
         fake.lost = {"2", "3"}
         result = await ran(session, "t")
         assert result.error
-        assert "ended its session twice" in result.output.output
+        assert "refused its session twice" in result.output.output
         assert fake.sessions == 3
 
 

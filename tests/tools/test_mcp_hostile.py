@@ -142,12 +142,46 @@ async def test_what_hostile_servers_answer_to_calls_is_an_error_and_the_session_
     assert not mcp_tasks()
 
 
-async def test_a_session_is_made_anew_whatever_its_server_says_of_the_lost_one() -> None:
-    words = {"jsonrpc": "2.0", "id": None, **error("Session not found", -32001)}
-    fake = Fake(tools_call=plain(404, words))
+@pytest.mark.parametrize("status", [400, 404])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"jsonrpc": "2.0", "id": None, **error("Session not found", -32001)},
+        {"jsonrpc": "2.0", "id": "server-error", **error("No valid session ID provided", -32600)},
+        b"Bad Request: No valid session ID provided",
+    ],
+)
+async def test_a_session_is_made_anew_whatever_its_server_says_of_the_lost_one(
+    status, words
+) -> None:
+    fake = Fake(tools_call=plain(status, words))
     async with served(fake) as (server, _), opened(server) as session:
-        assert "ended its session twice" in (await ran(session, "t")).output.output
+        assert "refused its session twice" in (await ran(session, "t")).output.output
         assert fake.sessions == 2
+        fake.answers["tools/call"] = {"content": [{"type": "text", "text": "ok"}]}
+        assert (await ran(session, "t")).output.output == "ok"
+
+
+async def test_all_calls_of_a_lost_session_are_sent_again() -> None:
+    fake = Fake()
+    async with served(fake) as (server, _), opened(server) as session:
+        await ran(session, "t")
+        fake.lost = {"1"}
+        results = await asyncio.gather(*(ran(session, "t") for _ in range(30)))
+        assert {result.output.output for result in results} == {"ok"}
+        assert fake.sessions == 2
+
+
+async def test_a_status_of_400_that_answers_the_request_ends_no_session() -> None:
+    def refused(asked: Any) -> Reply:
+        return plain(400, {"jsonrpc": "2.0", "id": asked["id"], **error("no", -32602)})
+
+    fake = Fake(tools_call=refused)
+    async with served(fake) as (server, _), opened(server) as session:
+        assert "an error: no" in (await ran(session, "t")).output.output
+        fake.answers["tools/call"] = {"content": [{"type": "text", "text": "ok"}]}
+        assert (await ran(session, "t")).output.output == "ok"
+        assert fake.sessions == 1
 
 
 async def test_an_error_with_the_code_of_late_calls_is_the_servers_own() -> None:

@@ -68,6 +68,8 @@ MOST_SCHEMAS = 1024 * 1024
 """Bytes of their names, descriptions and schemas."""
 GRACE = 10.0
 """Seconds for the cancellation of a late call."""
+LOST = 0.5
+"""Seconds in which calls under way learn that their session is lost, and are then sent again."""
 
 Consent = Literal["always", "never"]
 _T = TypeVar("_T")
@@ -239,12 +241,13 @@ class _Link:
 
             with suppress(GoneError):
                 return await request(connection)
-        problem = f"The MCP server {self.server.name!r} ended its session twice. Try again later."
+        problem = f"The MCP server {self.server.name!r} ended or refused its session twice."
         raise FaultError(Fault("upstream_unreachable", problem, "upstream"))
 
     async def _connect(self) -> Connection:
         connection = self._connection
         if connection is not None and connection.gone:
+            await asyncio.sleep(LOST)
             await connection.close()
             connection = None
         if connection is None:

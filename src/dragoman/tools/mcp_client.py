@@ -503,24 +503,25 @@ class _Transport(httpx2.AsyncBaseTransport):
         except NetError as error:
             return _error(_UNANSWERED, str(error))
         headers = {name: value for name in _SENT_ON if (value := response.header(name)) is not None}
-        if response.status == 404 and "mcp-session-id" in request.headers:
-            self._connection.gone = True
-            exchange.close()
-            return _error(_ENDED, "lost the session")  # whatever else the server says of it
-        if response.status < 400 or response.status == 404:
+        status, within = response.status, "mcp-session-id" in request.headers
+        if status < 400 or (status == 404 and not within):
             stream = headers.get("content-type", "").lower().startswith("text/event-stream")
             body = _Body(exchange, response, stream)
-            return httpx2.Response(response.status, headers=headers, stream=body)
+            return httpx2.Response(status, headers=headers, stream=body)
+        found, fields = b"{}", dict[str, Raw]()
         try:
-            data = await response.read(MOST_ERROR)
-        except NetError:
-            data = b""
+            with suppress(NetError, msgspec.DecodeError):
+                found = await response.read(MOST_ERROR) if status != 404 else found
+                fields = raw_fields(found)
         finally:
             exchange.close()
-        with suppress(msgspec.DecodeError):
-            if isinstance(msgspec.json.decode(data, type=dict[str, Any]).get("error"), dict):
-                return httpx2.Response(response.status, headers=headers, content=data)
-        status = response.status
+        asked = raw_fields(data or b"{}").get("id")  # none where it is a notification
+        older = status == 400 and asked not in (None, fields.get("id"))  # SDKs: of no request
+        if within and (status == 404 or older):
+            self._connection.gone = True
+            return _error(_ENDED, "lost the session")  # whatever else the server says of it
+        if bytes(fields.get("error", b""))[:1] == b"{":
+            return httpx2.Response(status, headers=headers, content=found)
         return _error(_STATUS, f"answered with the status {status}.", status=status)
 
     async def aclose(self) -> None:
