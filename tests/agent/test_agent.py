@@ -180,6 +180,18 @@ async def test_consent_is_asked_for_while_it_runs() -> None:
     assert undecided.pending
 
 
+async def test_a_call_that_was_not_decided_about_is_still_pending() -> None:
+    model = Model([call("delete"), call("delete", "c2", path="/x")], "Done.")
+    agent = Agent(model, tools=[delete])
+    first = await agent.run("Clean up.")
+    assert [each.call_id for each in first.pending] == ["c1", "c2"]
+    second = await agent.run(allow={"c2": True})
+    assert [each.call_id for each in second.pending] == ["c1"]
+    assert (second.text, second.value) == ("", None)
+    third = await agent.run(allow=False)
+    assert (third.text, third.pending) == ("Done.", ())
+
+
 async def test_who_says_something_else_has_not_consented() -> None:
     model = Model(call("delete"), "As you like.")
     agent = Agent(model, tools=[delete])

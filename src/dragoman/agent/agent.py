@@ -316,7 +316,8 @@ class RunStream(Stream):
         answer, typed = super().answer, self._agent.output
         about = (answer.extra or {}).get("agent") or {}
         run = Run(**asdict(answer), cost=about.get("cost", 0.0), stopped=about.get("stopped", ""))
-        pending = tuple(unanswered(run.output)) if run.status == "completed" else ()
+        asked = (*self._agent.history, *run.output)  # some may wait since an earlier run
+        pending = tuple(unanswered(asked)) if run.status == "completed" else ()
         value: Any = run.text
         if typed is not None:
             try:
