@@ -115,6 +115,13 @@ def test_what_code_gives(sandbox, code, output) -> None:
     assert output in sandbox(code)
 
 
+def test_an_interpreter_without_memory_is_ended(sandbox) -> None:
+    sandbox("x = []\ntry:\n  while True: x += [x]\nexcept MemoryError: pass")
+    sandbox("y = []\ntry:\n  while True: y = [y]\nexcept MemoryError: pass")
+    assert "gone" in sandbox("1 + 1")
+    assert sandbox("1 + 1") == "2"
+
+
 def test_state_stays_and_tracebacks_are_those_of_the_code(sandbox) -> None:
     sandbox("def f(n):\n    return 1 / n")
     assert sandbox("f(2)") == "0.5"

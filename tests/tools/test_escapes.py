@@ -214,7 +214,7 @@ async def test_what_never_ends_is_ended(code) -> None:
 async def test_code_has_no_higher_priority_than_the_server(own, given, monkeypatch) -> None:
     """Which no process may give to another."""
     told: list[int] = []
-    monkeypatch.setattr(os, "getpriority", lambda *_: own)
+    monkeypatch.setattr(os, "nice", lambda _: own)
     monkeypatch.setattr(os, "setpriority", lambda *about: told.append(about[2]))
     python = Python("monty")
     session = await python.open({}, [], ANYONE)

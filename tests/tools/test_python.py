@@ -498,6 +498,7 @@ def test_a_long_error_is_not_shown_before_it_is_measured() -> None:
 
 async def test_errors_of_code_are_not_kept(monty) -> None:
     session = await opened(monty)
+    gc.collect()
     gc.disable()
     try:
         for _ in range(5):

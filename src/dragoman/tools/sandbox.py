@@ -172,8 +172,7 @@ class Monty:
             )
             await session.__aenter__()
             if sys.platform != "win32":
-                least = max(NICE, os.getpriority(os.PRIO_PROCESS, 0))  # none may rise
-                os.setpriority(os.PRIO_PROCESS, session.worker_pid, least)
+                os.setpriority(os.PRIO_PROCESS, session.worker_pid, max(NICE, os.nice(0)))
         except (OSError, RuntimeError, self.package.MontyError) as error:
             _log.error("a sandbox did not start: %s", error)
             raise ToolError(NOT_STARTED) from error
@@ -400,8 +399,7 @@ def interpret(work: str, inodes: int, disk: int, room: int, limits: str, rules: 
     for pair in limits.split():
         name, _, most = pair.partition("=")
         resource.setrlimit(getattr(resource, name), (int(most), int(most)))
-    header = struct.pack("=II", 0x20080522, 0)
-    done(libc.capset(header, bytes(24)))
+    done(libc.capset(struct.pack("=II", 0x20080522, 0), bytes(24)))
     code = ctypes.create_string_buffer(rules, len(rules))
     program = struct.pack("@HP", len(rules) // 8, ctypes.addressof(code))
     done(libc.prctl(38, *map(ctypes.c_ulong, (1, 0, 0, 0))))  # no new privileges
@@ -462,6 +460,8 @@ def interpret(work: str, inodes: int, disk: int, room: int, limits: str, rules: 
                 output.write(f"SystemExit: {error.code}\n")
         except BaseException as error:
             output.write(f"{type(error).__name__}: {error}\n")
+            if isinstance(error, MemoryError):  # none is left, not even to delete what takes it
+                return
         send(b"\0" + mark)
 
 
