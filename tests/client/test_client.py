@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.client import Answer, AnswerError, Client, Spent, arguments, connect, connect_sync
 from dragoman.client.answer import spent
-from dragoman.client.client import Settings, build_request
+from dragoman.client.client import LOOP, Settings, build_request
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Started
 from dragoman.core.interfaces import ANYONE, Caller, Model
@@ -413,12 +413,17 @@ def test_client_whose_loop_was_closed_connects_again() -> None:
     def reply(asked: Asked) -> Reply:
         return plain(200, completion({"content": "Hello"}))
 
-    async def ask(client: Client) -> str:
-        return (await asyncio.wait_for(client.respond("Hi"), 10)).text
+    async def ask(client: Client, question: str) -> str:
+        return (await asyncio.wait_for(client.respond(question), 10)).text
 
     with upstream(reply) as model:
         client = connect(model.base_url, wire="chat", profile="generic", model="m")
-        assert [asyncio.run(ask(client)) for _ in range(2)] == ["Hello", "Hello"]
-        assert [asked.connection for asked in model.asked] == [1, 2]
+        for question in ("Hi", "Hi", "Hi " * 100_000):  # which is prepared in a thread
+            assert asyncio.run(ask(client, question)) == "Hello"
+        assert [asked.connection for asked in model.asked] == [1, 2, 3]
+        asyncio.run(client.close())
+        assert asyncio.run(ask(client, "Hi")) == "Hello"
+        assert LOOP.run(client.respond, "Hi").text == "Hello"
+        asyncio.run(client.close())  # that loop goes on, in its thread
         del client
         gc.collect()  # of the connections that closed loops left, with warnings

@@ -521,6 +521,7 @@ class Remote:
             return Driver(fan_out(ask, request, caller.size), caller, sink)
         if asked is None:
             if caller.size or self._slow:
+                self.upstream.client.enter_loop()
                 ready = self._turns.run(caller.tenant, partial(self._prepare, request, caller))
                 begin = partial(self.start, request, caller, sink, room, looked=True)
                 return Deferred(ready, begin, caller, sink)
@@ -627,8 +628,7 @@ class Remote:
 
     @cached_property
     def _turns(self) -> ThreadPool:
-        """The threads that prepare requests: one, as several would only contend for the GIL; more
-        where it waits for other processes."""
+        """One thread prepares requests, as several contend for the GIL; more wait for processes."""
         from .turns import THREADS, ThreadPool  # imported only where needed
 
         turns = ThreadPool(THREADS if self._slow else 1)

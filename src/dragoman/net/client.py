@@ -399,9 +399,8 @@ class Client:
         """
         parsed = parse_url(url) if isinstance(url, str) else url
         try:
-            loop = asyncio.get_running_loop()
-            if loop is not self._loop:
-                self._loop, self._pools = loop, {}  # a connection belongs to its loop
+            if asyncio.get_running_loop() is not self._loop:
+                self.enter_loop()
         except RuntimeError:  # in a thread, where a request is prepared
             pass
         pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
@@ -417,10 +416,19 @@ class Client:
         bodiless, timeouts = method == "HEAD", timeouts or self.timeouts
         return Exchange(self, pool, pool.idle, head, body, bodiless, timeouts)
 
+    def enter_loop(self) -> None:
+        """Leave the connections of another event loop, to which they belong: before a request that
+        is prepared in a thread."""
+        if (loop := asyncio.get_running_loop()) is not self._loop:
+            self._loop, self._pools = loop, {}
+
     async def aclose(self) -> None:
-        """Close every connection, in use or not."""
+        """Close every connection, in use or not. Those of a loop that was closed are gone."""
         for pool in self._pools.values():
-            pool.close()
+            if self._loop is asyncio.get_running_loop():
+                pool.close()
+            elif self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(pool.close)
         self._pools.clear()
         await asyncio.sleep(0)  # the transports close their sockets in the next turn of the loop
 
