@@ -114,10 +114,11 @@ async def test_file_goes_round() -> None:
         assert content.response.headers["content-type"] == "application/octet-stream"
         assert content.response.headers["x-content-type-options"] == "nosniff"
         others = [
-            await sdk.files.create(file=(f"{n}.txt", b""), purpose="assistants") for n in range(3)
+            await sdk.files.create(file=(f"{n}.txt", b""), purpose="assistants") for n in range(21)
         ]
-        listed = [each.id async for each in sdk.files.list(limit=2)]
+        listed = [each.id async for each in sdk.files.list(limit=9)]
         assert listed == [each.id for each in reversed([made, *others])]
+        assert [each.id for each in (await sdk.files.list()).data] == listed
         only = await sdk.files.list(purpose="user_data", limit=10_000, order="asc")
         assert [each.id for each in only.data] == [made.id]
         assert (await sdk.files.delete(made.id)).deleted

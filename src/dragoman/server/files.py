@@ -38,11 +38,17 @@ LISTED = 1_000
 
 
 class Listing(Query):
-    """The parameters of a list of files, or of vector stores."""
+    """The parameters of a list of vector stores, or of files in one."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
     purpose: str | None = None
     filter: str | None = None
+
+
+class FileListing(Listing):
+    """The parameters of a list of files, which is as long as it may be."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = LISTED
 
 
 def refusing(problem: str) -> list[Route]:
@@ -114,7 +120,7 @@ class FileHandlers:
 
     async def list_files(self, exchange: Exchange, caller: Caller) -> None:
         """The files, the latest first unless asked otherwise."""
-        query = asked(exchange, Listing)
+        query = asked(exchange, FileListing)
         after = query.after and query.after.removeprefix(FILE_PREFIX)
         paging = replace(query.paging(), after=after, limit=min(query.limit, LISTED))
         page = await self._store.list_files(caller.tenant, query.purpose, paging)
