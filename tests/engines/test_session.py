@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -361,6 +362,27 @@ async def test_a_refusal_that_quotes_the_key_does_not_show_it() -> None:
         with pytest.raises(FaultError, match="No such key: Bearer") as refused:
             await RemoteSession(f"ws://127.0.0.1:{port}/v1", "m", key="key-of-ours").open()
         assert "key-of-ours" not in str(refused.value)
+
+
+async def test_events_and_a_close_that_quote_the_key_do_not_show_it() -> None:
+    async def quote(connection: ServerConnection) -> None:
+        key = connection.request.headers["authorization"]
+        error = {"type": "invalid_request_error", "message": f"No such key: {key}"}
+        await connection.send(json.dumps({"type": "error", "error": error}))
+        await connection.close(1008, key)
+
+    events = Events()
+    async with serve(quote, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        session = RemoteSession(f"ws://127.0.0.1:{port}/v1", "m", events, key="key-of-ours")
+        await session.open()
+        async with asyncio.timeout(10):
+            while events.fault is None:
+                await asyncio.sleep(0.001)
+        await session.close()
+    told = f"{events} {events.fault}"
+    assert told.count("Bearer ***") == 2
+    assert "key-of-ours" not in told
 
 
 async def test_a_server_that_is_paused_is_not_read_and_one_that_takes_nothing_is_left() -> None:

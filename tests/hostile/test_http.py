@@ -291,6 +291,20 @@ async def test_2_09_a_client_that_closed_both_sides_is_gone(version) -> None:
         await asyncio.wait_for(stub.cancelled.wait(), 5)
 
 
+@pytest.mark.parametrize("behind", ["at once", "later"])
+async def test_a_client_that_leaves_requests_behind_is_gone(behind) -> None:
+    """Nothing is read of it while they wait."""
+    stub = Stub(60)
+    async with served(App(stub, Settings())) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat(HERE) * (2 if behind == "at once" else 1))
+        await stub.begun.wait()
+        writer.write(chat(HERE))
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.wait_for(stub.cancelled.wait(), 10)
+
+
 async def test_2_09_a_request_cut_in_its_body_is_not_answered() -> None:
     stub = Stub()
     async with served(App(stub, Settings())) as port:

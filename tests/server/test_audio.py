@@ -392,6 +392,8 @@ async def test_transcripts_of_another_server_whole_or_streamed(kind, content) ->
         ("application/json", b"{}", 200, "has no text"),
         ("application/json", b"nonsense", 200, "its answer"),
         ("application/json", b'{"error": {"message": "sk-12345678?"}}', 400, r"\*\*\*"),
+        ("application/json", b'{"error": {"message": "sk-12345678?"}}', 200, r"\*\*\*"),
+        ("text/event-stream", b'data: {"error": {"message": "sk-12345678?"}}\n\n', 200, r"\*\*\*"),
         ("text/event-stream", b'data: {"error": {"message": "boom"}}\n\n', 200, "boom"),
         ("text/event-stream", b"data: x\n" * 100_001, 200, "lines"),
     ],

@@ -165,6 +165,8 @@ HUGE = {
     "one huge header in pieces": [b"GET /healthz HTTP/1.1\r\nx: ", *[b"y" * 10_000] * 10],
     "many headers": [b"GET /healthz HTTP/1.1\r\n" + b"x: y\r\n" * 20_000 + b"\r\n"],
     "many headers in pieces": [b"GET /healthz HTTP/1.1\r\n", *[b"x: y\r\n" * 2_000] * 10],
+    "201 headers": [b"GET /healthz HTTP/1.1\r\n" + b"x: y\r\n" * 201 + b"\r\n"],
+    "268 headers in pieces": [b"GET /healthz HTTP/1.1\r\n", *[b"x: y\r\n" * 67] * 4],
     "a huge path": [b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n"],
     "a huge path in pieces": [b"GET /", *[b"a" * 10_000] * 10],
 }
@@ -175,7 +177,7 @@ async def test_a_huge_head_is_431(name) -> None:
     async with served(App(Stub(), Settings())) as port:
         answer = await exchange(port, *HUGE[name])
     assert answer.startswith(b"HTTP/1.1 431 "), answer
-    assert b"65536 bytes (header_limit)" in answer
+    assert b"65536 bytes of headers (header_limit)" in answer
 
 
 async def test_the_head_of_each_request_is_measured_alone() -> None:

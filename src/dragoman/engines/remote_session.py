@@ -21,7 +21,7 @@ from dragoman.wire.realtime.events import decode_event
 
 from .base import fault_from
 from .session import SessionSink
-from .upstream import without
+from .upstream import without, without_key
 
 MAX_MESSAGE = 32 * 1024 * 1024
 """Bytes of one event."""
@@ -203,14 +203,14 @@ class RemoteSession:
                 if json.marks(data) > MAX_VALUES:
                     self._over(TOO_MANY)
                     return
-                if (taking := self.take(data)) is not None:
+                if (taking := self.take(without_key(data, self._key))) is not None:
                     await taking
         except CLOSED as error:
             code = error.rcvd.code if error.rcvd is not None else 0
             self.lost = code in BROKEN
             reason = f" ({code} {error.rcvd.reason})" if error.rcvd is not None else ""
             message = f"The session's server closed the connection{reason}. Open another session."
-            self._over(Fault("upstream_cut", message, "upstream"))
+            self._over(without(Fault("upstream_cut", message, "upstream"), self._key))
         except Exception as error:  # the client would wait forever
             self._over(fault_from(error, self._key))
 

@@ -166,14 +166,16 @@ def without(fault: Fault, key: Secret | None) -> Fault:
     >>> without(Fault("internal", "No such key: sk-12345678."), Secret("sk-12345678")).message
     'No such key: ***.'
     """
-    hidden = key.reveal() if key is not None else ""
-    if len(hidden) < SHORTEST_SECRET:
-        return fault
-    hidden = json.text(hidden)[1:-1]  # as it stands in JSON
-    encoded = json.text(msgspec.to_builtins(fault))
-    if hidden not in encoded:
-        return fault
-    return msgspec.json.decode(encoded.replace(hidden, str(key)), type=Fault)
+    encoded = json.dump(msgspec.to_builtins(fault))
+    hidden = without_key(encoded, key)
+    return fault if hidden == encoded else msgspec.json.decode(hidden, type=Fault)
+
+
+def without_key(data: bytes, key: Secret | None) -> bytes:
+    """The JSON with the key removed, unless it is too short to be told from other text."""
+    if key is None or len(key.reveal()) < SHORTEST_SECRET:
+        return data
+    return data.replace(json.dump(key.reveal())[1:-1], str(key).encode())
 
 
 def sendable(key: Secret | str | None) -> Secret | None:

@@ -183,8 +183,12 @@ def _target(url: bytes) -> tuple[str, bytes, bytes]:
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_LOOK, LAST_LOOK = 0.01, 5.0
 """Seconds between two checks for a reset: the first and the longest."""
-TCP_CLOSE = 7
-"""The state of a connection after a reset (Linux, `tcp_states.h`)."""
+TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
+"""The states of a connection after a reset, and after the end of what the client sends (Linux,
+`tcp_states.h`)."""
+_TELLS = hasattr(socket, "TCP_INFO")
+HEADERS = 200
+"""Headers of a request, of which each takes much more memory than its bytes."""
 AHEAD = 8
 """Pipelined requests that are parsed ahead of their turn; the rest waits unparsed."""
 LINES = 1024
@@ -293,29 +297,37 @@ class HTTPProtocol(HttpToolsProtocol):
             or not cycle.chunks  # HTTP/1.0 has no 100
             or self._in_head
             or self._refused
-            or not hasattr(socket, "TCP_INFO")  # the reset could not be detected
+            or not _TELLS  # the reset could not be detected
         ):
             return False
         last: HTTPExchange = cast(Any, self.pipeline[-1]) if self.pipeline else cycle
         last.keep_alive = False
         self.transport.write(CONTINUE)
-        self._look_for_reset(FIRST_LOOK)
+        self._look_for_reset(FIRST_LOOK, told=True)
         return not last.more_body
 
-    def _look_for_reset(self, after: float) -> None:
-        """Check for a reset after so many seconds, then with growing intervals."""
+    def _look_for_reset(self, after: float, *, told: bool = False) -> None:
+        """Check for a reset after so many seconds, then with growing intervals. While requests wait
+        behind the one that is answered, nothing is read: then the end of what the client sends is
+        noticed here, and `told`."""
+        cycle = self._answered
 
         def look() -> None:
-            cycle = self._answered
-            if cycle is None or cycle.response_started or self.transport.is_closing():
+            if cycle is None or cycle is not self._answered or cycle.response_started:
                 return  # the next write detects it
+            if self.transport.is_closing():
+                return
             sock = self.transport.get_extra_info("socket")
-            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+            state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            if state == TCP_CLOSE:
                 self.transport.abort()
-            else:
-                self._look_for_reset(min(2 * after, LAST_LOOK))
+                return
+            if ended := state == TCP_CLOSE_WAIT and cycle.chunks and not told:
+                self.transport.write(CONTINUE)
+            self._look_for_reset(min(2 * after, LAST_LOOK), told=told or ended)
 
-        self.loop.call_later(after, look)
+        if _TELLS:
+            self.loop.call_later(after, look)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -359,7 +371,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._data = b""
         if self._fresh and not self._refused:
             self._received += len(data)
-            if self._received > self._limit:
+            if self._received > self._limit or len(self.headers) > HEADERS:
                 self._find_too_large()
                 self.send_400_response("")
         if self._in_head and not self._timed:
@@ -409,6 +421,8 @@ class HTTPProtocol(HttpToolsProtocol):
         if not exchange.more_body:
             exchange.whole, exchange.body = bytes(exchange.body), bytearray()
             self.flow.resume_reading()  # else a disconnect would go unnoticed
+        if self.pipeline:
+            self._look_for_reset(FIRST_LOOK)
         rest = self._handle(exchange)
         if rest is not None:
             task = self.loop.create_task(_run(rest, exchange))
@@ -461,7 +475,8 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self._in_head = False
         self._awaited = None
-        if self._received + len(self._data) > self._limit and self._head_size() > self._limit:
+        large = self._received + len(self._data) > self._limit and self._head_size() > self._limit
+        if large or len(self.headers) > HEADERS:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
         raw, _, query = self.url.partition(b"?")
@@ -491,6 +506,8 @@ class HTTPProtocol(HttpToolsProtocol):
         if free:
             self._pending = exchange  # answered at the end of this read, which may have its body
         else:
+            if not self.pipeline and self._pending is None:
+                self._look_for_reset(FIRST_LOOK)
             self.flow.pause_reading()
             self.pipeline.append(cast(Any, exchange))
             self._ahead = -1
@@ -658,5 +675,6 @@ class HTTPProtocol(HttpToolsProtocol):
         return sum(map(len, parts)) + 4 * len(self.headers)
 
     def _find_too_large(self) -> None:
-        problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
+        problem = f"The request has more than {self._limit} bytes of headers (header_limit)"
+        problem = f"{problem}, or more than {HEADERS} of them."
         self._problem = 431, Fault("too_large", problem, "client")

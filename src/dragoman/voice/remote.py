@@ -11,7 +11,7 @@ from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
 from dragoman.core.sound import Sound, wav_head
 from dragoman.engines.base import new_id
-from dragoman.engines.upstream import broken, key_refused, sendable, without
+from dragoman.engines.upstream import broken, key_refused, sendable, without, without_key
 from dragoman.net.client import Client, HeaderFields
 from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.errors import InvalidUrlError, NetError
@@ -208,6 +208,7 @@ class RemoteTranscriber(_Endpoint):
                     continue
                 for _, event in _events(decoder, data, self.name):
                     self._check_size(len(event), json.marks(event))
+                    event = without_key(event, self._key)
                     piece = wire.read_transcript_event(event, seen)
                     heard = heard or piece is not None
                     if piece:
@@ -216,7 +217,7 @@ class RemoteTranscriber(_Endpoint):
         if not heard:
             self._check_size(0, json.marks(bytes(whole)))
             try:
-                text = wire.read_transcript(bytes(whole) or b"{}")
+                text = wire.read_transcript(without_key(bytes(whole) or b"{}", self._key))
             except ValueError as problem:
                 raise FaultError(failed(self.name, f"its answer {problem}")) from None
             yield self._piece(text, len(text))
