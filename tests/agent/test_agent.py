@@ -492,6 +492,36 @@ async def test_a_client_is_a_target_with_its_own_model() -> None:
     assert [asked.model for asked in model.asked] == ["mine", "mine"]
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"instructions": [{"role": "developer", "content": "x"}]}, "instructions: "),
+        ({"instructions": ["text"]}, "instructions: "),
+        ({"instructions": b"x"}, "instructions: Expected"),
+        ({"model": 5}, "model: Expected"),
+        ({"tools": add}, "tools: is of type function"),
+        ({"budget": {"tokens": 5}}, "budget: is of type dict"),
+        ({"prices": {"*": 1}}, r"prices\['\*'\]: is of type int, and must be Price"),
+        ({"prices": "x"}, "prices: is of type str"),
+        ({"context": "4k"}, "context: is of type str"),
+        ({"max_rounds": "3"}, "max_rounds: is of type str"),
+        ({"retries": None}, "retries: is of type NoneType"),
+        ({"corrections": "1"}, "corrections: is of type str"),
+        ({"continuations": "1"}, "continuations: is of type str"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_a_type_error_that_names_it(given, problem) -> None:
+    with pytest.raises(TypeError, match=f"^{problem}"):
+        Agent("script", **given)
+
+
+def test_all_numbers_and_none_for_a_model_are_taken() -> None:
+    given: dict[str, Any] = {"model": None, "context": 6e3, "retries": False, "prices": None}
+    assert Agent("script", budget=Budget(tokens=1e6), **given).model == ""
+    items = (Message("developer", "Be brief."),)
+    assert Agent("script", instructions=list(items)).instructions == items
+
+
 async def test_a_conversation_may_be_given_as_dicts_and_is_never_shared() -> None:
     said = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
     agent = Agent(Model("Fine."), history=said)

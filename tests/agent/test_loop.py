@@ -369,6 +369,21 @@ def test_prices_know_caches_and_models() -> None:
     assert meter.add(usage, "m") == meter.cost == 1.0
 
 
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (Budget, {"tokens": "5"}),
+        (Budget, {"seconds": [1]}),
+        (Price, {"input": "1"}),
+        (Price, {"output": None}),
+        (Price, {"cached": "1"}),
+    ],
+)
+def test_a_limit_or_price_that_is_no_number_is_a_type_error_that_names_it(kind, given) -> None:
+    with pytest.raises(TypeError, match=f"^{next(iter(given))}: is of type"):
+        kind(**given)
+
+
 # ---- too long --------------------------------------------------------------------------------
 
 

@@ -8,7 +8,9 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
+from numbers import Number
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self
 
 import msgspec
@@ -37,7 +39,7 @@ from dragoman.engines.compaction import ANSWER, estimate, expanded, fit
 from dragoman.tools.function import OutputType, PythonTool, as_tool
 from dragoman.tools.run import Context, Result, Runner, Tool, ToolError, not_run
 
-from .budget import Budget, Meter, Price
+from .budget import Budget, Meter, Price, checked
 from .loop import CONTINUE, INTERRUPTED, Approve, Decision, Loop, unanswered
 
 _CALLS, _OUTPUTS = (FunctionCall, CustomToolCall), (FunctionCallOutput, CustomToolCallOutput)
@@ -91,7 +93,8 @@ class Agent:
     the model is asked again, `corrections` times. `pinned` items stand before the conversation and
     are never left out; its oldest turns are, where the model's context (of `context` tokens, by
     default what the engine knows) has no room for all. `settings` are those of a request, such as
-    `temperature`. The rest is as in `Loop`. A `meter` may be shared with other agents.
+    `temperature`. The rest is as in `Loop`. A `meter` may be shared with other agents. Raises
+    TypeError for an argument of the wrong type.
 
     Subclasses may override `prompt`, `call` and `add`.
 
@@ -126,17 +129,20 @@ class Agent:
         state: Any = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name, self.model, self.instructions = name, model, instructions
-        self.engine = engine_of(target)
-        self.tools = Runner(map(as_tool, tools))
-        self.pinned, self.history = (
-            build_request(tuple(items), {}, stream=True).items for items in (pinned, history)
-        )
+        self.name, self.engine = name, engine_of(target)
+        self.tools = Runner(map(as_tool, checked("tools", tools, Iterable)))
+        given = {"model": model or "", "instructions": instructions}
+        asked = build_request(tuple(pinned), given, stream=True)
+        self.model, self.instructions, self.pinned = asked.model, asked.instructions, asked.items
+        self.history = build_request(tuple(history), {}, stream=True).items
         self.meter = meter or Meter(budget, prices or {})
         self.output = None if output is str else OutputType(output)
         self.approve, self.state, self.settings = approve, state, dict(settings or {})
-        self.context, self.corrections = context, corrections
-        self.max_rounds, self.retries, self.continuations = max_rounds, retries, continuations
+        self.context = checked("context", context, Number, NoneType)
+        self.max_rounds = checked("max_rounds", max_rounds, Number, NoneType)
+        self.retries = checked("retries", retries, Number)
+        self.corrections = checked("corrections", corrections, Number)
+        self.continuations = checked("continuations", continuations, Number)
         self._turn = _Turn()
 
     # ---- running -------------------------------------------------------------------------

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from numbers import Number, Real
+from types import NoneType
+from typing import TypeVar
 
 from msgspec import Struct
 
 from dragoman.core.response import Usage
 from dragoman.engines.fan_out import add_usage
+
+_T = TypeVar("_T")
+
+
+def checked(name: str, value: _T, *kinds: type) -> _T:
+    """The value. Raises TypeError, which names it, for one of another type."""
+    if not isinstance(value, kinds):
+        known = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name}: is of type {type(value).__name__}, and must be {known}")
+    return value
 
 
 class Price(Struct, frozen=True):
@@ -19,6 +32,12 @@ class Price(Struct, frozen=True):
     output: float = 0.0
     cached: float | None = None
     cache_write: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output"):
+            checked(name, getattr(self, name), Real)
+        for name in ("cached", "cache_write"):
+            checked(name, getattr(self, name), Real, NoneType)
 
     def of(self, usage: Usage) -> float:
         """The cost of an answer.
@@ -53,16 +72,22 @@ class Budget(Struct, frozen=True):
     rounds: int | None = None
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in Budget.__struct_fields__:
+            checked(name, getattr(self, name), Number, NoneType)
+
 
 class Meter:
     """What has been spent, against a budget. Agents and their sub-agents may share one."""
 
     def __init__(self, budget: Budget | None = None, prices: Mapping[str, Price] = {}) -> None:
-        self.budget = budget or Budget()
+        self.budget = checked("budget", budget, Budget, NoneType) or Budget()
         self.usage = Usage()
         self.cost = 0.0
         self.calls = self.rounds = 0
-        self._prices = prices
+        self._prices = checked("prices", prices, Mapping)
+        for model, price in prices.items():
+            checked(f"prices[{model!r}]", price, Price)
 
     @property
     def limited(self) -> bool:

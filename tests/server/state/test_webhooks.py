@@ -119,7 +119,7 @@ async def given_up(capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
-async def test_webhook_is_retried(tmp_path) -> None:
+async def test_webhook_is_retried(tmp_path, capsys) -> None:
     async with inbox(503, 302, 200) as box:
         hooks = telling(box.url)
         async with storing(Stub(), webhooks=hooks) as server:
@@ -129,6 +129,12 @@ async def test_webhook_is_retried(tmp_path) -> None:
             assert len({data for _, data in came}) == 1
             while await server.memory.store.take_due(box.url, 0.0, 0.0):
                 await asyncio.sleep(0)
+            said = ""
+            while "\n" not in said:
+                await asyncio.sleep(0.01)
+                said += capsys.readouterr().err
+            problem = "the receiver answered with status 503"
+            assert said == f"A webhook failed, and is tried again: {problem}.\n"
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(500, 3), (410, 1)])

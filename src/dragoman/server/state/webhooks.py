@@ -139,6 +139,8 @@ class Sender:
         if problem and due is None:
             problem = f"A webhook was given up after {message.attempts} attempts: {problem}."
             LINES.write(f"{problem}\n")
+        elif problem and message.attempts == 1:  # the last attempt may be a day later
+            LINES.write(f"A webhook failed, and is tried again: {problem}.\n")
 
     async def _attempt(self, message: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
         """The problem, empty for none, and whether to retry."""
