@@ -16,6 +16,7 @@ from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Unknown
 from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Namespace, UnknownTool
 from dragoman.core.tools import ToolFilter
+from dragoman.server.state import files as library_module
 from dragoman.server.state.files import AT_ONCE
 from dragoman.tools import chunks, files, web
 from dragoman.tools.mcp import LIST, MOST_KNOWN, Server, _known
@@ -215,6 +216,33 @@ async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch)
             id, query=["word " + " ".join(f"w{n * m}" for n in range(600)) for m in (1, 7, 9, 11)]
         )
         assert taken[2:] == ["_asked", "_ranked"]
+
+
+async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(monkeypatch) -> None:
+    async with filing() as server:
+        taken: list[str] = []
+        take = server.store.turns.take
+
+        async def counted(work: Any, *given: Any) -> Any:
+            taken.append(getattr(work, "func", work).__name__)
+            return await take(work, *given)
+
+        monkeypatch.setattr(server.store.turns, "take", counted)
+        await library(server.ada, short=b"word " * 400)
+        assert taken == []
+        id, _ = await library(server.ada, long="\ufdfa".encode() * 2_100)  # eighteen letters each
+        assert taken == ["read_text", "_several", "_several"]
+        await server.ada.vector_stores.search(id, query="word \ufdfa")
+        assert taken[3:] == ["_ranked"]
+        taken.clear()
+        large: Any = {"max_chunk_size_tokens": 4_096, "chunk_overlap_tokens": 2_048}
+        monkeypatch.setattr(library_module, "TOKENS", 8_192)
+        data = b"word " * 13_000  # eight chunks
+        file = await server.ada.files.create(file=("a.txt", data), purpose="assistants")
+        await server.ada.vector_stores.files.create(
+            id, file_id=file.id, chunking_strategy={"type": "static", "static": large}
+        )
+        assert taken == ["read_text", *["_several"] * 5]  # two of them each, and none are left
 
 
 async def test_few_searches_read_at_a_time(monkeypatch) -> None:

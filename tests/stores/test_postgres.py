@@ -1,7 +1,9 @@
 """What only the PostgreSQL store has: connecting, migrating together, notifying other servers."""
 
 import asyncio
+import os
 import random
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +26,7 @@ from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.stores import retention
 from dragoman.stores.base import (
+    REST,
     SLOW,
     Conversation,
     LogSegment,
@@ -111,6 +114,30 @@ async def test_cut_connections_are_reopened(postgres: Postgres) -> None:
     waiting = asyncio.create_task(store.wait("a", 0, 60.0))
     await store.append("a", FIRST)
     await waiting
+    await store.close()
+
+
+async def test_connections_that_were_lost_in_silence_are_all_dropped(postgres: Postgres) -> None:
+    address = await postgres.database()
+    store = PostgresStore(address, patience=1.0)
+    await asyncio.gather(*[store._read("SELECT pg_sleep(0.2)") for _ in range(5)])
+    connection = await asyncpg.connect(address)
+    processes = await connection.fetch(
+        """SELECT pid FROM pg_stat_activity
+            WHERE application_name = 'dragoman' AND datname = current_database()"""
+    )
+    await connection.close()
+    assert len(processes) == 5
+    for (process,) in processes:
+        os.kill(process, signal.SIGSTOP)  # it takes what is sent, and others answer
+    try:
+        with pytest.raises(StoreError):
+            await store._read("SELECT 1")
+        await asyncio.sleep(REST + 0.1)
+        assert await store._read("SELECT 1") == [(1,)]
+    finally:
+        for (process,) in processes:
+            os.kill(process, signal.SIGCONT)
     await store.close()
 
 

@@ -241,12 +241,13 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stored response: its request, its state and its result.
 
     `request` has its own input only, unchanged; earlier items are found through
-    `previous`, so that a long conversation is not copied into each of its turns. `response` is
-    set once the run has ended. `owner` is the server that runs it and `lease` the time at
-    which its lease expires. `dialect` and `version` name the encoder that sent it: the
-    same encoder over the same log gives the same bytes. `cancelling` is true once a cancellation
-    was requested. `size` is in bytes, where the request is so large that it is packed in a
-    thread; it is not stored.
+    `previous`, so that a long conversation is not copied into each of its turns, or in its
+    `conversation`, up to `after`: the id of the last item that it had ("" without one; None where
+    an earlier version stored this). `response` is set once the run has ended. `owner` is the
+    server that runs it and `lease` the time at which its lease expires. `dialect` and `version`
+    name the encoder that sent it: the same encoder over the same log gives the same bytes.
+    `cancelling` is true once a cancellation was requested. `size` is in bytes, where the request
+    is so large that it is packed in a thread; it is not stored.
     """
 
     id: str
@@ -258,6 +259,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: Response | None = None
     previous: str | None = None
     conversation: str | None = None
+    after: str | None = None
     background: bool = False
     cancelling: bool = False
     owner: str = ""

@@ -401,12 +401,24 @@ class PostgresStore(Store):
             answered = self._answered > began or slowness.get() < 1
             if late and answered:
                 raise LongError from None
+            if late:
+                await self._drop_idle(pool)
             problem = failed(self._place, TimeoutError() if late else error)
             answered = answered or (getattr(error, "sqlstate", None) or "")[:2] in REFUSALS
             raise self._breaker.failed(str(problem), 0 if answered else seconds) from None
         self._answered = time.monotonic()
         if self._breaker.open:
             self._breaker.worked()
+
+    async def _drop_idle(self, pool: asyncpg.Pool) -> None:
+        """Drop the connections that nobody uses, once none answers: they may have been lost in
+        silence together, and the pool would give them to the next callers, one after the other. Its
+        own `expire_connections` waits for each to be closed by the database, and logs that it was
+        not."""
+        with suppress(*ERRORS):
+            async with asyncio.timeout(0):  # a connection that is there is had at once
+                for _ in range(pool.get_idle_size()):
+                    (await pool.acquire()).terminate()
 
     @asynccontextmanager
     async def _turn(self, patience: float) -> AsyncIterator[None]:

@@ -71,6 +71,7 @@ class _Body(Struct, array_like=True, omit_defaults=True):
     tools: bytes | None = None
     instructions: bytes | None = None
     blocks: tuple[bytes, ...] = ()
+    after: str | None = None
 
 
 class _Deltas(Struct, omit_defaults=True, tag="deltas"):
@@ -329,6 +330,7 @@ def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]
         record.version,
         record.background,
         record.conversation,
+        after=record.after,
     )
     data = b"" if large else pack(body)
     if large or len(data) > LARGE:
@@ -372,6 +374,7 @@ def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
         response=response,
         previous=previous,
         conversation=body.conversation,
+        after=body.after,
         background=body.background,
         cancelling=bool(cancelling),
         owner=owner or "",

@@ -5,10 +5,12 @@ from typing import Any
 import openai
 import pytest
 
+from dragoman.core.event import Finished
 from dragoman.core.interfaces import Caller
 from dragoman.net.threads import reading
-from tests.server.state.storing import Server
-from tests.server.stubs import Call
+from dragoman.stores.sql import Store
+from tests.server.state.storing import Server, storing
+from tests.server.stubs import Call, Stub
 
 
 def said(text: str, **fields: Any) -> dict[str, Any]:
@@ -88,6 +90,62 @@ async def test_responses_are_added_to_their_conversation(server: Server) -> None
     assert call.status == 200
     whole = ["a", "b", "Hello, world", "c", "Hello, world", "d"]
     assert [item.text for item in engine.asked[-1][0].items] == whole
+
+
+async def test_a_response_keeps_what_stood_before_it_in_its_conversation(store: Store) -> None:
+    engine = Stub()
+    async with storing(engine, store) as server:
+        sdk = server.sdk
+
+        async def listed(id: str) -> list[str]:
+            return texts([item async for item in sdk.responses.input_items.list(id, order="asc")])
+
+        async def read(id: str) -> list[str]:
+            assert (await server.ask(previous_response_id=id, input="on")).status == 200
+            return [item.text for item in engine.asked[-1][0].items]
+
+        async def forget(word: str) -> None:
+            async for item in sdk.conversations.items.list(talk.id):
+                if texts([item]) == [word]:
+                    await sdk.conversations.items.delete(item.id, conversation_id=talk.id)
+
+        talk, whole, answer = await sdk.conversations.create(), engine.cues, "Hello, world"
+        a = (await server.ask(conversation=talk.id, input="a")).json["id"]
+        engine.cues = (*whole[:-1], Finished("incomplete", reasons=("length",)))
+        b = (await server.ask(conversation=talk.id, input="b")).json[
+            "id"
+        ]  # of which nothing is added
+        engine.cues = whole
+        c = (await server.ask(conversation=talk.id, input="c")).json["id"]
+        assert await listed(a) == ["a"]
+        assert await listed(b) == ["a", answer, "b"]
+        assert await listed(c) == ["a", answer, "c"]
+        assert await read(a) == ["a", answer, "on"]
+        assert await read(b) == ["a", answer, "b", answer, "on"]
+        await forget("a")
+        await forget("c")
+        assert await listed(a) == ["a"]
+        assert await read(a) == ["a", answer, "on"]
+        assert await listed(c) == [answer, "c"]
+        assert await read(c) == [answer, "c", answer, "on"]
+        await forget(answer)  # which c came after, too
+        assert await listed(c) == ["c"]
+        await sdk.conversations.delete(talk.id)
+        for id, word in ((a, "a"), (b, "b"), (c, "c")):
+            assert await listed(id) == [word]
+
+
+async def test_a_chain_reads_what_its_conversation_referred_to(server: Server) -> None:
+    first = await server.ask(input="a")
+    said = {"type": "item_reference", "id": first.json["output"][0]["id"]}
+    talk = await server.sdk.conversations.create()
+    await server.ask(conversation=talk.id, input=[said])
+    second = (await server.ask(conversation=talk.id, input="b")).json["id"]
+    assert (await server.ask(previous_response_id=second, input="c")).status == 200
+    engine: Any = server.app._engine
+    answer = "Hello, world"
+    read = [item.text for item in engine.asked[-1][0].items]
+    assert read == [answer, answer, "b", answer, "c"]
 
 
 async def test_a_conversation_that_is_not_stored_does_not_grow(server: Server) -> None:

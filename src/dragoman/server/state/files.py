@@ -36,6 +36,8 @@ from dragoman.wire.files import FILE_PREFIX, STORE_PREFIX, Search
 
 BATCH = 64
 """Chunks that are embedded and stored together: writers wait for no more."""
+TOKENS = 64 * 1024
+"""Their tokens, at the most: the words of many take long to find, and others wait for the turn."""
 WEIGHT = 6
 """What the bytes of a file weigh while it is indexed, as its text and as that of its chunks."""
 CANDIDATES = 300
@@ -46,8 +48,9 @@ VECTORS = 500
 """Vectors that are read and compared at a time."""
 MOST_DIMENSIONS = 16_384
 """Numbers of a vector."""
-QUERY = 128
-"""What a character of a question weighs: it may stand for twenty (NFKC)."""
+CHARACTER = 128
+"""What a character weighs that is read, or whose words are found: it may begin a tag, or stand for
+twenty (NFKC)."""
 FILES = 100
 """Files that are held against conditions at a time: their attributes may be long."""
 FILE = 4_096
@@ -124,13 +127,14 @@ class Library:
         if data is None:
             return "invalid_file", "The file was deleted before it was indexed."
         try:
-            text = await self.store.apart(len(data), read_text, file.name, data)
+            text = await self.store.apart(CHARACTER * len(data), read_text, file.name, data)
         except UnreadableError as error:
             return "unsupported_file", str(error)
         del data
         most, pieces = self._settings.max_vector_store_chunks, _pieces(text, entry)
+        size, several = CHARACTER * len(text), partial(_several, pieces, TOKENS // entry.tokens)
         try:
-            while some := await self.store.apart(len(text), _several, pieces):
+            while some := await self.store.apart(size, several):
                 if entry.model:
                     vectors = await self._embed([piece.text for piece in some], caller)
                     some = [
@@ -182,7 +186,7 @@ class Library:
             if not only:
                 return []
         length = sum(map(len, search.queries))
-        questions = await self.store.apart(QUERY * length, _asked, search.queries)
+        questions = await self.store.apart(CHARACTER * length, _asked, search.queries)
         words = list(dict.fromkeys(chain.from_iterable(questions)))[:MOST_WORDS]
         seqs = dict.fromkeys(await self.store.matching(opened, only, words, CANDIDATES))
         if vectors:
@@ -192,7 +196,7 @@ class Library:
             chunks = await self.store.get_chunks(seqs, room)
             found = await self.store.indexed([chunk.file for chunk in chunks])
             total = await self.store.count_chunks(opened, only)
-            size = 8 * sum([len(chunk.text) for chunk in chunks])
+            size = CHARACTER * sum([len(chunk.text) for chunk in chunks])
             size += 2 * len(chunks) * sum(map(len, questions))
             size += len(vectors) * sum([len(chunk.vector or b"") for chunk in chunks])
             rank = partial(_ranked, chunks, found, questions, vectors, total, search)
@@ -231,8 +235,8 @@ def _pieces(text: str, entry: IndexedFile) -> Iterator[Piece]:
         yield Piece(chunk, sorted(set(find_words(chunk))))
 
 
-def _several(pieces: Iterator[Piece]) -> list[Piece]:
-    return list(islice(pieces, BATCH))
+def _several(pieces: Iterator[Piece], most: int) -> list[Piece]:
+    return list(islice(pieces, min(most, BATCH)))
 
 
 def _asked(queries: Sequence[str]) -> list[list[str]]:

@@ -51,7 +51,7 @@ from dragoman.wire.responses.response import (
     encode_list,
 )
 
-from .resolve import Asked, bare, no_conversation, room_of, understand
+from .resolve import Asked, bare, earlier_items, no_conversation, room_of, understand
 from .run import SEGMENTS
 from .service import ENCODER_VERSION, Memory, unstarted
 
@@ -182,11 +182,13 @@ class Handlers:
             request = replace(request, include=(*request.include, *query.include))
             record = replace(record, request=request)
         if rest == "input_items":
-            request = replace(request, previous_response_id=record.previous)
+            # Its conversation may have changed since.
+            request = replace(request, previous_response_id=record.previous, conversation=None)
+            earlier = await earlier_items(self._store, record, room)
             fits = room_of(self._memory.settings, exchange.count)
             fits.left = fits.most = 2 * fits.most  # its items and the earlier ones did fit
             whole = await understand(request, self._store, record.tenant, fits)
-            found, more = paged(_placed(whole, record.id), _name, query.paging())
+            found, more = paged(_placed(earlier, whole, record.id), _name, query.paging())
             items = [replace(place[0], id=_name(place)) for place in found]
             make = partial(encode_list, shown(items, request.include), more)
             size = room.held + whole.size
@@ -447,9 +449,10 @@ _Place = tuple[Item, str, int]
 """An item, the response that has it as input, and its position there."""
 
 
-def _placed(asked: Asked, id: str) -> list[_Place]:
+def _placed(earlier: Sequence[Item], asked: Asked, id: str) -> list[_Place]:
     """The input items of a response, with earlier ones, in order."""
-    found, start, items = list[_Place](), 0, asked.whole.items
+    start, items = 0, asked.whole.items
+    found: list[_Place] = [*zip(earlier, repeat(""), repeat(0))]
     for owner, length in (*asked.before, (id, len(items))):
         own = items[start : start + length]
         found += zip(own, repeat(owner), range(len(own)))

@@ -34,7 +34,6 @@ from dragoman.stores.base import (
     StoreError,
     TooMuchError,
     call_digest,
-    input_id,
     latest,
 )
 from dragoman.stores.serialize import size_of
@@ -109,12 +108,14 @@ def room_of(settings: Settings, count: Callable[[int], None] | None = None) -> R
 
 class Asked(Struct, frozen=True):
     """A resolved request: `whole` is as the engine gets it, `conversation` the id of its
-    conversation, `answers` are those of the chain that it continues, and `size` the bytes
-    of stored items in it. `before` counts its first items by origin: the input of
-    a response, by its id, or, with an empty id, items that have ids of their own."""
+    conversation and `after` that of the last item there ("" without one), `answers` are those of
+    the chain that it continues, and `size` the bytes of stored items in it. `before` counts its
+    first items by origin: the input of a response, by its id, or, with an empty id, items that
+    have ids of their own."""
 
     whole: Request
     conversation: str | None = None
+    after: str | None = None
     answers: tuple[StoredAnswer, ...] = ()
     size: int = 0
     before: tuple[tuple[str, int], ...] = ()
@@ -141,6 +142,7 @@ async def understand(
     before: tuple[Item, ...] = ()
     whose: list[tuple[str, int]] = []
     records: tuple[Record, ...] = ()
+    after: str | None = None
     instructions = request.instructions
     if (previous := request.previous_response_id) is not None:
         name = "previous_response_id"
@@ -155,7 +157,7 @@ async def understand(
         if records[-1].running:
             problem = f"{quoted(previous)} is still being made; wait until it has ended"
             raise FaultError(bad_request(problem, name))
-        earlier = await _earlier_items(store, tenant, records[0], room)
+        earlier = await earlier_items(store, records[0], Room(count=room.count), recent)
         there = len(earlier) + len(request.items)
         for record in records:
             there += len(record.request.items)
@@ -181,6 +183,7 @@ async def understand(
             raise FaultError(no_conversation(conversation, "conversation"))
         if len(page.items) + len(request.items) > room.items:
             raise too_much("conversation", room, items=True)
+        after = (page.items[-1].id or "") if page.items else ""
         before = await _resolved(page.items, store, tenant, recent, room)
         whose = [("", len(before))]
     items = before + await _resolved(request.items, store, tenant, recent, room)
@@ -188,7 +191,8 @@ async def understand(
         check_outputs(items, len(before))
     whole = for_engine(request, items, instructions)
     answers = [StoredAnswer(r.request.model, r.response) for r in records if r.response is not None]
-    return Asked(whole, conversation, tuple(answers), room.most - room.left, tuple(whose))
+    size = room.most - room.left
+    return Asked(whole, conversation, after, tuple(answers), size, tuple(whose))
 
 
 _OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
@@ -237,15 +241,21 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
                 raise FaultError(bad_request(problem, f"input[{place - start}].call_id"))
 
 
-async def _earlier_items(store: Store, tenant: str, first: Record, room: Room) -> Sequence[Item]:
-    """The items before a response in its conversation."""
-    if first.conversation is None:
+async def earlier_items(
+    store: Store, record: Record, room: Room, recent: Recent | None = None
+) -> tuple[Item, ...]:
+    """The items of its conversation that the request of a response came after. Where the last of
+    them is gone, or not known, they are those before its own, if any of these is there."""
+    if record.conversation is None:
         return ()
-    page = await store.list_items(tenant, first.conversation, room=Room(count=room.count))
+    page = await store.list_items(record.tenant, record.conversation, room=room)
     items = page.items if page is not None else ()
-    own = {item.id or input_id(item, first.id, i) for i, item in enumerate(first.request.items)}
-    place = next((place for place, item in enumerate(items) if item.id in own), len(items))
-    return items[:place]
+    there = {item.id: place for place, item in enumerate(items)}
+    end = -1 if record.after == "" else there.get(record.after)
+    if end is None:
+        own = [there[item.id] for item in record.items if item.id in there]
+        end = min(own, default=len(items)) - 1
+    return await _resolved(items[: end + 1], store, record.tenant, recent or {}, room)
 
 
 async def _history(

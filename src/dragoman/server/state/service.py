@@ -36,6 +36,7 @@ from .resolve import (
     NOT_ENCRYPTED,
     RECALLING,
     REFERRING,
+    Asked,
     Recent,
     bare,
     decided,
@@ -179,7 +180,7 @@ class Memory:
             request, previous = replace(request, items=asked.whole.items), None
         if not stored:
             return Plan(whole, replace(request, store=False), losses, size=asked.size)
-        plan = self._recorded(wire, caller, request, whole, losses, previous, asked.conversation)
+        plan = self._recorded(wire, caller, request, whole, losses, previous, asked)
         return replace(plan, size=asked.size)
 
     async def _has(self, tenant: str, id: str) -> bool:
@@ -195,10 +196,11 @@ class Memory:
         whole: Request,
         losses: tuple[Loss, ...],
         previous: str | None = None,
-        conversation: str | None = None,
+        asked: Asked | None = None,
     ) -> Plan:
         """The plan of a request: the engine gets `whole`, and `own` is stored with the answer."""
         background = bool(own.background)
+        conversation = None if asked is None else asked.conversation
         items = own.items
         if Unknown in map(type, items):
             items = without_keys(items)
@@ -212,6 +214,7 @@ class Memory:
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),
+            after=None if asked is None else asked.after,
             background=background,
             owner=self.runs.owner,
             lease=self.store.now() + self.runs.lease,
