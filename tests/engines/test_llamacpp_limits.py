@@ -36,6 +36,8 @@ def test_samplers_in_short_have_the_same_bound() -> None:
         ("samplers", "kt", "ki"),
         ("dry_multiplier", 0.0, 0.8),
         ("n_probs", 128, 129),
+        ("n_predict", 9, 10),
+        ("n_predict", None, -1),
         ("reasoning_budget_end_tag", "a" * 65_536, "a" * 65_537),
         ("reasoning_budget_end_tags", ["a" * 256] * 256, ["a" * 256] * 257),
         ("lora", {"a" * 65_536: 1}, {"a" * 65_537: 1}),
@@ -44,9 +46,10 @@ def test_samplers_in_short_have_the_same_bound() -> None:
     ],
 )
 def test_what_takes_too_much_of_all_others_or_fails_there_is_refused(name, taken, refused) -> None:
-    check_request(replace(ASKED, extra={"chat": {name: taken}}))
+    asked = replace(ASKED, max_output_tokens=9)
+    check_request(replace(asked, extra={"chat": {name: taken}}))
     with pytest.raises(FaultError) as raised:
-        check_request(replace(ASKED, extra={"chat": {name: refused}}))
+        check_request(replace(asked, extra={"chat": {name: refused}}))
     assert raised.value.fault.param == name
 
 

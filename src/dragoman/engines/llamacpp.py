@@ -442,7 +442,7 @@ def check_request(request: Request) -> None:
         raise FaultError(bad_request(f"is more than {MAX_PROBS}", "top_logprobs"))
     for fields in (request.extra or {}).values():
         for name, value in fields.items():
-            _check_field(name, value)
+            _check_field(name, value, request.max_output_tokens or MAX_NUMBER)
     _check_names(request)
 
 
@@ -470,11 +470,10 @@ def _check_schema(schema: JSON, param: str) -> None:
         raise FaultError(bad_request(problem, param))
 
 
-def _check_field(name: str, value: JSON) -> None:
+def _check_field(name: str, value: JSON, most: int) -> None:
     """Raise FaultError for one of the fields that are passed on as they are."""
     if name in OWN:
-        problem = "is llama.cpp's own, and is not taken from a request"
-        raise FaultError(unsupported(problem, name))
+        raise FaultError(unsupported("is llama.cpp's own, and is not taken from a request", name))
     if name in _DEMANDS:
         return
     names = {*map(str, value)} if name == "samplers" and isinstance(value, str | list) else set()
@@ -484,6 +483,8 @@ def _check_field(name: str, value: JSON) -> None:
     problem, waiting, count, characters = "", [value], 0, 0
     if name == "reasoning_format" and value not in (None, *_REASONING_FORMATS):
         problem = f"must be one of {', '.join(_REASONING_FORMATS)}"
+    elif name == "n_predict" and isinstance(value, int | float) and not 0 <= value <= most:
+        problem = f"must be between 0 and {most}: it would go before max_tokens"
     elif name == "n_probs" and isinstance(value, int | float) and value > MAX_PROBS:
         problem = f"is more than {MAX_PROBS}"
     elif name == "samplers" and isinstance(value, str | list) and len(value) > MAX_SAMPLERS:
@@ -603,8 +604,7 @@ def lark_of(body: Whole, layout: Layout) -> str:
     try:
         byte_compiler().check(replace(grammar, lark=text), HELD)
     except FaultError as error:
-        fault = error.fault
-        raise FaultError(with_param(fault, fault.param or body.param)) from None
+        raise FaultError(with_param(error.fault, error.fault.param or body.param)) from None
     return text
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON, Message
-from dragoman.engines.token.constraints import GrammarState, byte_compiler, matches
+from dragoman.engines.token.constraints import byte_compiler, followed, matches
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.demand import RULE, Demand, JSONBody, lark_literals, problem
 from dragoman.formats.grammar.lark import slashed
@@ -72,7 +72,7 @@ def fitting(value: Node, text: str) -> bool | None:
         if text in texts:
             return True
         return False if any(each.startswith(text) for each in texts) else None
-    state = _followed(_Writer(flexible=True).whole(value), text)
+    state = followed(Grammar(_Writer(flexible=True).whole(value)), text)
     if state is not None:
         return state.accepting
     if isinstance(body := bare(value), Json) and _is_json(body, text):
@@ -98,7 +98,7 @@ def captures(value: Node, text: str) -> dict[str, Any]:
                     if (part := hit[f"g{n}"]) is not None
                 ]
     if pairs is None:
-        state = _followed(_Writer(flexible=True, capturing=True).whole(value), text)
+        state = followed(Grammar(_Writer(flexible=True, capturing=True).whole(value)), text)
         parts = state.captures if state is not None else []
         pairs = [(name, part.decode("utf-8", "replace")) for name, part in parts]
     for name, part in pairs:
@@ -117,23 +117,6 @@ def check(value: Node) -> None:
             byte_compiler().compiled(Grammar(lark))
     except FaultError as error:
         raise ValueError(f"{label(value)}: {error.fault.message}") from None
-
-
-def _followed(lark: str, text: str) -> GrammarState | None:
-    """The state of a grammar after a text; None where that does not match. Raises FaultError where
-    the grammar is too large for it."""
-    renewed = False
-    while True:
-        state = byte_compiler().constrain(Grammar(lark))
-        try:
-            state.accept(text.encode(errors="surrogatepass"))  # half a pair matches nothing
-            return state
-        except FaultError as error:
-            if error.fault.code == "internal":  # it does not match
-                return None
-            if renewed:
-                raise
-            renewed = True  # other texts have worn it out, so the next is compiled anew
 
 
 def bare(value: Node) -> Node:

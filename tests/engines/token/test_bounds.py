@@ -131,6 +131,14 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+async def test_an_answer_that_takes_too_long_to_verify_fails_for_its_grammar() -> None:
+    grammar = {"guided_grammar": 'start: s "b"\ns: s s | "a"'}
+    response = await said("a" * 1_500, extra={"chat": grammar})
+    assert (response.status, response.error.code) == ("failed", "invalid_request")
+    assert "read a text in many ways" in response.error.message
+    assert response.usage.output_tokens == 1_501
+
+
 @pytest.mark.parametrize(("text", "fields", "what"), BROKEN)
 async def test_p34_answer_that_violates_a_strict_demand_fails(text, fields, what) -> None:
     response = await said(text, **fields)

@@ -373,6 +373,8 @@ def test_missing_numpy_is_reported_with_its_install_command(monkeypatch) -> None
 class OnlyAB:
     """Lets a and b through, three of them; the first is forced to be b."""
 
+    took = 0.0
+
     def __init__(self) -> None:
         self.seen: list[int] = []
 
@@ -420,6 +422,8 @@ async def test_many_forced_tokens_are_read_in_rounds_beside_others() -> None:
     forced = ord("a")
 
     class Endless:
+        took = 0.0
+
         over = False
 
         def mask(self, logits: Any) -> None:

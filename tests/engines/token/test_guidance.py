@@ -27,7 +27,7 @@ from dragoman.core.request import FunctionTool, JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.pocket import pocket
 from dragoman.engines.token import TokenEngine, constraints
-from dragoman.engines.token.constraints import GrammarCompiler
+from dragoman.engines.token.constraints import Allowance, GrammarCompiler, followed, matches
 from dragoman.formats.format import Grammar, Marker
 from dragoman.formats.grammar.demand import JSONBody, Lark, Regex
 from dragoman.formats.grammar.lark import Writer
@@ -198,6 +198,52 @@ def test_p34_a_demand_that_proves_too_large_on_the_way_is_not_our_fault() -> Non
     assert raised.value.fault.code == "invalid_request"
 
 
+MANY_WAYS = 's: s s | "a"'
+
+
+def test_a_text_that_can_be_read_in_many_ways_is_given_up() -> None:
+    """Each token takes longer than the last, for which other threads, or sequences, wait."""
+    lark, start, read = f'start: s "b"\n{MANY_WAYS}', time.thread_time(), 0
+    motion = GUIDE.constrain(Grammar(lark))
+    with pytest.raises(FaultError, match="read a text in many ways") as raised:
+        while read < 2_000:
+            motion.mask(np.zeros(BYTES.size))
+            motion.accept(b"a")
+            read += 1
+    assert (raised.value.fault.code, read > 100) == ("invalid_request", True)
+    allowance = Allowance()
+    for _ in range(9):  # as many choices
+        with pytest.raises(FaultError, match="read a text in many ways"):
+            matches(Lark("guided_grammar", lark), "a" * 2_000, allowance)
+    assert time.thread_time() - start < 3 * constraints.MAX_SLOW + read * constraints.PER_MASK
+
+
+def test_a_row_of_the_parser_that_is_too_long_is_the_fault_of_the_grammar() -> None:
+    grammar = Grammar('start: s "c"\ns: "a" s | "b"')
+    assert followed(grammar, "a" * 900 + "b") is not None
+    with pytest.raises(FaultError, match="too large") as raised:
+        followed(grammar, "a" * 3_000 + "b")
+    assert raised.value.fault.code == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("lark", "text"),
+    [
+        ('start: expr\nexpr: expr "+" expr | expr "*" expr | /[0-9]/', "1+2*3+" * 40 + "1"),
+        ('start: s\ns: /[a-z]/ s | ""', "a" * 500),
+        ('start: s\ns: "a" "," s | "a"', "a," * 500 + "a"),
+        ("start: /[a-z]+/", "a" * 500_000),
+    ],
+)
+def test_usual_grammars_are_followed_to_their_end(lark, text) -> None:
+    motion = GUIDE.constrain(Grammar(lark))
+    for byte in text[:1_000].encode():
+        motion.mask(np.zeros(BYTES.size))
+        motion.accept([byte])
+    assert matches(Lark("guided_grammar", lark), text)
+    assert not matches(Lark("guided_grammar", lark), text + "!")
+
+
 def test_the_model_does_not_wait_for_a_large_grammar() -> None:
     start = time.thread_time()
     motion = GUIDE.constrain(Grammar("start: " + " | ".join(f'"{n}"' for n in range(5_000))))
@@ -246,6 +292,7 @@ def test_a_grammar_weighs_what_it_has_grown_to_as_answers_were_written(monkeypat
     """Its size when it was compiled is but a part of that, and it stays in the cache."""
     guide = GrammarCompiler(ByteTokenizer())
     monkeypatch.setattr(constraints, "thread_time", iter(np.arange(0.0, 1000.0, 0.5)).__next__)
+    monkeypatch.setattr(constraints, "MAX_SLOW", 1000.0)
     for number in range(8):
         motion = guide.compiled(Grammar(f'start: "{number}" /[a-z]+/'), tenant="a").state()
         motion.accept(b"%d" % number)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -621,3 +622,26 @@ async def test_a_model_that_keeps_what_it_read_gets_the_tenant() -> None:
         for tenant in ("a", "b"):
             await ends(engine, "hi", tenant, max_tokens=1)
     assert tenants == ["a", "b"]
+
+
+def test_sequences_whose_grammars_are_slow_take_turns(monkeypatch) -> None:
+    scheduler = Scheduler(Table(), str, concurrency=8, queue=8)
+    rounds: list[list[float]] = []
+
+    def sequence(took: float) -> Any:
+        return SimpleNamespace(
+            took=took,
+            ready=True,
+            reading=False,
+            round=0,
+            unread=lambda share: [1],
+            take=lambda ids, outcome: rounds[-1].append(took),
+        )
+
+    scheduler._active = [sequence(took) for took in (0.1, 0.007, 0.0, 0.006, 0.03)]
+    monkeypatch.setattr(scheduler, "_step", lambda work: [None] * len(work))
+    for _ in range(6):
+        rounds.append([])
+        scheduler._round()
+    assert rounds[:3] == [[0.1, 0.0], [0.007, 0.0, 0.006], [0.0, 0.03]]
+    assert rounds[3:] == rounds[:3]

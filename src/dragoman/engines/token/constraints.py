@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import thread_time
@@ -114,6 +114,7 @@ async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
     """The same events, with the answer's guarantee; a strict demand that was not met makes the end
     a failure."""
     asked, fold = requirement.asked, Fold()
+    fits = partial(matches, allowance=Allowance())  # one for all that is verified of the answer
     async with aclosing(batches):
         async for batch in batches:
             if asked is not None:
@@ -125,8 +126,13 @@ async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
                 if asked is not None and end.status == "completed":
                     response = fold.response
                     numbers = range(len(response.reasons))
-                    each = (problem(asked, response.choice(n), matches) for n in numbers)
-                    found = await asyncio.to_thread(next, filter(None, each), None)
+                    each = (problem(asked, response.choice(n), fits) for n in numbers)
+                    try:
+                        found = await asyncio.to_thread(next, filter(None, each), None)
+                    except FaultError as error:
+                        rest = (end.usage, end.completed_at, end.extra)
+                        yield [*batch[:-1], Failed(error.fault, *rest)]
+                        return
                 batch[-1] = _checked_end(end, requirement, found)
             yield batch
 
@@ -171,22 +177,38 @@ def _check(asked: Demand | None) -> None:
                 "cannot be verified without llguidance (pip install '.[local]' in the checkout)"
             )
             raise FaultError(unsupported(problem, body.param))
-        _grammar_state(body)
+        byte_compiler().compiled(_written(body))
 
 
-def matches(body: Body, text: str) -> bool:
-    """Whether a text matches a grammar."""
-    state = _grammar_state(body)
-    try:
-        state.accept(text.encode())
-    except FaultError:
-        return False
-    return state.accepting
+def matches(body: Body, text: str, allowance: Allowance | None = None) -> bool:
+    """Whether a text matches a grammar. Raises FaultError as `followed` does."""
+    state = followed(_written(body), text, allowance)
+    return state is not None and state.accepting
 
 
-def _grammar_state(body: Body) -> GrammarState:
+def followed(
+    grammar: Grammar, text: str, allowance: Allowance | None = None
+) -> GrammarState | None:
+    """The state of a grammar after a text; None where that does not match. Raises FaultError where
+    the grammar is too large for it, or takes too long."""
+    renewed = False
+    while True:
+        compiled = byte_compiler().compiled(grammar)
+        state = GrammarState(compiled, allowance)
+        try:
+            state.accept(text.encode(errors="surrogatepass"))  # half a pair matches nothing
+            return state
+        except FaultError as error:
+            if error.fault.code == "internal":  # it does not match
+                return None
+            if renewed or not compiled.worn:
+                raise
+            renewed = True  # other texts have worn it out, so the next is compiled anew
+
+
+def _written(body: Body) -> Grammar:
     writer = Writer()
-    return byte_compiler().constrain(writer.grammar(writer.body(body)))
+    return writer.grammar(writer.body(body))
 
 
 @cache
@@ -214,9 +236,33 @@ LEAST = 64 * 1024
 """Bytes that a compiled grammar takes at the least."""
 PROBES = 8
 """Tokens that a grammar is tried with: some are too large only after the first."""
+MAX_SLOW = 0.5
+"""Seconds of the processor that grammars may take for one answer beyond what each token is given:
+where a text can be read in many ways, each token takes longer than the last."""
+PER_MASK, PER_TOKEN = 0.003, 0.0001
+"""Seconds that are given for each mask, and for each token or byte: many times the usual."""
+PIECE, QUICK = 16, 0.001
+"""Tokens that are read at once, where they take no longer than these seconds, else one: llguidance
+holds up the other threads meanwhile."""
 
 _NO_LOG = 0
 _LIMITED = ("ParserTooComplex", "LexerTooComplex")
+
+
+class Allowance(Struct):
+    """The seconds that grammars took for an answer, beyond those that they are given."""
+
+    spent: float = 0.0
+
+    def spend(self, took: float, given: float) -> None:
+        """Raises FaultError where that is too much."""
+        self.spent = max(self.spent + took - given, 0.0)
+        if self.spent > MAX_SLOW:
+            problem = (
+                "The grammar of the answer takes too long, as it can read a text in many ways. "
+                'Let each rule repeat itself at one place only: s: s "a" | "a", not s: s s | "a"'
+            )
+            raise FaultError(bad_request(problem))
 
 
 class Compiled(Struct, eq=False):
@@ -374,12 +420,15 @@ class GrammarCompiler:
 class GrammarState:
     """The state of a grammar in one sequence."""
 
-    __slots__ = ("_compiled", "_matcher", "_size")
+    __slots__ = ("_allowance", "_compiled", "_matcher", "_size", "took")
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, allowance: Allowance | None = None) -> None:
         self._compiled = compiled
         self._matcher = compiled.matcher.deep_copy()
         self._size = compiled.size
+        self._allowance = Allowance() if allowance is None else allowance
+        self.took = 0.0
+        """Seconds of the processor that the last mask took."""
 
     def mask(self, logits: NDArray[Any]) -> None:
         """Set the scores of tokens that may not come next to minus infinity, in place. Raises
@@ -388,16 +437,24 @@ class GrammarState:
 
         started = thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._compiled.weight += int((thread_time() - started) * GROWTH)
+        self.took = thread_time() - started
+        self._compiled.weight += int(self.took * GROWTH)
         self._check()
+        self._allowance.spend(self.took, PER_MASK)
         barred = np.unpackbits(~bits, count=self._size, bitorder="little").view(np.bool_)
         np.copyto(logits[: self._size], -np.inf, where=barred)
         logits[self._size :] = -np.inf  # padding rows of the network
 
     def accept(self, ids: Sequence[int]) -> None:
-        """Advance by these tokens. Raises FaultError where they do not match."""
-        self._matcher.consume_tokens(list(ids))
-        self._check()
+        """Advance by these tokens. Raises FaultError where they do not match, or take too long."""
+        left, at, size = list(ids), 0, 1
+        while at < len(left):
+            started = thread_time()
+            self._matcher.consume_tokens(left[at : at + size])
+            took = thread_time() - started
+            self._check()
+            self._allowance.spend(took, size * PER_TOKEN)
+            at, size = at + size, min(2 * size, PIECE) if took < QUICK else 1
 
     def forced(self) -> Sequence[int]:
         """The tokens that must come next; empty where there is a choice."""
@@ -571,7 +628,10 @@ _IN_OUR_WORDS = [
         (r"^Unsatisfiable schema: ", "no value fits: "),
         (r"Regex is empty:.*", "no text is all that is demanded"),
         (r"^.*too many (?:expressions|states).*", "is too large: repeat less in it"),
-        (r"^.*Too many items \(.*", "is too large, or refers to itself without an end"),
+        (
+            r"^.*(?:Too many items \(|Current row has ).*",
+            "is too large, or refers to itself without an end",
+        ),
         (r"^Resource '(.*)' is not present.*", r"refers to \1, which is not in the schema"),
         (
             r"^patternProperty regexes /(.*)/ and /(.*)/ are not disjoint",

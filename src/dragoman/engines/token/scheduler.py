@@ -29,6 +29,9 @@ PREFILL = 512
 """Prompt tokens read in one round, all prompts together, so that a long prompt stalls no others."""
 SPARE = 8
 """For so many places there is one more, for tenants of which nothing runs."""
+SLOW, MASKS = 0.002, 0.02
+"""Seconds of a mask after which a sequence is slow, and those that the masks of slow ones take in
+one round, or one of them: together they hold up the others no longer."""
 GRACE = 10.0
 """Seconds a model may take for its current step when it is closed."""
 
@@ -96,6 +99,7 @@ class RunningSequence:
         self.behind = False
         self.over = False
         self.reading = True  # the prompt is not read to its end
+        self.round = 0  # its last one, among slow ones
         self.slot: Any = None
         self._trace = request_id.get()  # which the model's thread does not know
         self.request = id(inbox)  # the same for all sequences of a request
@@ -118,6 +122,11 @@ class RunningSequence:
         self.behind = True  # set first, so that a reader that catches up now wakes us
         self.behind = self._counter.count - self.consumed >= AHEAD and not self.cancelled
         return not self.behind
+
+    @property
+    def took(self) -> float:
+        """Seconds of the processor for its last mask."""
+        return 0.0 if self.job.constraint is None else self.job.constraint.took
 
     def open(
         self,
@@ -275,6 +284,7 @@ class Scheduler:
         self._concurrency = concurrency
         self._queue = queue
         self._closing = False
+        self._rounds = 0
         self._turns: dict[str | int, int] = {}  # when a tenant or request last got a place
         self._begin_anew()
 
@@ -451,6 +461,13 @@ class Scheduler:
     def _round(self) -> bool:
         """One token for every sequence that can continue; False when none can."""
         ready = [m for m in self._active if m.ready]
+        if len(slow := [m for m in ready if m.took > SLOW]) > 1:
+            self._rounds, left = self._rounds + 1, MASKS
+            for each in sorted(slow, key=lambda each: each.round):
+                if left < MASKS and each.took > left:
+                    ready.remove(each)
+                else:
+                    each.round, left = self._rounds, left - each.took
         reading = sum(m.reading for m in ready)
         share = max(PREFILL // reading, 1) if reading else 0
         work = [(sequence, sequence.unread(share)) for sequence in ready]
