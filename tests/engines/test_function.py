@@ -1,6 +1,7 @@
 """Any callable as an engine: its kinds, what it may return, and how it is cancelled."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Capabilities, Model
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
+from dragoman.engines import function
 from dragoman.engines.base import Prepared, Wrapper
 from dragoman.engines.function import Function
 from tests.engines.stage import ASKED, answered, heard, others
@@ -199,6 +201,39 @@ async def test_what_a_function_raises_ends_its_answer_and_nothing_else(kind) -> 
     assert (error.code, "RuntimeError" in error.message) == ("internal", True)
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+async def test_what_an_asynchronous_function_raises_ends_its_answer_and_nothing_else(kind) -> None:
+    async def call(**asked: Any) -> str:
+        raise kind
+
+    async def pieces(**asked: Any) -> AsyncIterator[str]:
+        yield "Hel"
+        raise kind
+
+    class Closed(AsyncSource):
+        async def close(self) -> None:
+            raise kind
+
+    for answer in (call, pieces, lambda **asked: call(), lambda **asked: Closed([HALF, REST])):
+        async with asyncio.timeout(60):
+            error = (await answered(Function(answer))).error
+        assert (error.code, "RuntimeError" in error.message) == ("internal", True)
+
+
+def test_ctrl_c_in_an_asynchronous_function_ends_the_program() -> None:
+    async def answer(**asked: Any) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "never"
+
+    loop = asyncio.new_event_loop()  # without the handler of asyncio.Runner
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(answered(Function(answer)))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
 class PanicError(BaseException):
     """As libraries in Rust raise."""
 
@@ -369,3 +404,74 @@ async def test_what_is_no_answer_is_named(given, named) -> None:
 def test_what_cannot_be_called_is_refused_when_the_engine_is_made() -> None:
     with pytest.raises(TypeError, match="Function takes a callable, and was given str"):
         Function("hi")
+
+
+async def test_a_function_that_yields_nothing_lets_others_run_and_is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(function, "MAX_EMPTY", 50)
+
+    async def nothing(**asked: Any) -> AsyncIterator[Any]:
+        while True:
+            yield ""
+            yield {"choices": []}
+
+    def neither(**asked: Any) -> Iterator[str]:
+        while True:
+            yield ""
+
+    for answer in (nothing, neither):
+        turns, answering = 0, asyncio.ensure_future(answered(Function(answer)))
+        while not answering.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert "yielded nothing 50 times" in (await answering).error.message
+        assert turns >= 50
+
+
+async def test_functions_whose_clients_have_left_take_so_many_threads_and_half_for_a_tenant(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(function, "MOST_LEFT", 4)
+    release, begun = threading.Event(), threading.Semaphore(0)
+
+    def hangs(**asked: Any) -> str:
+        begun.release()
+        release.wait(60)
+        return "late"
+
+    async def all_of(tenant: str) -> list[Any]:
+        return [event async for event in Function(hangs).stream(ASKED, Caller(tenant=tenant))]
+
+    async def ask(tenant: str) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(all_of(tenant))
+        await asyncio.wait({task}, timeout=0.05)
+        return task
+
+    left = [await ask("a") for _ in range(2)]  # who waits is not refused
+    for task in left:
+        assert await asyncio.to_thread(begun.acquire, timeout=10)
+        task.cancel()  # its thread goes on
+    await asyncio.wait(left)
+    refused = (await (await ask("a")))[-1]
+    assert (refused.fault.code, refused.fault.retry_after) == ("overloaded", "1")
+    other = await ask("b")
+    assert not other.done()
+    release.set()
+    await other
+    while function._left:
+        await asyncio.sleep(0.001)
+    assert (await answered(Function(lambda **asked: "Hello"))).text == "Hello"
+
+
+async def test_all_calls_of_an_answer_are_made_in_one_thread() -> None:
+    seen = set()
+
+    def answer(**asked: Any) -> Iterator[str]:
+        try:
+            for _ in range(9):
+                seen.add(threading.get_ident())
+                yield "a"
+        finally:
+            seen.add(threading.get_ident())
+
+    await answered(Function(answer))
+    assert len(seen) == 1

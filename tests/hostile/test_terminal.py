@@ -11,6 +11,7 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.engines import discover
+from dragoman.program import Model, assistant, gen, user
 from dragoman.server.state.history import History, name
 from dragoman.stores.sqlite import SqliteStore
 from tests.cli.stage import Keyboard, Screen, upstream
@@ -68,6 +69,19 @@ def check(shown: str) -> None:
 
 def test_7_08_an_answer_cannot_command_the_terminal(up: Mock) -> None:
     check(shown("ask", "--at", up.base_url, "Hi"))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_program_that_is_shown_cannot_command_the_terminal(up: Mock, terminal) -> None:
+    with user():
+        lm = Model(up.base_url) + EVIL
+    with assistant():
+        lm += gen("x")
+    screen = Screen(terminal=terminal)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        lm.show()
+    check(screen.getvalue())
 
 
 def test_7_08_a_chat_cannot_command_the_terminal(up: Mock) -> None:

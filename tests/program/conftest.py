@@ -12,7 +12,7 @@ import pytest
 from dragoman.core.interfaces import Engine
 from dragoman.engines.token.constraints import byte_compiler
 from dragoman.formats.format import Grammar
-from dragoman.program import Model, assistant, select
+from dragoman.program import Model, assistant, search, select
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import served
@@ -79,6 +79,7 @@ def pocket() -> Iterator[Engine]:
 def no_compiler_is_left() -> Iterator[None]:
     """A module closes the models that it loads."""
     byte_compiler().constrain(Grammar('start: "a"'))
+    search.first("a", "a")
     before = compilers()
     yield
     assert compilers() <= before | SHARED, "close the models that were loaded here"

@@ -25,6 +25,7 @@ from dragoman.program import (
     lark,
     match,
     program,
+    regex,
     repeat,
     select,
     substring,
@@ -321,3 +322,22 @@ def test_a_string_that_never_ends_is_read_for_json_a_few_times(monkeypatch) -> N
     monkeypatch.setattr(stdlib_json.JSONDecoder, "raw_decode", raw_decode)
     assert find(json(), "[" * 900 + '"' + "a" * 200_000) is None
     assert 0 < len(starts) < 20
+
+
+LOOPS = "a" * 40  # a word in which repeats of repeats look for what does not come
+
+
+def test_a_pattern_that_takes_years_for_a_text_matches_nothing() -> None:
+    assert find(regex("(a|a)*b"), LOOPS + "c") is None
+    both = select([regex("(?:a|a)*b", name="x"), regex("a*c", name="y")])
+    assert match(both, LOOPS + "c")["y"] == LOOPS + "c"
+
+
+def test_a_stop_regex_that_takes_years_for_a_text_is_an_error() -> None:
+    with assistant(), pytest.raises(ProgramError, match="takes more than 1 s"):
+        Model(Stage(LOOPS)) + gen("it", stop_regex="(a|a)*b")
+
+
+def test_a_pattern_is_found_in_any_text() -> None:
+    for text in ("\udcff 12-34", "\0\U0001f600 12-34", "x12-34 12-34", "- - - " * 5000 + "12-34"):
+        assert find(regex("[0-9]*-[0-9]*"), text) == ("-" if text[0] == "-" else "12-34")

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from dragoman.agent import Agent, Run
 from dragoman.agent.hosted import HostedTools
 from dragoman.client import Client, Stream, connect
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, visible
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, Progress
 from dragoman.core.interfaces import Engine, Secret
 from dragoman.core.item import (
@@ -49,7 +49,7 @@ from dragoman.stores.base import Record
 from dragoman.tools.function import PythonTool
 from dragoman.wire.responses.items import WIRE
 
-from .serve import Row, configured, row, table, visible
+from .serve import Row, configured, row, table
 
 T = TypeVar("T")
 

@@ -69,12 +69,10 @@ def main(words: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     except Exception as error:
-        from dragoman.core.error import FaultError
+        from dragoman.core.error import FaultError, visible
         from dragoman.net.errors import NetError
         from dragoman.server.config import ConfigurationError
         from dragoman.server.host import HostError
-
-        from .serve import visible
 
         for_people = FaultError | NetError | ConfigurationError | HostError
         if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:

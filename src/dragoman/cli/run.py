@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import FaultError, visible
 from dragoman.core.interfaces import Secret
 from dragoman.engines.discover import discover, look
 from dragoman.engines.local import POCKET, is_local
@@ -40,7 +40,7 @@ from dragoman.server.state.service import check_memory, open_memory
 from dragoman.stores.base import StoreError
 from dragoman.stores.factory import data_directory
 
-from .serve import GENERATED, chosen, configured, loading_options, visible
+from .serve import GENERATED, chosen, configured, loading_options
 
 NOT_INSTALLED = (
     "{title} is not installed: there is no program {command!r} on the PATH. Install it with "

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import FaultError, bad_request, visible
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded
 from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning
 from dragoman.core.loss import Loss
@@ -29,8 +29,6 @@ from dragoman.formats.prompt import Tokenizer
 from dragoman.server.config import ConfigurationError, explained
 from dragoman.wire.chat import CHAT
 from dragoman.wire.responses import RESPONSES
-
-from .serve import visible
 
 _COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
 _PLAIN = "\x1b[0m"

@@ -103,6 +103,29 @@ def quoted(text: str) -> str:
     return repr(cut(text, LONGEST))
 
 
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible(text: str, line: bool = False) -> str:
+    """A text of others for a terminal: what would command it, or turn letters round, is replaced by
+    what it looks like; on one line, what would end that, too.
+
+    >>> visible("a\\x1b[2Jb\\r\\n"), visible("a\\nb", True)
+    ('a␛[2Jb\\n', 'a␊b')
+    """
+    text = _CONTROL.sub(_picture, text)
+    return re.sub("[\t\n]", _picture, text) if line else text
+
+
+def _picture(found: re.Match[str]) -> str:
+    if found[0] == "\r":  # of a line's end, as a rule
+        return ""
+    code = ord(found[0])  # Unicode has pictures of the first 32 control characters
+    return chr(0x2400 + code) if code < 32 else "\ufffd"
+
+
 def hint(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the similar known ones.
 

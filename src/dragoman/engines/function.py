@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import aclosing
 from contextvars import Context, copy_context
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from msgspec.structs import replace
@@ -42,6 +45,16 @@ UNFINISHED = replace(
     blame="server",
 )
 """The fault for chunks without a finish reason."""
+MAX_EMPTY = 10_000
+"""How often in a row a function may yield nothing."""
+MOST_LEFT = 1024
+"""Threads of synchronous functions that go on though their answers have ended."""
+_BUSY = Fault(
+    "overloaded",
+    "The server is busy: too many functions are still at work whose clients have left.",
+    "server",
+    retry_after="1",
+)
 _PARTS = ("choices", "error", "object", "usage")
 """What a chunk or a completion has at least one of."""
 
@@ -58,7 +71,7 @@ class Function:
     A synchronous one runs in a thread of its own. When the answer is cancelled, its iterator is
     closed: at once, or where it is synchronous after its next piece; so is an iterator that is
     returned after that. Exceptions become faults; one with a `status_code` becomes a refusal
-    with that status.
+    with that status. One that yields nothing ten thousand times in a row has failed.
 
     >>> def parrot(messages, **rest):
     ...     yield from messages[-1]["content"].split()
@@ -102,9 +115,11 @@ class Function:
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
         decoder, restore = CHAT.decoder(turn), with_summary(request)
         whole: bool | None = None
+        empty = 0
         ended = False  # text may just end; chunks without a finish reason were cut
         try:
-            async with aclosing(_pieces(self._answer, json.load(body))) as pieces:
+            made = _pieces(self._answer, json.load(body), caller.tenant)
+            async with aclosing(made) as pieces:
                 async for piece, whole in pieces:
                     ended = ended or whole or isinstance(piece, str)
                     if isinstance(piece, str):
@@ -114,6 +129,12 @@ class Function:
                         events = decoder.feed(b"data: " + json.dump(_chunk(piece)) + b"\n\n")
                     for event in events if restore is None else restore(events):
                         yield event
+                    empty = 0 if events else empty + 1
+                    if empty > MAX_EMPTY:
+                        problem = f"The function yielded nothing {MAX_EMPTY} times in a row."
+                        raise FaultError(Fault("internal", problem))
+                    if empty:
+                        await asyncio.sleep(0)  # let others run beside one that never waits
         except Exception as error:
             fault = None if isinstance(error, FaultError) else _refusal(error)
             if fault is None:
@@ -127,19 +148,19 @@ class Function:
 
 
 async def _pieces(
-    answer: Callable[..., Any], arguments: Any
+    answer: Callable[..., Any], arguments: Any, tenant: str
 ) -> AsyncGenerator[tuple[Any, bool], None]:
     """The pieces of any kind of callable's result, each with whether it
     is complete by itself."""
-    pool = ThreadPoolExecutor(1, "dragoman-function")  # its thread is started when it is needed
-    call = partial(_in_thread, pool, copy_context())
+    thread = _Thread(tenant)
+    call = partial(_in_thread, thread, copy_context())
     try:
         if inspect.iscoroutinefunction(answer) or inspect.isasyncgenfunction(answer):
             given = answer(**arguments)
         else:
             given = await call(partial(answer, **arguments))
         if inspect.isawaitable(given):
-            given = await given
+            given = await _awaited(given)
         if isinstance(given, str | dict) or hasattr(given, "model_dump"):
             yield given, True
             return
@@ -152,16 +173,16 @@ async def _pieces(
             raise FaultError(_no_answer(type(given).__name__))
         step: Callable[[], Any] = partial(anext if asynchronous else next, pieces, _END)
         try:
-            while (piece := await (step() if asynchronous else call(step))) is not _END:
+            while (piece := await (_awaited(step()) if asynchronous else call(step))) is not _END:
                 yield piece, False
         finally:
             for close in _closers(pieces, given):
                 if not asynchronous:
-                    pool.submit(close)
+                    thread.submit(close)
                 elif inspect.isawaitable(closing := close()):
-                    await closing
+                    await _awaited(closing)
     finally:
-        pool.shutdown(wait=False)
+        thread.end()
 
 
 def _chunk(piece: Any) -> dict[str, Any]:
@@ -179,13 +200,61 @@ def _no_answer(given: str) -> Fault:
     return Fault("internal", f"The function gave {given}, which is no answer: give {forms}.")
 
 
-async def _in_thread(pool: ThreadPoolExecutor, context: Context, work: Callable[[], Any]) -> Any:
+class _Thread:
+    """The thread of one answer, for all its calls: what they open may not leave it. It is started
+    with the first."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._started = False
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Add a call. Raises FaultError for the first where so many threads go on, or a tenant has
+        half of what others leave."""
+        if not self._started:
+            own = [*_left.values()].count(self._tenant) if self._tenant else 0
+            if len(_left) + own >= MOST_LEFT:
+                raise FaultError(_BUSY)
+            try:  # one that hangs must not hold up the end of the process
+                threading.Thread(target=self._run, name="dragoman-function", daemon=True).start()
+            except RuntimeError:  # the system has no more
+                raise FaultError(_BUSY) from None
+            self._started = True
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def end(self) -> None:
+        """End the thread after its last call."""
+        if self._started:
+            _left[self] = self._tenant
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (each := self._calls.get()) is not None:
+            future, call = each
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del each, future, call  # not held until the next one comes
+        del _left[self]
+
+
+_left: dict[_Thread, str] = {}
+"""The threads whose answers have ended, with their tenants."""
+
+
+async def _in_thread(thread: _Thread, context: Context, work: Callable[[], Any]) -> Any:
     """Run blocking code. A result after a cancellation is closed there."""
-    future = pool.submit(context.run, _called, work)
+    future = thread.submit(partial(context.run, _called, work))
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
-        pool.submit(_close_result, future, asyncio.get_running_loop())
+        thread.submit(partial(_close_result, future, asyncio.get_running_loop()))
         raise
 
 
@@ -196,7 +265,31 @@ def _called(work: Callable[[], Any]) -> Any:
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             raise
         # It would end the event loop, or not reach it at all.
-        raise RuntimeError(f"The function raised {type(error).__name__}") from error
+        raise _raised(error) from error
+
+
+async def _awaited(given: Awaitable[Any]) -> Any:
+    """What asynchronous code of the function gives."""
+    try:
+        return await given
+    except (GeneratorExit, KeyboardInterrupt, SystemExit) as error:
+        if is_typed(error):
+            raise
+        raise _raised(error) from error  # it would end the event loop, or leave its answer open
+
+
+def _raised(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"The function raised {type(error).__name__}")
+
+
+def is_typed(error: BaseException) -> bool:
+    """Whether Ctrl-C may have raised an error, and not the code that it comes from: servers handle
+    that signal otherwise."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
 
 def _close_result(future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -204,11 +297,7 @@ def _close_result(future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
         return
     for close in _closers(future.result()):
         if inspect.isawaitable(closing := close()):
-            asyncio.run_coroutine_threadsafe(_finished(closing), loop)
-
-
-async def _finished(closing: Awaitable[Any]) -> None:
-    await closing
+            asyncio.run_coroutine_threadsafe(_awaited(closing), loop)
 
 
 def _closers(*things: Any) -> list[Callable[[], Any]]:

@@ -21,6 +21,7 @@ from dragoman.formats.grammar.demand import RULE, Demand, JSONBody, lark_literal
 from dragoman.formats.grammar.lark import slashed
 from dragoman.formats.grammar.schema import read_json
 
+from . import search
 from .nodes import (
     Bound,
     Gen,
@@ -90,12 +91,12 @@ def captures(value: Node, text: str) -> dict[str, Any]:
     pairs: list[tuple[str, str]] | None = None
     groups: list[str] = []
     if (pattern := regular(value, groups)) is not None:
-        with suppress(re.error):
-            if (hit := re.fullmatch(pattern, text)) is not None:
+        with suppress(FaultError):
+            if (hit := search.whole(pattern, text)) is not None:
                 pairs = [
-                    (name, part)
+                    (name, text[slice(*hit.groups[f"g{n}"])])
                     for n, name in enumerate(groups)
-                    if (part := hit[f"g{n}"]) is not None
+                    if f"g{n}" in hit.groups
                 ]
     if pairs is None:
         state = followed(Grammar(_Writer(flexible=True, capturing=True).whole(value)), text)
@@ -186,10 +187,10 @@ def find(value: Node, text: str) -> str | None:
         ]
         return min(hits)[2] if hits else None
     if (pattern := regular(value)) is not None:
-        with suppress(re.error):
-            for hit in re.finditer(_alone(pattern), text):
-                if hit[0] and fitting(value, hit[0]):
-                    return hit[0]
+        with suppress(FaultError):
+            for at in search.every(_alone(pattern), text):
+                if fitting(value, part := text[at.start : at.end]):
+                    return part
     return None
 
 

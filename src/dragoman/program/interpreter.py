@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +48,7 @@ from dragoman.core.response import Guarantee
 from dragoman.engines.token.engine import StopScanner
 from dragoman.tools.run import Context, Runner
 
+from . import search
 from .grammar import bare, choices, find, fitting
 from .grammar import captures as captured
 from .history import Capture, State, open_role, outside, since
@@ -80,8 +80,6 @@ ATTEMPTS = 4
 """How often an unconstrained answer is asked for, until one matches."""
 TOP = 5
 """How many alternatives of each token are asked for."""
-LONG = 16 * 1024
-"""Characters of an answer up to which each piece has it searched for `stop_regex`."""
 RATE = 24_000
 """Samples a second of the sound that models speak (`pcm16`)."""
 
@@ -544,7 +542,7 @@ class _Watch:
         self._spaced, self._begun = spaced, False
         self.shown = 0  # characters
         self._stops = gen.stop if gen else ()
-        self._patterns = [re.compile(each) for each in gen.stop_regex] if gen else []
+        self._patterns = gen.stop_regex if gen else ()
         self._scanner = StopScanner(self._stops)
         self._text = ""
         self._pieces, self._size, self._due = list[str](), 0, 0
@@ -596,10 +594,9 @@ class _Watch:
             self._size += len(data)
             if self._size < self._due:
                 return False
-            # What a pattern finds may begin anywhere: a long text is searched as it grows by parts.
-            self._due = self._size + max(0, self._size - LONG) // 16
-            self._pieces = ["".join(self._pieces)]
-            return any(each.search(self._pieces[0]) for each in self._patterns)
+            # What a pattern finds may begin anywhere: all is searched, as it grows by parts.
+            self._due = self._size + self._size // 16
+            return bool(self._found("".join(self._pieces)))
         shown = self._scanner.feed(data)
         if shown and self._emit:
             self._show(shown, "text")
@@ -621,11 +618,17 @@ class _Watch:
         """A whole text up to the first stop, and the stop."""
         text = self.lead(text)
         hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        hits += [(hit.start(), hit[0]) for each in self._patterns if (hit := each.search(text))]
-        if not hits:
-            return text, None
-        at, stop = min(hits)
+        hits += self._found(text)
+        at, stop = min(hits, default=(len(text), None))
         return text[:at], stop
+
+    def _found(self, text: str) -> list[tuple[int, str]]:
+        """Where a `stop_regex` matches, and what of the text."""
+        try:
+            hits = [search.first(each, text) for each in self._patterns]
+        except FaultError as error:
+            raise ProgramError(error.fault) from error
+        return [(hit.start, text[hit.start : hit.end]) for hit in hits if hit is not None]
 
 
 def _sampling(options: Options) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from dragoman.core.error import visible
 from dragoman.core.item import (
     Audio,
     CustomToolCall,
@@ -209,9 +210,10 @@ def plain(state: State, *, color: bool = False) -> str:
         text = ""
         for piece in turn.pieces():
             if isinstance(piece.value, str):
-                text += f"{before}{piece.value}{after}" if piece.generated else piece.value
+                said = visible(piece.value)
+                text += f"{before}{said}{after}" if piece.generated else said
             else:
                 one = State(type(turn)(None, turn.role, None, Piece(None, piece.value)))
-                text += str(one).partition("\n")[2].removesuffix("<|im_end|>\n")
-        shown.append(f"{turn.role}: {text}\n")
+                text += visible(str(one).partition("\n")[2].removesuffix("<|im_end|>\n"))
+        shown.append(f"{visible(turn.role, True)}: {text}\n")
     return "".join((*shown, _usage(state, None), "\n"))

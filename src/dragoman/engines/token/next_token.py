@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.request import Sampling
+from dragoman.engines.function import is_typed
 
 from .source import Job, NewTokens, TokenCounter, model_fault
 
@@ -24,8 +25,6 @@ NextToken = int | None | BaseException
 """An id, None for the end, or the error of this sequence."""
 Step = Callable[[list[list[int]], list[Sampling]], Sequence[NextToken]]
 """The same for several sequences: one id for each."""
-
-_ENDING = (KeyboardInterrupt, SystemExit)
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default."""
@@ -217,7 +216,7 @@ class StreamModel:
         except BaseException as error:  # a library's panic is no Exception
             task = asyncio.current_task()
             cancelled = task is not None and task.cancelling()
-            if isinstance(error, _ENDING) or (cancelled and not isinstance(error, Exception)):
+            if is_typed(error) or (cancelled and not isinstance(error, Exception)):
                 raise
             if counter.end is None and not cancelled:  # else an error of the stream's own clean-up
                 await queue.put((index, NewTokens([], [], model_fault(error))))

@@ -1,0 +1,95 @@
+"""Searches texts of models by Python's regular expressions, in a process with limits.
+
+What repeats within a repeat takes years for some texts of forty letters, while `re` lets no other
+thread run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.core.error import Fault, FaultError, quoted
+from dragoman.engines.child import Child, ChildError, GivenUpError, Limits
+
+MAX_SECONDS, MAX_MEMORY = 1, 256 * 1024 * 1024
+"""Seconds of the processor, and bytes of memory, that one search may take."""
+MAX_HITS = 1000
+"""The most hits of a search, of those that are not empty."""
+_LIMITS = Limits(MAX_SECONDS, MAX_MEMORY)
+
+
+class Hit(Struct, frozen=True, array_like=True):
+    """Where a pattern matches, and its named groups that have matched."""
+
+    start: int
+    end: int
+    groups: dict[str, tuple[int, int]]
+
+
+def first(pattern: str, text: str) -> Hit | None:
+    """The first hit. Raises FaultError, as the others do, where that takes too long."""
+    return next(iter(_ask("search", pattern, text)), None)
+
+
+def whole(pattern: str, text: str) -> Hit | None:
+    """The hit that is all of the text."""
+    return next(iter(_ask("fullmatch", pattern, text)), None)
+
+
+def every(pattern: str, text: str) -> list[Hit]:
+    """The hits that are not empty."""
+    return _ask("finditer", pattern, text)
+
+
+def _ask(how: str, pattern: str, text: str) -> list[Hit]:
+    message = msgspec.msgpack.encode(
+        (how, *(each.encode(errors="surrogatepass") for each in (pattern, text)))
+    )
+    try:
+        answer = _child().ask(message, _LIMITS)
+    except (ChildError, GivenUpError) as error:
+        problem = (
+            f"To look for {quoted(pattern)} in what the model wrote takes more than {MAX_SECONDS} "
+            f"s or {MAX_MEMORY // 2**20} MB. Repeat nothing in it that repeats something itself."
+        )
+        raise FaultError(Fault("upstream_error", problem, "upstream")) from error
+    return msgspec.msgpack.decode(answer, type=list[Hit])
+
+
+@cache
+def _child() -> Child:
+    return Child(f"{__name__}:searching", b"")
+
+
+def searching(setup: bytes) -> Callable[[bytes], bytes]:
+    """What searches in a child. What is no pattern for `re` matches nothing."""
+
+    def answer(message: bytes) -> bytes:
+        how, *given = msgspec.msgpack.decode(message, type=tuple[str, bytes, bytes])
+        pattern, text = (each.decode(errors="surrogatepass") for each in given)
+        try:
+            compiled = re.compile(pattern)
+        except re.error:
+            return msgspec.msgpack.encode([])
+        found: list[Hit] = []
+        if how == "finditer":
+            for hit in compiled.finditer(text):
+                if hit[0]:
+                    found.append(_hit(hit))
+                if len(found) == MAX_HITS:
+                    break
+        elif (one := getattr(compiled, how)(text)) is not None:
+            found.append(_hit(one))
+        return msgspec.msgpack.encode(found)
+
+    return answer
+
+
+def _hit(hit: re.Match[str]) -> Hit:
+    groups = {name: hit.span(name) for name in hit.re.groupindex if hit[name] is not None}
+    return Hit(*hit.span(), groups)
