@@ -11,7 +11,14 @@ import pytest
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import ANYONE, Caller, Secret
 from dragoman.engines import upstream as upstream_module
-from dragoman.engines.upstream import PROBE_TIMEOUT, Answer, Upstream, entries, question
+from dragoman.engines.upstream import (
+    PROBE_TIMEOUT,
+    Answer,
+    Upstream,
+    entries,
+    question,
+    recognise,
+)
 from dragoman.net.client import Client
 from tests.mock import Asked, Mock, Reply, mock, plain
 
@@ -241,3 +248,10 @@ async def test_an_answer_that_is_no_json_is_an_answer_all_the_same(client: Clien
     async with mock(plain(500, b""), probed=page) as up:
         answer = await question(client, "GET", f"{up.base_url}/models", ())
     assert answer == Answer(200, "nginx", None, ours=True)
+
+
+def test_a_dragoman_behind_a_proxy_is_known_though_its_models_are_of_others() -> None:
+    listing = {"data": [{"id": "m", "owned_by": "library"}]}
+    found = recognise(Answer(200, "nginx", listing, ours=True))
+    assert found is not None
+    assert found.name == "dragoman"

@@ -268,14 +268,13 @@ def by_url(base_url: str) -> Profile | None:
 
 
 def by_answers(server: str | None, listing: Iterable[dict[str, Any]] = ()) -> Profile | None:
-    """The profile by a `Server` header or a model listing.
+    """The profile by a `Server` header, or by a model listing: a gateway has the owners of others.
 
     >>> by_answers("llama.cpp").name
     'llama.cpp'
     """
     owners = {owner for entry in listing if isinstance(owner := entry.get("owned_by"), str)}
     header = (server or "").lower()
-    for profile in PROFILES:
-        if header.startswith(profile.server) or owners.intersection(profile.owned_by):
-            return profile
-    return None
+    found = [each for each in PROFILES if header.startswith(each.server)]
+    found += [each for each in PROFILES if owners.intersection(each.owned_by)]
+    return next(iter(found), None)

@@ -219,7 +219,8 @@ Senses = dict[str, frozenset[str] | None]
 
 def recognise(listing: Answer) -> Profile | None:
     """The profile by the model listing."""
-    return by_answers(listing.server, entries(listing.value))
+    server = "dragoman" if listing.ours else listing.server  # a proxy has its own
+    return by_answers(server, entries(listing.value))
 
 
 def senses(listing: list[dict[str, Any]]) -> Senses:
