@@ -109,6 +109,37 @@ def test_a_loop_that_is_stopped_is_closed() -> None:
     assert loop.is_closed()
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_exception_that_ends_an_event_loop_is_its_callers_alone(kind) -> None:
+    started = threading.Event()
+
+    async def leave() -> None:
+        raise kind("left")
+
+    async def within() -> None:
+        await asyncio.gather(asyncio.create_task(leave()), asyncio.sleep(10))
+
+    async def wait() -> int:
+        started.set()
+        await asyncio.sleep(0.1)
+        return await double(1)
+
+    own = LoopThread()
+    other: Future[int] = Future()
+    thread = threading.Thread(target=lambda: other.set_result(own.run(wait)), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    loop = own._loop
+    assert loop is not None
+    for raising in (leave, within):
+        with pytest.raises(kind, match="left"):
+            asyncio.run_coroutine_threadsafe(raising(), loop).result(10)
+    assert other.result(10) == 2
+    assert own._thread is not None
+    own._stop(loop, own._thread)
+    assert loop.is_closed()
+
+
 def test_program_with_a_sync_client_exits_silently() -> None:
     program = (
         "from dragoman.client import connect_sync\nprint(connect_sync('script').models()[0].id)"

@@ -122,6 +122,19 @@ def test_a11_two_tools_whose_flat_names_are_one_get_two() -> None:
     assert [(call.namespace, call.name) for call in restored] == [("a", "b__c"), ("a__b", "c")]
 
 
+def test_a_name_with_a_dot_is_understood_but_where_it_is_a_tools_own() -> None:
+    """Errors name tools so to the model, which is shown them with a prefix."""
+    toolbox, _ = box(CRM)
+    made = FunctionCall("x", "crm.find", "{}"), FunctionCall("y", "crm.patch", '{"input": "a"}')
+    assert [toolbox.restore(call) for call in made] == [
+        FunctionCall("x", "find", "{}", "crm"),
+        CustomToolCall("y", "patch", "a", "crm"),
+    ]
+    for tools in ((CRM, FunctionTool("crm.find")), (FunctionTool("crm.find"), CRM)):
+        assert box(*tools)[0].restore(made[0]) == made[0]
+    assert box(CRM, custom=True, namespaces=True)[0].restore(made[0]) == made[0]
+
+
 def test_derived_name_that_is_taken_is_counted_on() -> None:
     group = Namespace("a", (FunctionTool("b!"),))
     (made,) = box(group)[0].tools

@@ -5,9 +5,13 @@ import gc
 import json
 import os
 import platform
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -545,6 +549,41 @@ async def test_time_is_limited_and_the_loop_goes_on() -> None:
     code = "while True:\n  try: open('/etc/passwd')\n  except Exception: pass"
     assert "did not end within 0.1 seconds" in await asyncio.wait_for(ran(session, code), 10)
     await tool.close()
+
+
+OUTLIVED = """
+import asyncio, sys
+from dragoman.tools import sandbox
+async def main(life, code):
+    sandbox.LIFE = int(life)
+    interpreter = sandbox.Monty(sandbox.Limits(seconds=0.5), 1).interpreter()
+    await interpreter.run("1")
+    print(interpreter._session.worker_pid, flush=True)
+    interpreter._monty.limits = sandbox.Limits()
+    await interpreter.run(code)
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd")
+@pytest.mark.parametrize(
+    ("life", "code"),
+    [("60", "while True: pass"), ("1", "import math\nmath.gcd(3**4_000_000, 5**3_000_000)")],
+)
+def test_code_that_outlives_its_server_ends_within_its_limits(life, code) -> None:
+    program = (sys.executable, "-c", OUTLIVED, life, code)
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        worker = os.pidfd_open(int(server.stdout.readline()))
+        time.sleep(0.3)
+        server.kill()
+    try:
+        assert not select.select([worker], [], [], 0.2)[0]  # it works
+        assert select.select([worker], [], [], 60)[0]
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(worker, signal.SIGKILL)
+        os.close(worker)
 
 
 async def test_a_run_that_is_cancelled_ends_at_once(monty) -> None:

@@ -79,11 +79,18 @@ class LoopThread:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="dragoman-sync", daemon=True
+                    target=self._turn, args=(self._loop,), name="dragoman-sync", daemon=True
                 )
                 self._thread.start()
                 atexit.register(self._stop, self._loop, self._thread)
             return self._loop
+
+    @staticmethod
+    def _turn(loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            # asyncio raises these here, too, when a task ends with one, whose caller gets it.
+            with suppress(SystemExit, KeyboardInterrupt):
+                return loop.run_forever()
 
     @staticmethod
     def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

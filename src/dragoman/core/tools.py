@@ -136,8 +136,11 @@ class Toolbox:
                 lowered = self._as_function(tool, group.name, where, (number, place))
             if not self._namespaces:
                 name, _ = self._name(group.name, tool.name)
-                custom = isinstance(tool, CustomTool)
-                self._origins.setdefault((None, name), _Origin(tool.name, group.name, custom))
+                origin = _Origin(tool.name, group.name, isinstance(tool, CustomTool))
+                self._origins.setdefault((None, name), origin)
+                # Errors of tools name it so, as the models of harmony do.
+                if (dotted := f"{group.name}.{tool.name}") not in self._taken:
+                    self._origins.setdefault((None, dotted), origin)
                 about = "\n\n".join(filter(None, (group.description, lowered.description))) or None
                 lowered = replace(lowered, name=name, description=about)
             members.append(lowered)

@@ -162,17 +162,21 @@ class Monty:
                 if not self._open:
                     await self._pool.__aenter__()
                     self._open = True
-            session = self._pool.checkout(
-                script_name="python",
-                limits={
-                    "max_memory": min(self.limits.memory, HEAP),
-                    "max_suspensions": 1_000_000,  # refused attempts to open a file count
-                },
-                os_policy={"sleep": "zero"},
-            )
+            limits = {
+                "max_memory": min(self.limits.memory, HEAP),
+                "max_suspensions": 1_000_000,  # refused attempts to open a file count
+                "max_feed_duration_secs": min(self.limits.seconds, LIFE) + 1,  # of an orphan
+            }
+            policy = {"sleep": "zero"}
+            session = self._pool.checkout(script_name="python", limits=limits, os_policy=policy)
             await session.__aenter__()
             if sys.platform != "win32":
                 os.setpriority(os.PRIO_PROCESS, session.worker_pid, max(NICE, os.nice(0)))
+            if sys.platform == "linux":  # some steps, of large numbers, Monty ends at no time
+                import resource
+
+                with suppress(PermissionError):  # it has a lower one, which is the server's
+                    resource.prlimit(session.worker_pid, resource.RLIMIT_CPU, (LIFE, LIFE))
         except (OSError, RuntimeError, self.package.MontyError) as error:
             _log.error("a sandbox did not start: %s", error)
             raise ToolError(NOT_STARTED) from error
@@ -271,6 +275,7 @@ FILES, THREADS, INODES = 64, 9, 4096
 AS_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups")
 """Options of setpriv for the user nobody."""
 WORK = "/mnt/data"
+READY = b"\0ready\n"
 
 # ---- forbidden system calls ------------------------------------------------------------------
 
@@ -396,8 +401,7 @@ def interpret(work: str, inodes: int, disk: int, room: int, limits: str, rules: 
     os.nice(17)  # of each thread: they are few. SCHED_IDLE is no time where others leave none.
     messages = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    for pair in limits.split():
-        name, _, most = pair.partition("=")
+    for name, most in (pair.split("=") for pair in limits.split()):
         resource.setrlimit(getattr(resource, name), (int(most), int(most)))
     done(libc.capset(struct.pack("=II", 0x20080522, 0), bytes(24)))
     code = ctypes.create_string_buffer(rules, len(rules))
@@ -516,9 +520,6 @@ class Bubblewrap:
 
     async def close(self) -> None:
         """No-op: there is nothing besides interpreters."""
-
-
-READY = b"\0ready\n"
 
 
 def command(python: Path, limits: Limits) -> tuple[list[str], list[str]]:
@@ -659,8 +660,7 @@ class _Process:
             os.set_blocking(info, False)
             try:
                 program, options = self._command
-                words = [*program, "--info-fd", str(theirs), *options]
-                self._process = _spawn(words, (theirs,))
+                self._process = _spawn([*program, "--info-fd", str(theirs), *options], (theirs,))
             finally:
                 os.close(theirs)
             self._given = self._process.stdin.fileno()
