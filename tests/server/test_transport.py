@@ -11,8 +11,10 @@ import pytest
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Delta, Failed, ItemDone, PartDone
-from dragoman.core.interfaces import Secret
+from dragoman.core.interfaces import Engine, Secret
 from dragoman.core.item import Message, Text, Token
+from dragoman.core.request import Request
+from dragoman.engines.script import Script
 from dragoman.server.app import App
 from dragoman.server.responder import MANY_TOKENS
 from dragoman.server.settings import Settings
@@ -32,7 +34,7 @@ async def client(stub: Stub, **options: Any) -> AsyncIterator[openai.AsyncOpenAI
 
 
 @contextmanager
-def sync_client(stub: Stub) -> Iterator[openai.OpenAI]:
+def sync_client(stub: Engine) -> Iterator[openai.OpenAI]:
     http = httpx2.Client(transport=transport(stub))
     with openai.OpenAI(base_url=BASE, api_key="mine", http_client=http, max_retries=0) as sdk:
         yield sdk
@@ -48,6 +50,19 @@ async def test_whole_answers_over_both_wires() -> None:
         assert [model.id async for model in sdk.models.list()] == ["stub"]
     key = stub.asked[0][1].key
     assert key.reveal() == "mine"
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_an_engine_that_would_end_the_loop_fails_its_request_alone(kind) -> None:
+    def answer(request: Request) -> str:
+        if request.items == (Message("user", "Leave"),):
+            raise kind
+        return "Hello"
+
+    with sync_client(Script(answer)) as sdk:
+        with pytest.raises(openai.InternalServerError, match=kind.__name__):
+            sdk.with_options(timeout=20).responses.create(model="m", input="Leave")
+        assert sdk.responses.create(model="m", input="Hi").output_text == "Hello"
 
 
 async def test_streams_come_as_the_engine_speaks_and_not_at_the_end() -> None:

@@ -339,14 +339,14 @@ class Driver:
                     elif len(self._events) >= _BATCH:
                         await asyncio.sleep(0)
             self._push(Failed(CUT))
-        except (GeneratorExit, KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as error:  # of an engine, whose request would have no end
-            if is_cancelled():
-                return  # by no error, which the task would hold, and this frame the task
-            fault = fault_from(error, self._key)
-            if not ended:
-                self._push(Failed(fault))
+            if self._loop.is_running() and not is_cancelled():  # else it is closed with its loop
+                fault = fault_from(error, self._key)
+                if not ended:
+                    self._push(Failed(fault))
+            # A cancellation is over: the task would hold the error, and this frame the task.
+            if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
+                raise
 
     def _push(self, event: Event) -> None:
         if not self._events:
