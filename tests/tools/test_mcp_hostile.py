@@ -172,13 +172,22 @@ async def test_all_calls_of_a_lost_session_are_sent_again() -> None:
         assert fake.sessions == 2
 
 
-async def test_a_status_of_400_that_answers_the_request_ends_no_session() -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"jsonrpc": "2.0", "id": 0, **error("no session", -32602)}, "an error: no session"),
+        ({"jsonrpc": "2.0", "id": None, **error("x must be so", -32602)}, "an error: x must be so"),
+        (b"x must be so", "answered with the status 400"),
+    ],
+)
+async def test_a_status_of_400_that_names_no_session_ends_none(words, said) -> None:
     def refused(asked: Any) -> Reply:
-        return plain(400, {"jsonrpc": "2.0", "id": asked["id"], **error("no", -32602)})
+        own = isinstance(words, dict) and words["id"] == 0
+        return plain(400, words | {"id": asked["id"]} if own else words)
 
     fake = Fake(tools_call=refused)
     async with served(fake) as (server, _), opened(server) as session:
-        assert "an error: no" in (await ran(session, "t")).output.output
+        assert said in (await ran(session, "t")).output.output
         fake.answers["tools/call"] = {"content": [{"type": "text", "text": "ok"}]}
         assert (await ran(session, "t")).output.output == "ok"
         assert fake.sessions == 1

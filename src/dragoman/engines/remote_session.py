@@ -203,7 +203,9 @@ class RemoteSession:
                 if json.marks(data) > MAX_VALUES:
                     self._over(TOO_MANY)
                     return
-                if (taking := self.take(without_key(data, self._key))) is not None:
+                if b'"error"' in data:  # and no other, as a key may be a word of a text
+                    data = without_key(data, self._key)
+                if (taking := self.take(data)) is not None:
                     await taking
         except CLOSED as error:
             code = error.rcvd.code if error.rcvd is not None else 0

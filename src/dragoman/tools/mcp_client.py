@@ -516,8 +516,8 @@ class _Transport(httpx2.AsyncBaseTransport):
         finally:
             exchange.close()
         asked = raw_fields(data or b"{}").get("id")  # none where it is a notification
-        older = status == 400 and asked not in (None, fields.get("id"))  # SDKs: of no request
-        if within and (status == 404 or older):
+        older = status == 400 and re.search(rb"(?i)session|not initialized", found)  # SDKs
+        if within and (status == 404 or (older and asked not in (None, fields.get("id")))):
             self._connection.gone = True
             return _error(_ENDED, "lost the session")  # whatever else the server says of it
         if bytes(fields.get("error", b""))[:1] == b"{":

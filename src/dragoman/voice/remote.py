@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import TypeVar
 
 from dragoman.core.error import FaultError, bad_request, quoted
 from dragoman.core.interfaces import Secret
 from dragoman.core.sound import Sound, wav_head
 from dragoman.engines.base import new_id
-from dragoman.engines.upstream import broken, key_refused, sendable, without, without_key
+from dragoman.engines.upstream import broken, key_refused, sendable, without
 from dragoman.net.client import Client, HeaderFields
 from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.errors import InvalidUrlError, NetError
@@ -28,6 +29,8 @@ TRANSCRIPTION_MODEL = "gpt-4o-mini-transcribe"
 USUAL_VOICE = "alloy"
 LONGEST_ANSWER = 64 * 1024 * 1024
 """Bytes of an answer, decompressed: the sound of a text, or the events of a transcript."""
+_T = TypeVar("_T")
+
 LONGEST_TRANSCRIPT = 1_000_000
 """Characters: a day of speech."""
 MOST_VALUES = 100_000
@@ -208,8 +211,7 @@ class RemoteTranscriber(_Endpoint):
                     continue
                 for _, event in _events(decoder, data, self.name):
                     self._check_size(len(event), json.marks(event))
-                    event = without_key(event, self._key)
-                    piece = wire.read_transcript_event(event, seen)
+                    piece = self._told(wire.read_transcript_event, event, seen)
                     heard = heard or piece is not None
                     if piece:
                         seen += piece
@@ -217,10 +219,17 @@ class RemoteTranscriber(_Endpoint):
         if not heard:
             self._check_size(0, json.marks(bytes(whole)))
             try:
-                text = wire.read_transcript(without_key(bytes(whole) or b"{}", self._key))
+                text = self._told(wire.read_transcript, bytes(whole) or b"{}")
             except ValueError as problem:
                 raise FaultError(failed(self.name, f"its answer {problem}")) from None
             yield self._piece(text, len(text))
+
+    def _told(self, read: Callable[..., _T], *given: object) -> _T:
+        """What a function reads; an error of the server is without our key."""
+        try:
+            return read(*given)
+        except FaultError as error:
+            raise FaultError(without(error.fault, self._key)) from None
 
     def _check_size(self, size: int, values: int) -> None:
         if size > LONGEST_JSON or values > MOST_VALUES:

@@ -259,8 +259,8 @@ class Allowance(Struct):
         self.spent = max(self.spent + took - given, 0.0)
         if self.spent > MAX_SLOW:
             problem = (
-                "The grammar of the answer takes too long, as it can read a text in many ways. "
-                'Let each rule repeat itself at one place only: s: s "a" | "a", not s: s s | "a"'
+                "The grammar of the answer takes too long for such a text. Let each rule repeat "
+                'itself at one place only, its beginning: s: s "a" | "a", not s: s s, nor s: "a" s'
             )
             raise FaultError(bad_request(problem))
 
