@@ -624,12 +624,14 @@ async def test_a_model_that_keeps_what_it_read_gets_the_tenant() -> None:
     assert tenants == ["a", "b"]
 
 
-def test_sequences_whose_grammars_are_slow_take_turns(monkeypatch) -> None:
-    scheduler = Scheduler(Table(), str, concurrency=8, queue=8)
+def rounds_of(monkeypatch, count: int, *took: tuple[str, float], now: float = 0.0) -> list[Any]:
+    """What runs in so many rounds of sequences of tenants, whose masks take so long."""
+    scheduler, clock = Scheduler(Table(), str, concurrency=8, queue=8), [now]
     rounds: list[list[float]] = []
 
-    def sequence(took: float) -> Any:
+    def sequence(tenant: str, took: float) -> Any:
         return SimpleNamespace(
+            job=SimpleNamespace(tenant=tenant),
             took=took,
             ready=True,
             reading=False,
@@ -638,10 +640,47 @@ def test_sequences_whose_grammars_are_slow_take_turns(monkeypatch) -> None:
             take=lambda ids, outcome: rounds[-1].append(took),
         )
 
-    scheduler._active = [sequence(took) for took in (0.1, 0.007, 0.0, 0.006, 0.03)]
-    monkeypatch.setattr(scheduler, "_step", lambda work: [None] * len(work))
-    for _ in range(6):
+    def step(work: Sequence[Any]) -> list[None]:
+        clock[0] += sum(each.took for each, _ in work) + 0.01
+        return [None] * len(work)
+
+    scheduler._active = [sequence(*each) for each in took]
+    monkeypatch.setattr(scheduler, "_step", step)
+    monkeypatch.setattr("dragoman.engines.token.scheduler.monotonic", lambda: clock[0])
+    for _ in range(count):
         rounds.append([])
         scheduler._round()
+    return rounds
+
+
+def test_sequences_whose_grammars_are_slow_take_turns(monkeypatch) -> None:
+    took = (("a", 0.1), ("a", 0.007), ("a", 0.0), ("a", 0.006), ("a", 0.03))
+    rounds = rounds_of(monkeypatch, 6, *took)
     assert rounds[:3] == [[0.1, 0.0], [0.007, 0.0, 0.006], [0.0, 0.03]]
     assert rounds[3:] == rounds[:3]
+
+
+def test_slow_grammars_of_one_tenant_leave_others_most_of_the_time(monkeypatch) -> None:
+    many = [("a", 0.1 + number / 1000) for number in range(5)]
+    rounds = rounds_of(monkeypatch, 200, ("b", 0.001), *many)
+    assert all(0.001 in each for each in rounds)
+    slow = [number for number, each in enumerate(rounds) if len(each) > 1]
+    assert all(len(rounds[number]) == 2 for number in slow)
+    assert 4 <= len(slow) <= 6  # others have 0.4 s between two of 0.1 s, in rounds of 0.01 s
+    assert len({rounds[number][1] for number in slow}) == len(slow[:5])
+
+
+def test_many_quick_masks_of_one_tenant_are_slow_together(monkeypatch) -> None:
+    many = [("a", 0.0015)] * 33
+    rounds = rounds_of(monkeypatch, 100, ("b", 0.001), *many)
+    assert all(0.001 in each for each in rounds)
+    assert max(map(len, rounds)) <= 1 + 14
+    assert len([each for each in rounds if len(each) == 1]) > 80
+    assert {len(each) for each in rounds_of(monkeypatch, 100, *many)} == {33}
+
+
+def test_slow_grammars_of_several_tenants_are_not_kept_waiting_for_nobody(monkeypatch) -> None:
+    rounds = rounds_of(monkeypatch, 12, ("a", 0.1), ("a", 0.2), ("b", 0.05))
+    assert all(len(each) == 1 for each in rounds)
+    assert len({*map(tuple, rounds)}) == 3
+    assert rounds.count([0.05]) >= 5

@@ -428,7 +428,7 @@ class GrammarState:
         self._size = compiled.size
         self._allowance = Allowance() if allowance is None else allowance
         self.took = 0.0
-        """Seconds of the processor that the last mask took."""
+        """Seconds of the processor that the last mask took, with what was accepted since."""
 
     def mask(self, logits: NDArray[Any]) -> None:
         """Set the scores of tokens that may not come next to minus infinity, in place. Raises
@@ -452,6 +452,7 @@ class GrammarState:
             started = thread_time()
             self._matcher.consume_tokens(left[at : at + size])
             took = thread_time() - started
+            self.took += took
             self._check()
             self._allowance.spend(took, size * PER_TOKEN)
             at, size = at + size, min(2 * size, PIECE) if took < QUICK else 1

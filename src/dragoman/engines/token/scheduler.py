@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from inspect import signature
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.error import Fault, FaultError
@@ -31,7 +32,11 @@ SPARE = 8
 """For so many places there is one more, for tenants of which nothing runs."""
 SLOW, MASKS = 0.002, 0.02
 """Seconds of a mask after which a sequence is slow, and those that the masks of slow ones take in
-one round, or one of them: together they hold up the others no longer."""
+one round, or one of them: together they hold up the others no longer. Where others have work, all
+of a tenant whose masks take more are slow."""
+REST = 5
+"""After how many times as long as they took slow masks of a tenant may follow, while others have
+work."""
 GRACE = 10.0
 """Seconds a model may take for its current step when it is closed."""
 
@@ -285,6 +290,7 @@ class Scheduler:
         self._queue = queue
         self._closing = False
         self._rounds = 0
+        self._rests: dict[str, float] = {}  # until when a tenant's slow masks rest
         self._turns: dict[str | int, int] = {}  # when a tenant or request last got a place
         self._begin_anew()
 
@@ -461,13 +467,32 @@ class Scheduler:
     def _round(self) -> bool:
         """One token for every sequence that can continue; False when none can."""
         ready = [m for m in self._active if m.ready]
-        if len(slow := [m for m in ready if m.took > SLOW]) > 1:
-            self._rounds, left = self._rounds + 1, MASKS
-            for each in sorted(slow, key=lambda each: each.round):
-                if left < MASKS and each.took > left:
-                    ready.remove(each)
-                else:
+        spent = [m.took for m in ready]
+        if len(ready) > 1 and (sum(spent) > MASKS or max(spent) > SLOW):
+            masks, now = defaultdict[str, float](float), monotonic()
+            for each in ready:
+                masks[each.job.tenant] += each.took
+            alone = len(masks) == 1
+            slow = [
+                m
+                for m in ready
+                if m.took > SLOW or (m.took and not alone and masks[m.job.tenant] > MASKS)
+            ]
+            rests = {tenant: end for tenant, end in self._rests.items() if end > now}
+            slow.sort(key=lambda each: (rests.get(each.job.tenant, 0.0), each.round))
+            turn, left = [m for m in ready if m not in slow], MASKS
+            self._rounds += 1
+            for each in slow:
+                rest = not alone and each.job.tenant in rests and turn
+                if not rest and (left == MASKS or each.took <= left):
+                    turn.append(each)
                     each.round, left = self._rounds, left - each.took
+            if not alone:
+                for each in turn:
+                    if each in slow:
+                        end = rests.get(each.job.tenant, now)
+                        rests[each.job.tenant] = end + REST * each.took
+            self._rests, ready = rests, [m for m in ready if m in turn]
         reading = sum(m.reading for m in ready)
         share = max(PREFILL // reading, 1) if reading else 0
         work = [(sequence, sequence.unread(share)) for sequence in ready]
