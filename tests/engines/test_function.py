@@ -226,10 +226,12 @@ def test_ctrl_c_in_an_asynchronous_function_ends_the_program() -> None:
         return "never"
 
     loop = asyncio.new_event_loop()  # without the handler of asyncio.Runner
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     try:
         with pytest.raises(KeyboardInterrupt):
             loop.run_until_complete(answered(Function(answer)))
     finally:
+        signal.signal(signal.SIGINT, before)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
