@@ -231,9 +231,10 @@ async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(mo
         await library(server.ada, short=b"word " * 400)
         assert taken == []
         id, _ = await library(server.ada, long="\ufdfa".encode() * 2_100)  # eighteen letters each
-        assert taken == ["read_text", "_several", "_several"]
+        reading = ["_read", "_read", "whole_text"]  # the last of its pieces, and that none are left
+        assert taken == [*reading, "_several", "_several"]
         await server.ada.vector_stores.search(id, query="word \ufdfa")
-        assert taken[3:] == ["_ranked"]
+        assert taken[5:] == ["_ranked"]
         taken.clear()
         large: Any = {"max_chunk_size_tokens": 4_096, "chunk_overlap_tokens": 2_048}
         monkeypatch.setattr(library_module, "TOKENS", 8_192)
@@ -242,7 +243,7 @@ async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(mo
         await server.ada.vector_stores.files.create(
             id, file_id=file.id, chunking_strategy={"type": "static", "static": large}
         )
-        assert taken == ["read_text", *["_several"] * 5]  # two of them each, and none are left
+        assert taken == [*reading, *["_several"] * 5]  # two of them each, and none are left
 
 
 async def test_few_searches_read_at_a_time(monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,8 @@ from dragoman.core.files import Found
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Annotation, CustomToolCall, FunctionCall, Unknown
 from dragoman.formats.citations import Citations
-from dragoman.tools import files
+from dragoman.tools import chunks, files
+from dragoman.tools import page as page_module
 from dragoman.tools.chunks import (
     LONGEST_WORD,
     UnreadableError,
@@ -23,6 +25,7 @@ from dragoman.tools.chunks import (
     find_words,
     read_text,
     score_texts,
+    whole_text,
 )
 from dragoman.tools.files import NOTHING, FileSearch
 from dragoman.tools.run import Context, Runner, ToolError
@@ -51,7 +54,7 @@ TEXT = "Tea is hot. Ice is cold.\n\nNeither is warm, 东京 said – and left.\n
     ],
 )
 def test_text_of_a_file_is_read(name, data, text) -> None:
-    assert read_text(name, data) == text
+    assert whole_text(read_text(name, data)) == text
 
 
 @pytest.mark.parametrize(
@@ -73,14 +76,14 @@ def test_text_of_a_file_is_read(name, data, text) -> None:
 )
 def test_file_without_text_says_what_it_is(name, data, kind) -> None:
     with pytest.raises(UnreadableError, match=kind):
-        read_text(name, data)
+        whole_text(read_text(name, data))
 
 
 @pytest.mark.parametrize("piece", ["<", "<!--", "<script", "<a<", "</", "&", "&#x;", "<?", "--><"])
 def test_pages_of_nonsense_are_read_in_their_time(piece) -> None:
     data = ("<html>" + piece * 20_000).encode()
     try:
-        read_text("a.html", data)
+        whole_text(read_text("a.html", data))
     except UnreadableError:
         pass
 
@@ -98,14 +101,46 @@ def test_pages_of_nonsense_are_read_in_their_time(piece) -> None:
     ],
 )
 def test_large_pages_are_read_in_pieces_that_show_nowhere(page, text) -> None:
-    assert read_text("a.html", f"<html>{page}".encode()) == text.strip()
+    read = whole_text(read_text("a.html", f"<html>{page}".encode()))
+    assert read.strip() == text.strip()
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["<", "<a ", "<a href=x>", "<!--", "<script><", "&amp;", "&#1;", "&notit;", "\n", "<p>a", "a"],
+)
+def test_pieces_of_a_page_come_before_much_of_it_was_looked_at(page, monkeypatch) -> None:
+    looked = 0
+
+    def counted(seen: Iterator[str]) -> Iterator[str]:
+        nonlocal looked
+        for piece in seen:
+            looked += 1
+            yield piece
+
+    unescaped, length = page_module.unescaped, 0
+
+    def measured(text: str) -> str:
+        nonlocal length
+        length += len(text)
+        return unescaped(text)
+
+    seen = chunks._seen
+    monkeypatch.setattr(chunks, "_seen", lambda page: counted(seen(page)))
+    monkeypatch.setattr(page_module, "unescaped", measured)
+    most = widest = 0
+    for _ in read_text("a.html", (page * 100_000).encode()):
+        most, widest = max(most, looked), max(widest, length)
+        looked = length = 0
+    assert 0 < most <= chunks.TAGS + 1
+    assert widest <= 3 * chunks._STEP
 
 
 @pytest.mark.uncounted
 def test_blanks_before_a_text_are_passed_over_once() -> None:
     # Each is some nanoseconds for `strip`, and was a hundred for what looked for HTML there.
     text = " " * 2_000_000 + "x"
-    assert seconds(lambda _: read_text("a.md", text.encode()), 1) < 10 * max(
+    assert seconds(lambda _: whole_text(read_text("a.md", text.encode())), 1) < 10 * max(
         seconds(lambda _: text.encode().decode().strip(), 1), 0.004
     )
 

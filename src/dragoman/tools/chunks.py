@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 BYTES_PER_TOKEN = 4
@@ -54,10 +54,11 @@ _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf
 _HTML = re.compile(r"\s*+(?:<\?xml[^<>]{0,200}>\s*+)?<(?:!doctype html|html)\b", re.IGNORECASE)
 
 
-def read_text(name: str, data: bytes) -> str:
-    """The text in a file. Raises UnreadableError, which names what it is instead.
+def read_text(name: str, data: bytes) -> Iterator[str]:
+    """The text in a file, in pieces: others run between them. Raises UnreadableError, which names
+    what it is instead.
 
-    >>> read_text("a.html", b"<p>Tea &amp; <b>cake</b><script>x()</script>")
+    >>> whole_text(read_text("a.html", b"<p>Tea &amp; <b>cake</b><script>x()</script>"))
     'Tea & cake'
     """
     ending = name.rpartition(".")[2].lower()
@@ -73,7 +74,14 @@ def read_text(name: str, data: bytes) -> str:
     if "\0" in text:
         raise UnreadableError(_unread("a binary file"))
     if ending in ("html", "htm", "xhtml") or _HTML.match(text):
-        text = _from_html(text)
+        yield from _from_html(text)
+    else:
+        yield text
+
+
+def whole_text(pieces: Iterable[str]) -> str:
+    """The text of its pieces. Raises UnreadableError where there is none."""
+    text = "".join(pieces)
     if not text.strip():
         raise UnreadableError("There is no text in it.")
     return text
@@ -89,23 +97,27 @@ blockquote pre title main nav aside figure figcaption form option"""
 _LINES = frozenset(_BLOCKS.split())
 _STEP = 64 * 1024
 """Characters of a page that are looked at in one call."""
+TAGS = 16 * 1024
+"""Its tags that are looked at for one piece."""
 _TAG = re.compile(r"/?[a-zA-Z][a-zA-Z0-9:-]{0,40}")
 
 
-def _from_html(page: str) -> str:
+def _from_html(page: str) -> Iterator[str]:
     """The text of a page, its blocks on lines of their own. Linear, whatever the page is, and in
-    pieces: others run between them."""
-    written, held, size = list[str](), list[str](), 0
-    for piece in _seen(page):
+    pieces, some of them empty, of which none takes long."""
+    held, size = list[str](), 0
+    for number, piece in enumerate(_seen(page)):
+        if number % TAGS == 0:
+            yield ""
         for place in range(0, len(piece), _STEP):
             held.append(piece[place : place + _STEP])
             size += len(held[-1])
             if size >= _STEP:
                 text = "".join(held)
                 end = next(filter(None, (text.rfind(each) + 1 for each in "\n ;")), size)
-                written.append(_in_lines(text[:end]))
+                yield _in_lines(text[:end])
                 held, size = [text[end:]], size - end
-    return "".join([*written, _in_lines("".join(held))]).strip()
+    yield _in_lines("".join(held)).rstrip()
 
 
 def _in_lines(text: str) -> str:
@@ -119,7 +131,7 @@ def _in_lines(text: str) -> str:
 
 
 def _seen(page: str) -> Iterator[str]:
-    """The text between the tags of a page, with a line end for each tag of a block."""
+    """The text after each tag of a page, with a line end for each tag of a block."""
     until = ""  # what ends that which is not seen
     place = page.find("<")
     yield page if place < 0 else page[:place]
@@ -133,7 +145,7 @@ def _seen(page: str) -> Iterator[str]:
             elif until != "-->" and piece[: len(until)].lower() == until:
                 until, piece = "", piece.partition(">")[2]
             else:
-                continue
+                piece = ""
         elif piece.startswith("!--"):
             _, ended, piece = piece.partition("-->")
             if not ended:

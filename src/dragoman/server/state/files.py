@@ -30,6 +30,7 @@ from dragoman.tools.chunks import (
     find_words,
     read_text,
     score_texts,
+    whole_text,
 )
 from dragoman.wire import json
 from dragoman.wire.files import FILE_PREFIX, STORE_PREFIX, Search
@@ -38,6 +39,8 @@ BATCH = 64
 """Chunks that are embedded and stored together: writers wait for no more."""
 TOKENS = 64 * 1024
 """Their tokens, at the most: the words of many take long to find, and others wait for the turn."""
+READ = 2
+"""Pieces of a file that are read in one turn."""
 WEIGHT = 6
 """What the bytes of a file weigh while it is indexed, as its text and as that of its chunks."""
 CANDIDATES = 300
@@ -127,7 +130,7 @@ class Library:
         if data is None:
             return "invalid_file", "The file was deleted before it was indexed."
         try:
-            text = await self.store.apart(CHARACTER * len(data), read_text, file.name, data)
+            text = await self._text(file.name, data)
         except UnreadableError as error:
             return "unsupported_file", str(error)
         del data
@@ -147,6 +150,13 @@ class Library:
             code = "invalid_file" if error.fault.blame == "client" else "server_error"
             return code, error.fault.message
         return None
+
+    async def _text(self, name: str, data: bytes) -> str:
+        """The text of a file. Raises UnreadableError."""
+        size, pieces, text = CHARACTER * len(data), read_text(name, data), list[str]()
+        while some := await self.store.apart(size, _read, pieces):
+            text += some
+        return await self.store.apart(size, whole_text, text)
 
     async def _embed(self, texts: list[str], caller: Caller) -> list[bytes]:
         """The vectors of texts, each of length 1."""
@@ -228,6 +238,10 @@ class Library:
                     pairs = zip(near, [seq for seq, _ in fit], strict=True)
                     best = heapq.nlargest(CANDIDATES, chain(best, pairs))
         return [seq for _, seq in best]
+
+
+def _read(pieces: Iterator[str]) -> list[str]:
+    return list(islice(pieces, READ))
 
 
 def _pieces(text: str, entry: IndexedFile) -> Iterator[Piece]:
