@@ -624,9 +624,10 @@ async def test_a_model_that_keeps_what_it_read_gets_the_tenant() -> None:
     assert tenants == ["a", "b"]
 
 
-def rounds_of(monkeypatch, count: int, *took: tuple[str, float], now: float = 0.0) -> list[Any]:
-    """What runs in so many rounds of sequences of tenants, whose masks take so long."""
-    scheduler, clock = Scheduler(Table(), str, concurrency=8, queue=8), [now]
+def rounds_of(monkeypatch, count: int, *took: tuple[str, float], last: int = 0) -> list[Any]:
+    """What runs in so many rounds of sequences of tenants, whose masks take so long; the last comes
+    in the round `last`."""
+    scheduler, clock = Scheduler(Table(), str, concurrency=8, queue=8), [0.0]
     rounds: list[list[float]] = []
 
     def sequence(tenant: str, took: float) -> Any:
@@ -647,7 +648,9 @@ def rounds_of(monkeypatch, count: int, *took: tuple[str, float], now: float = 0.
     scheduler._active = [sequence(*each) for each in took]
     monkeypatch.setattr(scheduler, "_step", step)
     monkeypatch.setattr("dragoman.engines.token.scheduler.monotonic", lambda: clock[0])
-    for _ in range(count):
+    late = scheduler._active.pop()
+    for number in range(count):
+        scheduler._active += [late] * (number == last)
         rounds.append([])
         scheduler._round()
     return rounds
@@ -684,3 +687,14 @@ def test_slow_grammars_of_several_tenants_are_not_kept_waiting_for_nobody(monkey
     assert all(len(each) == 1 for each in rounds)
     assert len({*map(tuple, rounds)}) == 3
     assert rounds.count([0.05]) >= 5
+
+
+def test_slow_grammars_do_not_rest_for_what_they_took_while_nobody_waited(monkeypatch) -> None:
+    many = (("a", 0.1), ("a", 0.11), ("b", 0.05), ("c", 0.0))
+    rounds = rounds_of(monkeypatch, 700, *many, last=500)
+    assert [0.05, 0.0] in rounds[500:550]
+    for part in rounds[:500], rounds[500:]:  # both have as much of the time
+        took = [each for round in part for each in round]
+        assert (
+            0.7 < took.count(0.05) * 0.05 / (took.count(0.1) * 0.1 + took.count(0.11) * 0.11) < 1.4
+        )

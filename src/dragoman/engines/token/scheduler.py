@@ -481,6 +481,9 @@ class Scheduler:
             rests = {tenant: end for tenant, end in self._rests.items() if end > now}
             slow.sort(key=lambda each: (rests.get(each.job.tenant, 0.0), each.round))
             turn, left = [m for m in ready if m not in slow], MASKS
+            if not turn:  # nobody has the time in which they rest: all may end sooner
+                sooner = max(rests.get(slow[0].job.tenant, now) - now, 0.0)
+                rests = {tenant: end - sooner for tenant, end in rests.items()}
             self._rounds += 1
             for each in slow:
                 rest = not alone and each.job.tenant in rests and turn
