@@ -298,6 +298,15 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("letter", ["\u2028", "\x85", "\x1e"])
+def test_what_python_takes_for_the_end_of_a_line_is_a_letter(pocket, letter) -> None:
+    text = f"a{letter}b"
+    answer = pocket.post("chat", body(response_format=with_schema({"enum": [text]})))
+    assert answer.status == 200, answer.body
+    answer = pocket.post("chat", body(guided_choice=[text]))
+    assert answer.status == 200, answer.body
+
+
 @pytest.mark.parametrize("named", NUMBERS)
 def test_numbers_that_no_float_holds_are_refused(pocket, named) -> None:
     answer = pocket.post("chat", body(response_format=with_schema(NUMBERS[named])))

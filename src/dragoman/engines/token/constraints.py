@@ -373,7 +373,7 @@ class GrammarCompiler:
         if len(whole) > MAX_TEXT:
             problem = f"has {len(whole)} characters in all, and {MAX_TEXT} are the most here"
             raise FaultError(bad_request(f"The grammar of the answer {problem}", only))
-        lines = {line.partition(":")[0]: line for line in grammar.lark.splitlines()}
+        lines = {line.partition(":")[0]: line for line in grammar.lark.split("\n")}
         parts = [  # which demand is at fault?
             (
                 param,
