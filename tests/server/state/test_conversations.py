@@ -133,6 +133,12 @@ async def test_a_response_keeps_what_stood_before_it_in_its_conversation(store: 
         await sdk.conversations.delete(talk.id)
         for id, word in ((a, "a"), (b, "b"), (c, "c")):
             assert await listed(id) == [word]
+        assert await read(a) == ["a", answer, "on"]  # it was the first there
+        for id in (b, c):
+            asked, before = await server.ask(previous_response_id=id, input="on"), len(engine.asked)
+            assert (asked.status, asked.json["error"]["param"]) == (400, "previous_response_id")
+            assert "conversation" in asked.json["error"]["message"]
+            assert len(engine.asked) == before
 
 
 async def test_a_chain_reads_what_its_conversation_referred_to(server: Server) -> None:

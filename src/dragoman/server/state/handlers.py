@@ -184,7 +184,7 @@ class Handlers:
         if rest == "input_items":
             # Its conversation may have changed since.
             request = replace(request, previous_response_id=record.previous, conversation=None)
-            earlier = await earlier_items(self._store, record, room)
+            earlier = await earlier_items(self._store, record, room) or ()
             fits = room_of(self._memory.settings, exchange.count)
             fits.left = fits.most = 2 * fits.most  # its items and the earlier ones did fit
             whole = await understand(request, self._store, record.tenant, fits)

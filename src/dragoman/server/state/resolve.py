@@ -158,6 +158,9 @@ async def understand(
             problem = f"{quoted(previous)} is still being made; wait until it has ended"
             raise FaultError(bad_request(problem, name))
         earlier = await earlier_items(store, records[0], Room(count=room.count), recent)
+        if earlier is None:
+            problem = f"{name}: the conversation that {quoted(previous)} goes on from was deleted"
+            raise FaultError(Fault("previous_response_not_found", problem, "client", name))
         there = len(earlier) + len(request.items)
         for record in records:
             there += len(record.request.items)
@@ -243,15 +246,18 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
 
 async def earlier_items(
     store: Store, record: Record, room: Room, recent: Recent | None = None
-) -> tuple[Item, ...]:
-    """The items of its conversation that the request of a response came after. Where the last of
-    them is gone, or not known, they are those before its own, if any of these is there."""
-    if record.conversation is None:
+) -> tuple[Item, ...] | None:
+    """The items of its conversation that the request of a response came after; None where there is
+    no such conversation any more. Where the last of them is gone, or not known, they are those
+    before its own, if any of these is there."""
+    if record.conversation is None or record.after == "":
         return ()
     page = await store.list_items(record.tenant, record.conversation, room=room)
-    items = page.items if page is not None else ()
+    if page is None:
+        return None
+    items = page.items
     there = {item.id: place for place, item in enumerate(items)}
-    end = -1 if record.after == "" else there.get(record.after)
+    end = there.get(record.after)
     if end is None:
         own = [there[item.id] for item in record.items if item.id in there]
         end = min(own, default=len(items)) - 1
