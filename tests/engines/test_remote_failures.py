@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dragoman.core import turn
-from dragoman.core.error import TOO_MANY, FaultError
+from dragoman.core.error import MAX_ITEMS, TOO_MANY, FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
@@ -423,3 +423,16 @@ async def test_an_item_too_many_leaves_those_before_it_in_one_read(monkeypatch, 
         found = await events(engine, asking(stream=True))
     assert [type(event).__name__ for event in found] == ["Started", *["ItemAdded"] * 3, "Failed"]
     assert found[-1].fault == TOO_MANY
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_calls_of_a_whole_answer_are_counted(more) -> None:
+    function = {"name": "f", "arguments": "{}"}
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": function} for n in range(MAX_ITEMS + more)
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    async with remote(plain(200, {"id": "x", "object": "chat.completion", **body})) as (engine, _):
+        found = await events(engine, asking())
+    assert getattr(found[-1], "fault", None) == (TOO_MANY if more else None)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.core.error import LONGEST_NAME
+from dragoman.core.error import LONGEST_NAME, MAX_ITEMS
 from dragoman.core.item import JSON, Extra, FunctionCall, Token, Unknown
 from dragoman.core.tool_calls import CallFragment
 from dragoman.wire import json
@@ -279,6 +279,7 @@ class Decoder(ChoicesDecoder):
         if (
             not (text or calls)
             or (calls and choice.finish_reason == "length")  # one of them may be cut
+            or len(calls) >= MAX_ITEMS  # which is a fault
             or (calls and len({call.id for call in calls} - turn.call_ids) < len(calls))
             or text.lstrip().startswith("<")  # it may be a think tag
         ):
