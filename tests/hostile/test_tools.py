@@ -194,17 +194,23 @@ def test_f6_each_value_of_a_list_is_a_condition() -> None:
         search(MOST_CONDITIONS - 1)
 
 
+def work_in_turn(server: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions that the store has run in its turn of large work."""
+    taken: list[str] = []
+    take = server.store.turns.take
+
+    async def counted(work: Any, *given: Any) -> Any:
+        taken.append(getattr(work, "func", work).__name__)
+        return await take(work, *given)
+
+    monkeypatch.setattr(server.store.turns, "take", counted)
+    return taken
+
+
 async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch) -> None:
     async with filing() as server:
         id, _ = await library(server.ada, **{f"n{n}": b"word" for n in range(65)})
-        taken: list[Any] = []
-        take = server.store.turns.take
-
-        async def counted(work: Any, *given: Any) -> Any:
-            taken.append(getattr(work, "func", work).__name__)
-            return await take(work, *given)
-
-        monkeypatch.setattr(server.store.turns, "take", counted)
+        taken = work_in_turn(server, monkeypatch)
         search = server.ada.vector_stores.search
         await search(id, query="word")
         assert taken == []
@@ -220,14 +226,7 @@ async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch)
 
 async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(monkeypatch) -> None:
     async with filing() as server:
-        taken: list[str] = []
-        take = server.store.turns.take
-
-        async def counted(work: Any, *given: Any) -> Any:
-            taken.append(getattr(work, "func", work).__name__)
-            return await take(work, *given)
-
-        monkeypatch.setattr(server.store.turns, "take", counted)
+        taken = work_in_turn(server, monkeypatch)
         await library(server.ada, short=b"word " * 400)
         assert taken == []
         id, _ = await library(server.ada, long="\ufdfa".encode() * 2_100)  # eighteen letters each

@@ -310,9 +310,9 @@ class Duplex:
                 if response.fault is not None and not any(
                     isinstance(each, Message) for each in response.output
                 ):  # it failed before it said anything
-                    unsaid = Speech("", "assistant")
-                    unsaid.end(fault=response.fault)
-                    self.speeches.put_nowait(unsaid)
+                    failed = Speech("", "assistant")
+                    failed.end(fault=response.fault)
+                    self.speeches.put_nowait(failed)
                 calls = [each for each in response.output if isinstance(each, FunctionCall)]
                 if calls and response.status == "completed":
                     self._start(self._call(calls))

@@ -210,8 +210,8 @@ def plain(state: State, *, color: bool = False) -> str:
         text = ""
         for piece in turn.pieces():
             if isinstance(piece.value, str):
-                said = visible(piece.value)
-                text += f"{before}{said}{after}" if piece.generated else said
+                safe = visible(piece.value)
+                text += f"{before}{safe}{after}" if piece.generated else safe
             else:
                 one = State(type(turn)(None, turn.role, None, Piece(None, piece.value)))
                 text += visible(str(one).partition("\n")[2].removesuffix("<|im_end|>\n"))

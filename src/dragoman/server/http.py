@@ -186,7 +186,7 @@ FIRST_LOOK, LAST_LOOK = 0.01, 5.0
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
 """The states of a connection after a reset, and after the end of what the client sends (Linux,
 `tcp_states.h`)."""
-_TELLS = hasattr(socket, "TCP_INFO")
+_HAS_STATES = hasattr(socket, "TCP_INFO")  # which tells the state of a connection
 HEADERS = 200
 """Headers of a request, of which each takes much more memory than its bytes."""
 AHEAD = 8
@@ -297,19 +297,19 @@ class HTTPProtocol(HttpToolsProtocol):
             or not cycle.chunks  # HTTP/1.0 has no 100
             or self._in_head
             or self._refused
-            or not _TELLS  # the reset could not be detected
+            or not _HAS_STATES  # the reset could not be detected
         ):
             return False
         last: HTTPExchange = cast(Any, self.pipeline[-1]) if self.pipeline else cycle
         last.keep_alive = False
         self.transport.write(CONTINUE)
-        self._look_for_reset(FIRST_LOOK, told=True)
+        self._look_for_reset(FIRST_LOOK, continued=True)
         return not last.more_body
 
-    def _look_for_reset(self, after: float, *, told: bool = False) -> None:
+    def _look_for_reset(self, after: float, *, continued: bool = False) -> None:
         """Check for a reset after so many seconds, then with growing intervals. While requests wait
         behind the one that is answered, nothing is read: then the end of what the client sends is
-        noticed here, and `told`."""
+        noticed here, and answered with a 100, unless one was sent (`continued`)."""
         cycle = self._answered
 
         def look() -> None:
@@ -322,11 +322,11 @@ class HTTPProtocol(HttpToolsProtocol):
             if state == TCP_CLOSE:
                 self.transport.abort()
                 return
-            if ended := state == TCP_CLOSE_WAIT and cycle.chunks and not told:
+            if ended := state == TCP_CLOSE_WAIT and cycle.chunks and not continued:
                 self.transport.write(CONTINUE)
-            self._look_for_reset(min(2 * after, LAST_LOOK), told=told or ended)
+            self._look_for_reset(min(2 * after, LAST_LOOK), continued=continued or ended)
 
-        if _TELLS:
+        if _HAS_STATES:
             self.loop.call_later(after, look)
 
     def resume_writing(self) -> None:

@@ -24,13 +24,13 @@ from dragoman.wire.sse import SSEDecoder
 from .sound import WavReader, sniff
 from .speech import Listening, Piece, Speaking, failed, read_sound
 
+_T = TypeVar("_T")
+
 SPEECH_MODEL = "gpt-4o-mini-tts"
 TRANSCRIPTION_MODEL = "gpt-4o-mini-transcribe"
 USUAL_VOICE = "alloy"
 LONGEST_ANSWER = 64 * 1024 * 1024
 """Bytes of an answer, decompressed: the sound of a text, or the events of a transcript."""
-_T = TypeVar("_T")
-
 LONGEST_TRANSCRIPT = 1_000_000
 """Characters: a day of speech."""
 MOST_VALUES = 100_000
@@ -211,7 +211,7 @@ class RemoteTranscriber(_Endpoint):
                     continue
                 for _, event in _events(decoder, data, self.name):
                     self._check_size(len(event), json.marks(event))
-                    piece = self._told(wire.read_transcript_event, event, seen)
+                    piece = self._read(wire.read_transcript_event, event, seen)
                     heard = heard or piece is not None
                     if piece:
                         seen += piece
@@ -219,12 +219,12 @@ class RemoteTranscriber(_Endpoint):
         if not heard:
             self._check_size(0, json.marks(bytes(whole)))
             try:
-                text = self._told(wire.read_transcript, bytes(whole) or b"{}")
+                text = self._read(wire.read_transcript, bytes(whole) or b"{}")
             except ValueError as problem:
                 raise FaultError(failed(self.name, f"its answer {problem}")) from None
             yield self._piece(text, len(text))
 
-    def _told(self, read: Callable[..., _T], *given: object) -> _T:
+    def _read(self, read: Callable[..., _T], *given: object) -> _T:
         """What a function reads; an error of the server is without our key."""
         try:
             return read(*given)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.request import Sampling
-from dragoman.engines.function import is_typed
+from dragoman.engines.function import MAX_EMPTY, is_typed
 
 from .source import Job, NewTokens, TokenCounter, model_fault
 
@@ -28,8 +28,6 @@ Step = Callable[[list[list[int]], list[Sampling]], Sequence[NextToken]]
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default."""
-MAX_EMPTY = 10_000
-"""How often in a row a stream may yield nothing."""
 
 
 def from_next_token(

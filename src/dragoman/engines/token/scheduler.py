@@ -469,33 +469,7 @@ class Scheduler:
         ready = [m for m in self._active if m.ready]
         spent = [m.took for m in ready]
         if len(ready) > 1 and (sum(spent) > MASKS or max(spent) > SLOW):
-            masks, now = defaultdict[str, float](float), monotonic()
-            for each in ready:
-                masks[each.job.tenant] += each.took
-            alone = len(masks) == 1
-            slow = [
-                m
-                for m in ready
-                if m.took > SLOW or (m.took and not alone and masks[m.job.tenant] > MASKS)
-            ]
-            rests = {tenant: end for tenant, end in self._rests.items() if end > now}
-            slow.sort(key=lambda each: (rests.get(each.job.tenant, 0.0), each.round))
-            turn, left = [m for m in ready if m not in slow], MASKS
-            if not turn:  # nobody has the time in which they rest: all may end sooner
-                sooner = max(rests.get(slow[0].job.tenant, now) - now, 0.0)
-                rests = {tenant: end - sooner for tenant, end in rests.items()}
-            self._rounds += 1
-            for each in slow:
-                rest = not alone and each.job.tenant in rests and turn
-                if not rest and (left == MASKS or each.took <= left):
-                    turn.append(each)
-                    each.round, left = self._rounds, left - each.took
-            if not alone:
-                for each in turn:
-                    if each in slow:
-                        end = rests.get(each.job.tenant, now)
-                        rests[each.job.tenant] = end + REST * each.took
-            self._rests, ready = rests, [m for m in ready if m in turn]
+            ready = self._without_resting(ready)
         reading = sum(m.reading for m in ready)
         share = max(PREFILL // reading, 1) if reading else 0
         work = [(sequence, sequence.unread(share)) for sequence in ready]
@@ -507,6 +481,34 @@ class Scheduler:
             except BaseException as error:  # a library's panic is no Exception
                 sequence.fail(error)
         return True
+
+    def _without_resting(self, ready: list[RunningSequence]) -> list[RunningSequence]:
+        """Those of a round whose grammars are quick, and the slow ones whose turn it is."""
+        masks, now = defaultdict[str, float](float), monotonic()
+        for each in ready:
+            masks[each.job.tenant] += each.took
+        alone = len(masks) == 1
+        slow = [
+            m
+            for m in ready
+            if m.took > SLOW or (m.took and not alone and masks[m.job.tenant] > MASKS)
+        ]
+        rests = {tenant: end for tenant, end in self._rests.items() if end > now}
+        slow.sort(key=lambda each: (rests.get(each.job.tenant, 0.0), each.round))
+        turn, left = [m for m in ready if m not in slow], MASKS
+        if not turn:  # no other work needs the time of their rest: all may end sooner
+            sooner = max(rests.get(slow[0].job.tenant, now) - now, 0.0)
+            rests = {tenant: end - sooner for tenant, end in rests.items()}
+        self._rounds, self._rests = self._rounds + 1, dict(rests)
+        for each in slow:
+            tenant = each.job.tenant
+            resting = not alone and tenant in rests and turn
+            if not resting and (left == MASKS or each.took <= left):
+                turn.append(each)
+                each.round, left = self._rounds, left - each.took
+                if not alone:
+                    self._rests[tenant] = self._rests.get(tenant, now) + REST * each.took
+        return [m for m in ready if m in turn]
 
     def _step(self, work: list[tuple[RunningSequence, Sequence[int]]]) -> Sequence[Any]:
         """The model's output for each. Where a batch fails, each is tried alone: an error of one

@@ -440,9 +440,9 @@ def closed(schema: JSON, notes: list[Note], where: str = "format.schema") -> JSO
     if is_object and not isinstance(found.get("additionalProperties"), dict):
         found["additionalProperties"] = False
     if left:
-        told = ", ".join(f"{name}: {json.text(value)}" for name, value in left.items())
+        limits = ", ".join(f"{name}: {json.text(value)}" for name, value in left.items())
         about = found.get("description")
-        found["description"] = f"{about}\n\n{{{told}}}" if about else f"{{{told}}}"
+        found["description"] = f"{about}\n\n{{{limits}}}" if about else f"{{{limits}}}"
         why = "this server refuses limits in a schema; they are told to the model"
         notes.append((where, "emulated", why, ()))
     return found
