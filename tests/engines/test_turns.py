@@ -81,6 +81,23 @@ async def test_answers_of_a_tenant_wait_for_its_own_alone_and_places_come_back()
     assert slow.tenants == ["a", "a", "a", "b", "a"]
 
 
+async def test_those_without_a_credential_leave_a_place_to_a_key() -> None:
+    lock = TenantLock(2, 2, left=1)
+    for _ in range(2):
+        await lock.acquire("")
+    waiting = [asyncio.ensure_future(lock.acquire(tenant)) for tenant in ("", "a")]
+    await asyncio.sleep(0)
+    lock.release("")
+    lock.release("")
+    await asyncio.sleep(0)
+    assert [turn.done() for turn in waiting] == [True, True]
+    again = asyncio.ensure_future(lock.acquire(""))
+    lock.release("a")
+    await asyncio.sleep(0)
+    assert not again.done()
+    again.cancel()
+
+
 async def test_those_who_leave_a_line_leave_nothing_there() -> None:
     lock = TenantLock(1, 1)
     await lock.acquire("a")

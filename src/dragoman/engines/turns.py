@@ -42,9 +42,7 @@ class InTurn(Wrapper):
 
     def __init__(self, engine: Engine, places: int) -> None:
         super().__init__(engine)
-        self._places = TenantLock(1 << 31, places)
-        self._left = max(places - 1, 1)
-        self._first: str | None = None
+        self._places = TenantLock(1 << 31, places, left=1)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The events of the engine, once it is the tenant's turn."""
@@ -53,10 +51,6 @@ class InTurn(Wrapper):
         return self._stream(request, caller)
 
     async def _stream(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        if self._first is None:
-            self._first = caller.tenant
-        elif self._first != caller.tenant:
-            self._places.share = self._left
         async with (
             self._places.turn(caller.tenant),
             aclosing(self.engine.stream(request, caller)) as events,

@@ -71,17 +71,24 @@ class Threads:
 
 class TenantLock:
     """A lock for which the tenants that wait take turns. It has so many `places`, of which one
-    tenant has at most its `share`."""
+    tenant has at most its `share`; where there are several tenants, fewer by `left`, which are
+    left to the others."""
 
-    def __init__(self, places: int = 1, share: int = 1) -> None:
-        self.share = share
+    def __init__(self, places: int = 1, share: int = 1, left: int = 0) -> None:
+        self._share = share
+        self._left = left
+        self._first: str | None = None
         self._free = places
         self._held: Counter[str] = Counter()
         self._lines: dict[str, OrderedDict[asyncio.Future[None], None]] = {}  # the next one first
 
     async def acquire(self, tenant: str) -> None:
         """Wait for a turn."""
-        if self._free and self._held[tenant] < self.share:
+        if self._first is None:
+            self._first = tenant
+        elif tenant != self._first:
+            self._share, self._left = max(self._share - self._left, 1), 0
+        if self._free and self._held[tenant] < self._share:
             self._free -= 1
             self._held[tenant] += 1
             return
@@ -102,7 +109,7 @@ class TenantLock:
         """Let the next one in."""
         self._free += 1
         self._held -= Counter((tenant,))
-        while waiting := [each for each in self._lines if self._held[each] < self.share]:
+        while waiting := [each for each in self._lines if self._held[each] < self._share]:
             line = self._lines.pop(waiting[0])
             turn, _ = line.popitem(last=False)
             if line:

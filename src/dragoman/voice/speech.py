@@ -103,18 +103,13 @@ class Places:
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
-        self._places = TenantLock(most, most)
-        self._left = max(most - 1, 1)
-        self._first = ""
+        self._places = TenantLock(most, most, left=1)
         self._waiting: Counter[str] = Counter()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """A place for an order. Raises FaultError where too many of the tenant wait."""
         tenant = reading.get()
-        self._first = self._first or tenant
-        if tenant not in ("", self._first):
-            self._places.share = self._left
         if self._waiting[tenant] >= WAITING:
             problem = f"The server is busy: {WAITING} wait for {self._name} already; try again."
             raise FaultError(Fault("overloaded", problem, "server", retry_after="1"))
