@@ -214,6 +214,7 @@ def habits(profile: Profile) -> str:
         "past reasoning is left out": dialect.reasoning_echo == "never",
         "labels and other fields that it refuses are left out": "store" in dialect.drop,
         "calls keep no fields of other servers": not dialect.call_extra,
+        "calls of other models get a word for a signature": dialect.call_stand_in is not None,
         f"other ids of calls get {dialect.call_id_length} letters and digits": (
             dialect.call_id_length is not None
         ),

@@ -293,6 +293,20 @@ async def test_signatures_of_gemini_are_not_sent_to_openai() -> None:
         assert ("extra_content" in sent) is kept
 
 
+async def test_calls_of_other_models_are_sent_to_gemini_with_a_stand_in_for_the_signature() -> None:
+    """Gemini 3 refuses calls without one. Of calls in parallel it signs the first alone."""
+    signed = {"chat": {"extra_content": {"google": {"thought_signature": "c2ln"}}}}
+    first, second = FunctionCall("a", "f", "{}"), FunctionCall("b", "f", "{}")
+    results = FunctionCallOutput("a", "1"), FunctionCallOutput("b", "2")
+    for extra, expected in ((None, "skip_thought_signature_validator"), (signed, "c2ln")):
+        talk = (Message("user", "a"), replace(first, extra=extra), second, *results)
+        async with remote(ANSWERS["chat"], wire="chat", profile="gemini") as (engine, up):
+            await ask(engine, asking(items=talk))
+        one, two = up.asked[0].json["messages"][1]["tool_calls"]
+        assert one["extra_content"] == {"google": {"thought_signature": expected}}
+        assert "extra_content" not in two
+
+
 # ---- which of two --------------------------------------------------------------------------
 
 

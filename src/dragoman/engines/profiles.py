@@ -42,8 +42,12 @@ _REFUSED = frozenset(
     }
 )
 """Fields without which the answer is the same, and with which some servers refuse to give one."""
-_GEMINI = replace(_MAX_TOKENS, reasoning_echo="never", drop=_REFUSED)
-_STRICT = replace(_GEMINI, call_extra=False)
+_PLAIN = replace(_MAX_TOKENS, reasoning_echo="never", drop=_REFUSED)
+_STRICT = replace(_PLAIN, call_extra=False)
+_UNSIGNED: dict[str, JSON] = {
+    "extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}
+}
+_GEMINI = replace(_PLAIN, call_stand_in=_UNSIGNED)
 
 
 class Profile(Struct, frozen=True, kw_only=True):

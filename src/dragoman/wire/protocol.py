@@ -32,6 +32,10 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     without their reasoning, `never` for those that refuse it, but for what they encrypted."""
     call_extra: bool = True
     """Whether past calls keep the fields that the protocol does not have, as Gemini's signature."""
+    call_stand_in: dict[str, JSON] | None = None
+    """Fields that the first of a message's calls gets where none of them has these fields, as those
+    of another model: Gemini 3 refuses calls without a signature, and has a word that stands for
+    one."""
     call_id_length: int | None = None
     """The length of the ids of calls, of letters and digits alone; None: they may be anything."""
     user_behind_results: bool = True

@@ -604,6 +604,8 @@ def _assistant_message(
         notes.append(("items[*].reasoning", "emulated", why, ()))
     if calls:
         message["tool_calls"] = calls
+        if (missing := dialect.call_stand_in) and not any(missing.keys() & call for call in calls):
+            calls[0] = {**calls[0], **missing}
     return merge(message, more) if more else message
 
 
