@@ -18,6 +18,7 @@ from dragoman.net.threads import TenantLock, Turns, reading
 from dragoman.stores import serialize, sql
 from dragoman.stores.base import (
     LogSegment,
+    OutboxMessage,
     Room,
     StoredAnswer,
     StoreError,
@@ -272,3 +273,20 @@ async def test_a_store_in_memory_is_not_closed_while_its_thread_writes() -> None
     assert there() is not None
     go.set()
     await writing
+
+
+async def test_messages_of_several_tenants_are_taken_by_turns(store: Store) -> None:
+    given = [("a1", 1.0), ("a2", 2.0), ("a3", 3.0), ("b1", 9.0), ("b2", 10.0), ("1", 11.0)]
+    messages = [
+        OutboxMessage(id=id, target="http://x", body=b"", due=due, tenant=id.rstrip("123"))
+        for id, due in given
+    ]
+    await store.begin(record("a"))
+    await store.finish("a", answer("a"), messages=messages)
+    taken: list[str] = []
+    last = ""
+    for _ in messages:
+        (message,) = await store.take_due("http://x", 99.0, 500.0, 1, last)
+        taken.append(message.id)
+        last = message.tenant
+    assert taken == ["a1", "b1", "1", "a2", "b2", "a3"]

@@ -311,13 +311,15 @@ class Conversation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutboxMessage(Struct, frozen=True, kw_only=True):
-    """A message to deliver: its body, the URL, when to send it, and the number of attempts."""
+    """A message to deliver: its body, the URL, when to send it, the number of attempts, and whose
+    it is."""
 
     id: str
     target: str
     body: bytes
     due: float
     attempts: int = 0
+    tenant: str = ""
 
 
 class Piece(Struct, frozen=True):

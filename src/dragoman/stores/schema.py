@@ -194,6 +194,10 @@ _FILES = """
     CREATE INDEX chunks_by_file ON chunks (file)
 """
 
+# Step 7: whose a message is.
+
+_TURNS = """ALTER TABLE outbox ADD COLUMN tenant TEXT COLLATE "C" NOT NULL DEFAULT ''"""
+
 _WORDS = {
     ' COLLATE "C"': "",
     "BIGSERIAL PRIMARY KEY": "INTEGER PRIMARY KEY",
@@ -259,6 +263,7 @@ SQLITE: tuple[str, ...] = (
     + "DROP TABLE old_responses",
     _sqlite(_SECRETS),
     _sqlite(_FILES) + ";\nCREATE VIRTUAL TABLE chunk_words USING fts5(store, words)",
+    _sqlite(_TURNS),
 )
 
 # The old rows of `responses` stay where they are; what they held of their runs moves.
@@ -300,4 +305,5 @@ POSTGRES: tuple[str, ...] = (
     ALTER TABLE chunks ADD COLUMN words TSVECTOR NOT NULL;
     CREATE INDEX chunks_by_word ON chunks USING gin (words)
     """,
+    _TURNS,
 )

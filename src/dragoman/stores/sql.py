@@ -642,18 +642,18 @@ class Store(Files):
     # ---- outbox --------------------------------------------------------------------------
 
     async def take_due(
-        self, target: str, now: float, until: float, most: int = 20
+        self, target: str, now: float, until: float, most: int = 20, after: str = ""
     ) -> tuple[OutboxMessage, ...]:
-        """Take out messages to a target that are due; one that is not settled is due again at
-        `until`. Each goes to one server only."""
+        """Take out messages to a target that are due, those of the tenant next `after` one first;
+        one that is not settled is due again at `until`. Each goes to one server only."""
         due = "SELECT id FROM outbox WHERE due <= $1 AND target = $2"
         if not await self._read(f"{due} LIMIT 1", now, target):
             return ()  # and no writer was disturbed
         statement = f"""WITH ids AS MATERIALIZED ( -- `IN` alone may be asked again for each row
-                {due} ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+                {due} ORDER BY tenant <= $5, tenant, due LIMIT $3 FOR UPDATE SKIP LOCKED)
             UPDATE outbox SET due = $4, attempts = attempts + 1 WHERE id IN (SELECT id FROM ids)
-            RETURNING id, target, body, due, attempts"""
-        rows = await self._write(statement, now, target, most, until)
+            RETURNING id, target, body, due, attempts, tenant"""
+        rows = await self._write(statement, now, target, most, until, after)
         names = OutboxMessage.__struct_fields__
         return tuple(OutboxMessage(**dict(zip(names, row, strict=True))) for row in rows)
 

@@ -237,9 +237,10 @@ def add_to(
     """What the end of a run adds to its conversation and to the outbox."""
     if items and conversation is not None and (yield HELD, (conversation, tenant)):
         yield from extend(conversation, items, rename=True)
-    statement = "INSERT INTO outbox (id, target, body, due, attempts) VALUES ($1, $2, $3, $4, $5)"
+    statement = """INSERT INTO outbox (id, target, body, due, attempts, tenant)
+        VALUES ($1, $2, $3, $4, $5, $6)"""
     for each in messages:
-        yield statement, (each.id, each.target, each.body, each.due, each.attempts)
+        yield statement, (each.id, each.target, each.body, each.due, each.attempts, each.tenant)
 
 
 def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False) -> Steps[None]:

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from dragoman.server.state import webhooks
 from dragoman.server.state.service import open_memory
 from dragoman.server.state.webhooks import Receiver, Sender, Webhooks
 from dragoman.stores.base import OutboxMessage, StoreError
+from dragoman.stores.statements import add_to
 from tests.mock import Asked, Reply, mock, plain
 from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import OPENING, Stub
@@ -218,6 +221,23 @@ async def test_4e_07_slow_receiver_holds_up_no_other(monkeypatch) -> None:
             assert 0 < len(held) <= 3
         for writer in held:
             writer.close()
+
+
+async def test_webhook_of_one_key_waits_for_one_of_another_and_not_for_all(monkeypatch) -> None:
+    monkeypatch.setattr(webhooks, "AT_ONCE", 2)
+    async with inbox() as box, storing(Stub(), webhooks=telling(box.url)) as server:
+        store = server.memory.store
+        messages = [
+            OutboxMessage(id=id, target=box.url, body=b"", due=time.time(), tenant=id[0])
+            for id in (*(f"a{n}" for n in range(20)), "b", *(f"c{n}" for n in range(9)))
+        ]
+        await store._transact((), partial(add_to, "", None, (), messages))
+        server.memory.begin()
+        async with asyncio.timeout(20):
+            came = [(await box.came.get())[0]["webhook-id"] for _ in messages]
+        assert sorted(came) == sorted(message.id for message in messages)
+        assert came.index("b") < 6
+        assert min(came.index(f"c{n}") for n in range(9)) < 6
 
 
 async def test_silent_webhook_receiver_times_out(monkeypatch, capsys) -> None:

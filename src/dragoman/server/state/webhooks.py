@@ -62,13 +62,13 @@ class Webhooks:
         """The messages about the end of a background run."""
         name = f"response.{response.status}"
         wanted = [receiver for receiver in self.receivers.values() if name in receiver.events]
-        return tuple(_message(receiver.url, name, record.id, self.clock()) for receiver in wanted)
+        return tuple(_message(receiver.url, name, record, self.clock()) for receiver in wanted)
 
 
-def _message(url: str, name: str, response: str, due: float) -> OutboxMessage:
-    id, data = f"evt_{new_id()}", {"id": SNAPSHOT_PREFIX + response}
+def _message(url: str, name: str, record: Record, due: float) -> OutboxMessage:
+    id, data = f"evt_{new_id()}", {"id": SNAPSHOT_PREFIX + record.id}
     event = {"id": id, "object": "event", "type": name, "created_at": now(), "data": data}
-    return OutboxMessage(id=id, target=url, body=json.dump(event), due=due)
+    return OutboxMessage(id=id, target=url, body=json.dump(event), due=due, tenant=record.tenant)
 
 
 def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
@@ -105,18 +105,22 @@ class Sender:
         await self._client.aclose()
 
     async def _run(self, receiver: Receiver) -> None:
-        """Send to one receiver, several messages at a time."""
+        """Send to one receiver, several messages at a time; the tenants take turns."""
         sending: set[asyncio.Task[None]] = set()
+        last = ""
         try:
             while True:
                 messages: Sequence[OutboxMessage] = ()
                 if room := AT_ONCE - len(sending):
                     with suppress(StoreError):  # a failing store is tried again
-                        messages = await self._take(receiver, room)
+                        messages = await self._take(receiver, room, last)
                 for message in messages:
                     task = asyncio.get_running_loop().create_task(self._send(message, receiver))
                     sending.add(task)
                     task.add_done_callback(sending.discard)
+                last = max(
+                    [each.tenant for each in messages], key=lambda t: (t <= last, t), default=last
+                )
                 if not messages and room:
                     await asyncio.sleep(LOOK)
                 elif len(sending) == AT_ONCE:
@@ -125,9 +129,9 @@ class Sender:
             for task in sending:
                 task.cancel()
 
-    async def _take(self, receiver: Receiver, most: int) -> Sequence[OutboxMessage]:
+    async def _take(self, receiver: Receiver, most: int, last: str) -> Sequence[OutboxMessage]:
         moment = await self._store.clock()
-        return await self._store.take_due(receiver.url, moment, moment + 2 * PATIENCE, most)
+        return await self._store.take_due(receiver.url, moment, moment + 2 * PATIENCE, most, last)
 
     async def _send(self, message: OutboxMessage, receiver: Receiver) -> None:
         due: float | None = None
