@@ -21,10 +21,11 @@ from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
 from dragoman.engines import upstream
-from dragoman.engines.remote import Remote
+from dragoman.engines.remote import EVENTS, Remote
 from dragoman.net.connection import Timeouts
 from dragoman.wire import error as wire_error
 from tests.engines.asking import BODY, HELLO, HELLO_STREAM, ask, asking, events, fault, remote
+from tests.engines.receiving import Receiver
 from tests.mock import Asked, Reply, chunk, head, mock, plain, stream
 
 CANARY = "sk-canary-0123456789"
@@ -436,3 +437,18 @@ async def test_calls_of_a_whole_answer_are_counted(more) -> None:
     async with remote(plain(200, {"id": "x", "object": "chat.completion", **body})) as (engine, _):
         found = await events(engine, asking())
     assert getattr(found[-1], "fault", None) == (TOO_MANY if more else None)
+
+
+@pytest.mark.parametrize(("bytes", "more"), [(40_000, 0), (90_000, 0), (20_000, 1)])
+async def test_items_of_a_whole_answer_come_a_few_in_a_turn(bytes, more) -> None:
+    """Also of one that is not so long that a thread decodes it."""
+    item = {"type": "message", "content": []} if not more else {}
+    text = json.dumps(item, separators=(",", ":"))
+    output = [item] * (MAX_ITEMS + 1 if more else bytes // len(text))
+    body = {"id": "x", "object": "response", "status": "completed", "output": output}
+    receiver = Receiver()
+    async with remote(plain(200, body), wire="responses") as (engine, _):
+        receiver.start(engine, asking())
+        await receiver.end()
+    assert getattr(receiver.events[-1], "fault", None) == (TOO_MANY if more else None)
+    assert max(map(len, receiver.batches)) <= EVENTS

@@ -65,7 +65,7 @@ _log = logging.getLogger("dragoman")
 
 PIECE = 32 * 1024
 """Bytes of an answer that are decoded in one turn of the event loop."""
-LARGE = 128 * 1024
+LARGE = 64 * 1024
 """Bytes without an event from which they are decoded in a thread, and their values counted."""
 FRAMING = 300
 """Bytes of an event, about, that are not buffered: its framing, and its ids."""
@@ -211,7 +211,7 @@ class UpstreamAnswer(Struct, eq=False):
     def _look(self, data: bytes, over: bool) -> tuple[list[Event], bool] | None:
         """Decode much data since the last time, a coded body, or data without an event. None
         where a thread does."""
-        connection, decoder = self._exchange.connection, self._request.decoder
+        connection = self._exchange.connection
         if self._ready is not None:
             if data:
                 connection.parts.append(data)
@@ -227,9 +227,9 @@ class UpstreamAnswer(Struct, eq=False):
         left = self._unseen + len(data)
         unseen = most - left if left >= 0 else 0
         room.left -= unseen
-        self._silent += unseen
         if self._content is not None or self._divided:
             data, over = self._piece(data)
+        self._silent += unseen + len(data)
         room.left -= len(data)
         if room.left < 0:
             raise TooLargeError(f"one answer of more than {limit} bytes (answer_limit)")
@@ -241,7 +241,7 @@ class UpstreamAnswer(Struct, eq=False):
         if self._silent > LARGE and (over or b"\n" in data):  # the end of a large event
             self._wait_for(self._decode_apart, data, over)
             return None
-        events = decoder.feed(data) if data else []
+        events = self._decoded(data, over)
         if (kept := len(data) - FRAMING * len(events)) > 0:  # undecoded bytes in proportion
             self._kept += kept + unseen * kept // len(data)
         much = self._kept > LARGE or limit - room.left >= LONG
@@ -250,8 +250,6 @@ class UpstreamAnswer(Struct, eq=False):
             self._kept = 0
         if events:
             self._silent = 0
-        elif not over:
-            self._silent += len(data)
         small = not (self._content or self._divided or self._silent > LARGE)
         self._unseen = most if small and room.left >= most and not room.shared else -1
         return self._share(events, over)
@@ -395,18 +393,18 @@ class UpstreamAnswer(Struct, eq=False):
 
     async def _decode_apart(self, data: bytes, over: bool) -> None:
         """Decode large data in a thread, not to block the loop. Reading is paused meanwhile."""
-        connection, request = self._exchange.connection, self._request
-        connection.pause()
+        self._exchange.connection.pause()
         self._stop_timer()
-
-        def decoded() -> list[Event]:
-            events = request.decoder.feed(data)
-            return events + request.closed() if over and connection.error is None else events
-
-        events = await self._remote.upstream.apart(request.caller.tenant, decoded)
+        apart, tenant = self._remote.upstream.apart, self._request.caller.tenant
+        events = await apart(tenant, self._decoded, data, over)
         self._state, self._ready, self._unseen = State.BODY, (events, over), -1
         self._task = None
         self._go_on()
+
+    def _decoded(self, data: bytes, over: bool) -> list[Event]:
+        request, whole = self._request, over and self._exchange.connection.error is None
+        events = request.decoder.feed(data) if data else []
+        return events + request.closed() if whole else events
 
     async def _connect(self, *, fresh: bool) -> None:
         """Wait for a connection, or a fresh one, and send the request."""

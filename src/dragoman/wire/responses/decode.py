@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Fault, FaultError
+from dragoman.core.error import CUT, MAX_ITEMS, TOO_MANY, Fault, FaultError
 from dragoman.core.event import DeltaKind, Event, State
 from dragoman.core.fold import item_closed, unfold_item
 from dragoman.core.item import (
@@ -663,6 +663,8 @@ class Decoder:
         failed = status in ("failed", "in_progress", "queued")
         self._header(response)
         items = [v for v in output if isinstance(v, dict)] if isinstance(output, list) else []
+        if len(items) > MAX_ITEMS:
+            raise FaultError(TOO_MANY)
         self._items.reconcile([lenient_item(item) for item in items], failed=failed)
         if failed:
             fault = response.get("error") and error.describe({"error": response["error"]})
