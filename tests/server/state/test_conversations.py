@@ -212,3 +212,64 @@ async def test_an_item_of_a_response_is_added_by_reference(server: Server) -> No
     await server.sdk.responses.create(model="stub", input="Go on", conversation=talk.id)
     asked = server.app._engine.asked[-1][0]
     assert [item.text for item in asked.items] == ["Hello, world", "Go on"]
+
+
+async def test_what_was_referred_to_is_there_when_its_response_is_deleted(server: Server) -> None:
+    engine: Any = server.app._engine
+    first = (await server.ask(input="a")).json
+    answer, reference = "Hello, world", {"type": "item_reference", "id": first["output"][0]["id"]}
+    talk = await server.sdk.conversations.create(items=[reference])
+    items = server.sdk.conversations.items
+    with pytest.raises(openai.BadRequestError):  # it is there already
+        await items.create(talk.id, items=[reference])
+    other = await server.sdk.conversations.create()
+    await items.create(other.id, items=[reference])
+    for _ in range(2):  # the second has another id there
+        asked = await server.ask(conversation=talk.id, input=[reference, said("b")])
+    alone = (await server.ask(input=[reference, said("c")])).json["id"]
+    await server.sdk.responses.delete(first["id"])
+    for id, read in (
+        (talk.id, [answer, *[answer, "b", answer] * 2, "d"]),
+        (other.id, [answer, "d"]),
+    ):
+        assert (await server.ask(conversation=id, input="d")).status == 200
+        assert [item.text for item in engine.asked[-1][0].items] == read
+        assert [item.type async for item in items.list(id)] == ["message"] * (len(read) + 1)
+    page = await server.sdk.responses.input_items.list(asked.json["id"], order="asc")
+    assert texts(page.data) == [answer, answer, "b", answer, answer, "b"]
+    assert (await server.ask(previous_response_id=alone, input="d")).status == 200
+    assert [item.text for item in engine.asked[-1][0].items] == [answer, "c", answer, "d"]
+
+
+async def test_unknown_item_is_not_added_by_reference(server: Server) -> None:
+    talk = await server.sdk.conversations.create()
+    body = {"items": [said("a"), {"type": "item_reference", "id": "msg_nothing"}]}
+    for path in ("", f"/{talk.id}/items"):
+        call = await Call(server.app, f"/v1/conversations{path}", body)()
+        assert (call.status, call.json["error"]["param"]) == (404, "items[1].id")
+
+
+async def test_an_item_given_twice_hides_nothing_before_a_response(server: Server) -> None:
+    talk = await server.sdk.conversations.create()
+    answers = []
+    for _ in range(2):
+        call = await server.ask(conversation=talk.id, input=[said("a", id="msg_a"), said("b")])
+        answers.append(call.json)
+    await server.sdk.conversations.items.delete(
+        answers[0]["output"][0]["id"], conversation_id=talk.id
+    )
+    page = await server.sdk.responses.input_items.list(answers[1]["id"], order="asc")
+    assert texts(page.data) == ["a", "b", "a", "b"]
+
+
+async def test_pages_of_items_that_were_given_twice_end(server: Server) -> None:
+    talk = await server.sdk.conversations.create(items=[said("a", id="msg_a")])
+    call = await server.ask(conversation=talk.id, input=[said("b", id="msg_a"), said("c")])
+    lists = server.sdk.responses.input_items
+    for limit in (1, 2, 3):
+        listed: list[Any] = []
+        async for item in lists.list(call.json["id"], limit=limit, order="asc"):
+            assert len(listed) < 3  # it would find the first again and again
+            listed.append(item)
+        assert texts(listed) == ["a", "b", "c"]
+        assert len({item.id for item in listed}) == 3

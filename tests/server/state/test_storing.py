@@ -14,7 +14,7 @@ from dragoman.engines.reasoning import RetryingReasoning
 from dragoman.engines.script import Script, spoken
 from dragoman.server.state.run import Run
 from dragoman.server.state.service import Memory, Plan
-from dragoman.stores.base import Paging, Record, StoreError
+from dragoman.stores.base import APART, Paging, Record, StoreError
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
 from tests.answers import answer
@@ -233,4 +233,21 @@ async def test_record_holds_what_its_connection_forgot_while_the_rest_was_looked
     assert run is not None
     assert run.record.previous is None
     assert [item.text for item in run.record.request.items] == ["a", "b", "c"]
+    await memory.close()
+
+
+async def test_large_items_of_others_are_packed_in_a_thread() -> None:
+    """Those of the connection, and those that references name."""
+    memory, recent = remembering()
+    long = Message("user", "long " * APART, id="msg_long")
+    large = replace(recent["r"], size=2 * APART, request=Request(model="m", items=(long,)))
+    asked = Request(model="stub", items=(Message("user", "b"),), previous_response_id="resp_r")
+    named = Request(model="stub", items=(ItemReference("msg_long"),))
+    for request in (asked, named):
+        plan = memory.plan("responses", request, ANYONE, {"r": large})
+        assert not isinstance(plan, Plan)
+        run = (await plan).run
+        assert run is not None
+        assert run.record.size > APART
+        assert long in run.record.request.items
     await memory.close()

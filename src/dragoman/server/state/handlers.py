@@ -51,7 +51,15 @@ from dragoman.wire.responses.response import (
     encode_list,
 )
 
-from .resolve import Asked, bare, earlier_items, no_conversation, room_of, understand
+from .resolve import (
+    Asked,
+    bare,
+    earlier_items,
+    no_conversation,
+    room_of,
+    understand,
+    without_references,
+)
 from .run import SEGMENTS
 from .service import ENCODER_VERSION, Memory, unstarted
 
@@ -188,8 +196,9 @@ class Handlers:
             fits = room_of(self._memory.settings, exchange.count)
             fits.left = fits.most = 2 * fits.most  # its items and the earlier ones did fit
             whole = await understand(request, self._store, record.tenant, fits)
-            found, more = paged(_placed(earlier, whole, record.id), _name, query.paging())
-            items = [replace(place[0], id=_name(place)) for place in found]
+            placed = _placed(earlier, whole, record.id)
+            found, more = paged(_with_ids(placed), itemgetter(1), query.paging())
+            items = [replace(item, id=own) for item, own in found]
             make = partial(encode_list, shown(items, request.include), more)
             size = room.held + whole.size
             return partial(exchange.reply, 200, await self._store.apart(size, make))
@@ -272,7 +281,8 @@ class Handlers:
 
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Create a conversation."""
-        items, metadata, losses = await self._read(exchange, caller, decode_opening)
+        given, metadata, losses = await self._read(exchange, caller, decode_opening)
+        items = await self._referred(given, exchange, caller)
         id, moment = new_id(), int(self._store.now())
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=moment, metadata=metadata or None
@@ -280,6 +290,12 @@ class Handlers:
         await self._store.create_conversation(made, _unique(named(items, id)))
         headers = report_headers(losses)
         exchange.reply(200, encode_conversation(id, moment, metadata), *headers)
+
+    async def _referred(
+        self, items: tuple[Item, ...], exchange: Exchange, caller: Caller
+    ) -> tuple[Item, ...]:
+        room = room_of(self._memory.settings, exchange.count)
+        return await without_references(items, "items", self._store, caller.tenant, room)
 
     async def get_conversation(self, exchange: Exchange, caller: Caller) -> Callable[[], None]:
         """A conversation, its items, or one of them."""
@@ -317,7 +333,8 @@ class Handlers:
                 raise FaultError(no_conversation(id))
             (await self._conversation(exchange, caller, id))()
         elif rest == ["items"]:
-            items = _unique(named(await self._read(exchange, caller, decode_items), new_id()))
+            given = await self._read(exchange, caller, decode_items)
+            items = _unique(named(await self._referred(given, exchange, caller), new_id()))
             try:
                 known = await self._store.add_items(caller.tenant, bare(id), items)
             except ConflictError:
@@ -326,7 +343,7 @@ class Handlers:
             if not known:
                 raise FaultError(no_conversation(id))
             size = exchange.hold.size if exchange.hold is not None else 0
-            make = partial(encode_list, items, more=False)
+            make = partial(encode_list, shown(items, encrypted=True), more=False)
             exchange.reply(200, await self._store.apart(size, make))
         else:
             raise FaultError(nothing_at(exchange.path))
@@ -460,10 +477,16 @@ def _placed(earlier: Sequence[Item], asked: Asked, id: str) -> list[_Place]:
     return found
 
 
-def _name(entry: _Place) -> str | None:
-    """The id of an item: its own, or the one assigned here."""
-    item, owner, place = entry
-    return item.id or (input_id(item, owner, place) if owner else None)
+def _with_ids(placed: Sequence[_Place]) -> list[tuple[Item, str | None]]:
+    """Items with the id of each: its own, or the one assigned here. What was given twice has two,
+    as `after` would find the first again and again."""
+    found, ids = list[tuple[Item, str | None]](), set[str | None]()
+    for number, (item, owner, place) in enumerate(placed):
+        id = item.id or (input_id(item, owner, place) if owner else None)
+        id = f"{id}_{number}" if id in ids else id
+        ids.add(id)
+        found.append((item, id))
+    return found
 
 
 def _unique(items: tuple[Item, ...]) -> tuple[Item, ...]:

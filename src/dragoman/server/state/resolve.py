@@ -259,8 +259,14 @@ async def earlier_items(
     there = {item.id: place for place, item in enumerate(items)}
     end = there.get(record.after)
     if end is None:
-        own = [there[item.id] for item in record.items if item.id in there]
-        end = min(own, default=len(items)) - 1
+        ids = {item.id for item in record.items}
+        own = [there[id] for id in ids if id in there]
+        first = max(own, default=0) - len(ids)  # others before had some of these ids
+        end = min([place for place in own if place > first], default=len(items)) - 1
+        while (
+            end >= 0 and (items[end].id or "").rpartition("_")[0] in ids
+        ):  # so that it got another
+            end -= 1
     return await _resolved(items[: end + 1], store, record.tenant, recent or {}, room)
 
 
@@ -283,8 +289,29 @@ async def _history(
     return tuple(items), whose
 
 
+async def without_references(
+    items: tuple[Item, ...], field: str, store: Store, tenant: str, room: Room
+) -> tuple[Item, ...]:
+    """The items of a field, with references replaced by what they name. Raises FaultError."""
+    if REFERRING.isdisjoint(map(type, items)):
+        return items
+    return inlined(items, await _resolved(items, store, tenant, {}, room, field))
+
+
+def inlined(items: Sequence[Item], whole: Sequence[Item]) -> tuple[Item, ...]:
+    """The items, with references replaced by what they name, which is in `whole`: it ends with
+    these items, resolved. What is stored so does not change when what it names is deleted."""
+    own = zip(items, whole[len(whole) - len(items) :], strict=True)
+    return tuple([found if isinstance(item, ItemReference) else item for item, found in own])
+
+
 async def _resolved(
-    items: Sequence[Item], store: Store, tenant: str, recent: Recent, room: Room
+    items: Sequence[Item],
+    store: Store,
+    tenant: str,
+    recent: Recent,
+    room: Room,
+    field: str = "input",
 ) -> tuple[Item, ...]:
     """The items, with references resolved, and with calls that this server ran replaced by the
     stored ones, which have more fields than those that clients send back."""
@@ -308,11 +335,11 @@ async def _resolved(
         if isinstance(item, ItemReference) or (item.id in ran and item.id in meant):
             if item.id not in meant:
                 problem = f"There is no item {quoted(item.id or '')}"
-                raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
+                raise FaultError(Fault("not_found", problem, "client", f"{field}[{place}].id"))
             try:
                 room.read(sizes[item.id])
             except TooMuchError:
-                raise too_much(f"input[{place}].id", room) from None
+                raise too_much(f"{field}[{place}].id", room) from None
             found.append(meant[item.id])
         else:
             found.append(item)

@@ -24,6 +24,7 @@ from dragoman.engines.reasoning import ENCRYPTED, ReasoningCipher
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.config import ConfigurationError, Webhook, check_name
+from dragoman.server.limits import SMALL
 from dragoman.server.settings import Settings
 from dragoman.stores.base import Record, Room, StoreError, named
 from dragoman.stores.factory import data_directory, open_store
@@ -40,6 +41,7 @@ from .resolve import (
     Recent,
     bare,
     decided,
+    inlined,
     recalled,
     room_of,
     understand,
@@ -175,9 +177,14 @@ class Memory:
         room = room_of(self.settings, count)
         whole, found = await recalled(asked, self.store, caller.tenant, room)
         losses += found
+        own = request.items
         if previous and near and not await self._has(caller.tenant, bare(previous)):
             # Only the connection has the earlier items, so that the record must hold them.
             request, previous = replace(request, items=asked.whole.items), None
+        elif not REFERRING.isdisjoint(map(type, own)):
+            request = replace(request, items=inlined(own, asked.whole.items))
+        if request.items is not own and asked.size > SMALL:
+            caller = replace(caller, size=caller.size + asked.size)  # it is packed in a thread
         if not stored:
             return Plan(whole, replace(request, store=False), losses, size=asked.size)
         plan = self._recorded(wire, caller, request, whole, losses, previous, asked)
