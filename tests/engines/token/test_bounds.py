@@ -1,6 +1,9 @@
 """What an answer says of the demands on it: enforced, verified, best-effort; or it is refused."""
 
+import asyncio
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +24,7 @@ from dragoman.core.request import (
     Sampling,
 )
 from dragoman.core.response import Response
-from dragoman.engines.token import TokenEngine, from_next_token
+from dragoman.engines.token import TokenEngine, constraints, from_next_token
 from dragoman.engines.token.constraints import Enforcer
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.markup.format import Markup
@@ -137,6 +140,43 @@ async def test_an_answer_that_takes_too_long_to_verify_fails_for_its_grammar() -
     assert (response.status, response.error.code) == ("failed", "invalid_request")
     assert "takes too long for such a text" in response.error.message
     assert response.usage.output_tokens == 1_501
+
+
+async def test_a_tenant_has_one_answer_verified_at_a_time_and_others_go_on(monkeypatch) -> None:
+    running, most, leave = Counter[str](), Counter[str](), threading.Event()
+
+    def slow(asked: Any, items: Any, fits: Any) -> None:
+        text = items[0].text
+        running[text] += 1
+        most[text] = max(most[text], running[text])
+        if text == "many":
+            leave.wait(30)
+        running[text] -= 1
+
+    monkeypatch.setattr(constraints, "problem", slow)
+    model, schema = from_next_token(writes("many")), {"format": JSONObject()}
+    engine = TokenEngine(HERMES, model, TOKENS)
+    request = asked(**schema)
+    async with asyncio.timeout(30):
+        waiting = [asyncio.ensure_future(_response(engine, request, "a")) for _ in range(12)]
+        while not most["many"]:
+            await asyncio.sleep(0.01)
+        waiting.pop().cancel()  # who leaves a line is not waited for
+        monkeypatch.setattr(constraints, "problem", lambda *_: None)
+        assert (await _response(engine, request, "b")).guarantee == "verified"
+        assert not any(each.done() for each in waiting)
+        leave.set()
+        found = await asyncio.gather(*waiting)
+    assert {each.guarantee for each in found} == {"verified"}
+    assert most["many"] == 1
+    await engine.close()
+
+
+async def _response(engine: TokenEngine, request: Request, tenant: str) -> Response:
+    fold = Fold()
+    async for event in engine.stream(request, Caller(tenant)):
+        fold.feed(event)
+    return fold.response
 
 
 @pytest.mark.parametrize(("text", "fields", "what"), BROKEN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import threading
@@ -40,6 +39,7 @@ from dragoman.formats.grammar.demand import (
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.grammar.schema import inside
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
+from dragoman.net.threads import TenantLock, outlasting
 
 if TYPE_CHECKING:
     import llguidance
@@ -76,6 +76,7 @@ class Enforcer:
         self._enforces = scores and _llguidance_installed()
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
+        self.turns = TenantLock(MAX_VERIFIED)
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
@@ -110,9 +111,11 @@ class Enforcer:
         return Requirement(compiled.state, asked)
 
 
-async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
+async def with_guarantee(
+    batches: Batches, requirement: Requirement, turns: TenantLock, tenant: str = ""
+) -> Batches:
     """The same events, with the answer's guarantee; a strict demand that was not met makes the end
-    a failure."""
+    a failure. Answers are verified by `turns` of the tenants."""
     asked, fold = requirement.asked, Fold()
     fits = partial(matches, allowance=Allowance())  # one for all that is verified of the answer
     async with aclosing(batches):
@@ -127,8 +130,10 @@ async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
                     response = fold.response
                     numbers = range(len(response.reasons))
                     each = (problem(asked, response.choice(n), fits) for n in numbers)
+                    await turns.acquire(tenant)
+                    work = partial(next, filter(None, each), None)
                     try:
-                        found = await asyncio.to_thread(next, filter(None, each), None)
+                        found = await outlasting(work, partial(turns.release, tenant))
                     except FaultError as error:
                         rest = (end.usage, end.completed_at, end.extra)
                         yield [*batch[:-1], Failed(error.fault, *rest)]
@@ -225,6 +230,8 @@ MAX_TEXT = 1024 * 1024
 """The most characters of one grammar: all schemas of a request together."""
 MAX_TRIED = 2
 """Grammars that are tried at a time, for each vocabulary."""
+MAX_VERIFIED = 3
+"""Answers of a model that are verified at a time, of which a tenant has one."""
 MAX_KEPT = 128 * 1024 * 1024
 """Bytes of grammars that stay compiled, for each vocabulary."""
 MAX_STATES = 50_000

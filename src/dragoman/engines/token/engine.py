@@ -466,7 +466,8 @@ class TokenEngine:
             plan = await planning()
             answer = self._decoded(plan, count)
             if plan.requirement is not None:
-                answer = with_guarantee(answer, plan.requirement)
+                turns, tenant = self._enforcer.turns, plan.jobs[0].tenant
+                answer = with_guarantee(answer, plan.requirement, turns, tenant)
             async with aclosing(answer) as batches:
                 async for events in batches:
                     for event in events if plan.restore is None else plan.restore(events):
