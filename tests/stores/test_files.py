@@ -1,6 +1,7 @@
 """Files, vector stores and what is found in them: the contract of `Store`, for every store."""
 
 import asyncio
+import threading
 from array import array
 from collections.abc import AsyncIterator
 
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
-from dragoman.stores.base import APART, Paging, Piece, Room
+from dragoman.stores.base import APART, Page, Paging, Piece, Room
 from dragoman.stores.files import PURGED, UNFINISHED
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
@@ -44,6 +45,10 @@ def file(id: str, **fields: object) -> StoredFile:
 def entry(name: str, **fields: object) -> IndexedFile:
     given = {"store": "v", "file": name, "name": f"{name}.txt", "created_at": NOW}
     return IndexedFile(**(given | fields))
+
+
+def _id(store: VectorStore) -> str:
+    return store.id
 
 
 async def filled(store: Store, *files: str, tenant: str = "t", id: str = "v") -> VectorStore:
@@ -155,13 +160,30 @@ async def test_vector_store_is_kept_changed_and_deleted(store: Store) -> None:
     with pytest.raises(FaultError, match="max_vector_stores_per_key"):
         await store.add_vector_store(replace(made, id="w"), 1)
     await store.add_vector_store(replace(made, id="w"), 2)
-    page = await store.list_vector_stores("t", Paging(limit=1, order="asc"))
-    assert ([each.id for each in page.items], page.more) == (["v"], True)
+    page = await store.list_vector_stores("t", Paging(limit=1, order="asc"), _id, Room())
+    assert page == Page(("v",), True)
     assert not await store.delete_vector_store("other", "v")
     assert await store.delete_vector_store("t", "v")
     assert await store.get_vector_stores("t", ("v",)) == []
     assert await store.matching([made], None, ["cat"], 10) == []
     assert await store.get_file("t", "cat") is not None
+
+
+async def test_vector_stores_with_much_metadata_are_counted_and_shown_in_a_thread(
+    store: Store,
+) -> None:
+    made = VectorStore(id="v", tenant="t", created_at=NOW, active_at=NOW)
+    for number in range(6):
+        many = {"numbers": [1] * 60_000}
+        await store.add_vector_store(replace(made, id=f"v{number}", metadata=many), 9)
+    held: list[int] = []
+    room = Room(count=held.append)
+    page = await store.list_vector_stores(
+        "t", Paging(limit=9), lambda _: threading.get_ident(), room
+    )
+    assert len(page.items) == 6
+    assert threading.get_ident() not in page.items
+    assert sum(held) > 6 * 60_000
 
 
 async def test_chunks_are_found_by_their_words(store: Store) -> None:

@@ -193,11 +193,12 @@ class FileHandlers:
         query = asked(exchange, Listing)
         after = query.after and query.after.removeprefix(STORE_PREFIX)
         paging = replace(query.paging(), after=after, limit=min(query.limit, LISTED))
-        page = await self._store.list_vector_stores(caller.tenant, paging)
+        room = Room(count=exchange.count)
+        page = await self._store.list_vector_stores(caller.tenant, paging, wire.store_entry, room)
         missing = after if not page.items else None
         if missing and not await self._store.get_vector_stores(caller.tenant, (missing,)):
             raise FaultError(nowhere(missing))
-        exchange.reply(200, wire.encode_listing([*map(wire.store_object, page.items)], page.more))
+        exchange.reply(200, wire.encode_listing(page.items, page.more))
 
     async def get_store(self, exchange: Exchange, caller: Caller) -> None:
         """A vector store, its files, one of them, its text, or a batch of them."""

@@ -165,30 +165,38 @@ class Files(ABC):
         for some in chunks(dict.fromkeys(ids)):
             where = f"WHERE tenant = $1 AND {_LIVE} AND id IN ({places(len(some), 3)})"
             found += await self._read(f"{_STORE} {where}", tenant, int(self.now()), *some)
-        return await self._counted(found)
+        return await self._counted(found, lambda store: store)
 
-    async def list_vector_stores(self, tenant: str, paging: Paging) -> Page[VectorStore]:
-        """The vector stores of a tenant by the time they were made."""
+    async def list_vector_stores(
+        self, tenant: str, paging: Paging, show: Callable[[VectorStore], T], room: Room
+    ) -> Page[T]:
+        """What is shown of the vector stores of a tenant, by the time they were made: one by one,
+        as their metadata may be long. Raises what `room` raises."""
         reading.set(tenant)
         where, values = f"tenant = $1 AND {_LIVE}", [tenant, int(self.now())]
         rows = await self._page(_STORE, "vector_stores", where, values, {}, paging)
-        return Page(tuple(await self._counted(rows[: paging.limit])), len(rows) > paging.limit)
+        room.read(3 * sum([len(about) for *_, about in rows]))  # packed, and as JSON
+        found = await self._counted(rows[: paging.limit], show)
+        return Page(tuple(found), len(rows) > paging.limit)
 
-    async def _counted(self, rows: Sequence[Row]) -> list[VectorStore]:
-        """The vector stores of rows, with the number of their files."""
-        found = {seq: (active_at, unpack(about, VectorStore)) for seq, active_at, about in rows}
-        counts: dict[int, dict[str, int]] = {seq: {} for seq in found}
-        sizes = dict.fromkeys(found, 0)
-        for some in chunks(found):
+    async def _counted(self, rows: Sequence[Row], show: Callable[[VectorStore], T]) -> list[T]:
+        """What is shown of the vector stores of rows, with the number of their files."""
+        counts: dict[int, dict[str, int]] = {seq: {} for seq, *_ in rows}
+        sizes = dict.fromkeys(counts, 0)
+        for some in chunks(counts):
             statement = f"""SELECT store, status, count(*), sum(size) FROM indexed_files
                 WHERE store IN ({places(len(some))}) AND {_THERE} GROUP BY store, status"""
             for seq, status, count, size in await self._read(statement, *some):
                 counts[seq][status] = count
                 sizes[seq] += int(size)
-        return [
-            replace(store, seq=seq, active_at=active_at, counts=counts[seq], size=sizes[seq])
-            for seq, (active_at, store) in found.items()
-        ]
+
+        def shown(seq: int, active_at: int, about: bytes) -> T:
+            store: VectorStore = unpack(about, VectorStore)
+            known = {"seq": seq, "counts": counts[seq], "size": sizes[seq]}
+            return show(replace(store, active_at=active_at, **known))
+
+        size = sum([len(about) for *_, about in rows])
+        return await self.apart(size, lambda: [shown(*row) for row in rows])
 
     async def change_vector_store(self, store: VectorStore) -> bool:
         """Replace the metadata of a vector store."""

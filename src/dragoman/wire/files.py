@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.files import (
@@ -326,6 +326,11 @@ def store_object(store: VectorStore) -> dict[str, JSON]:
         "last_active_at": store.active_at,
         "metadata": store.metadata,
     }
+
+
+def store_entry(store: VectorStore) -> dict[str, JSON]:
+    """The same in a list, with metadata that is encoded: many of them take much memory."""
+    return {**store_object(store), "metadata": Raw(json.dump(store.metadata))}
 
 
 def indexed_object(file: IndexedFile) -> dict[str, JSON]:
