@@ -36,6 +36,16 @@ def closed(**fields: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, **fields}
 
 
+def reading(count: int, to: str = "#") -> dict[str, Any]:
+    """What reads each array in so many ways, and again what is in it."""
+    arrays = ({"prefixItems": [{"$ref": to}], "items": {"const": n}} for n in range(count))
+    return {"anyOf": [{"type": "integer"}, *({"type": "array", **each} for each in arrays)]}
+
+
+RULES = 900
+READING = "start: s\ns: /[0-9]/ | " + " | ".join(f"r{n}" for n in range(RULES)) + "\n"
+
+
 MANY = [f"v{n * 7919}" for n in range(500_000)]
 SCHEMAS: dict[str, Any] = {
     "F1 objects": chain(1000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}}),
@@ -53,6 +63,9 @@ SCHEMAS: dict[str, Any] = {
     "6b.25": {"type": "object", "patternProperties": {f"^a{n}x$": {} for n in range(400)}},
     "6b.26": {"type": "object", "patternProperties": {f"^a{n}x$": {} for n in range(1_500)}},
     "6b.28": closed(properties={f"p{n}": {"pattern": f"^{n}a+$"} for n in range(3_000)}),
+    "readings": reading(900),
+    "readings of an anchor": {"$anchor": "a", **reading(900, "#a")},
+    "readings of another name": {**reading(900, "#/$defs/a"), "$defs": {"a": {"$ref": "#"}}},
     "F16 alternatives": {"anyOf": [closed(properties={each: {}}) for each in MANY[:3_000]]},
 }
 DEMANDS: dict[str, dict[str, Any]] = {
@@ -66,6 +79,13 @@ DEMANDS: dict[str, dict[str, Any]] = {
     "6b.36": {"guided_choice": ["x" * 5_000_000]},
     "F1 rules": {
         "guided_grammar": "start: r0\n" + "\n".join(f'r{n}: "a" r{n + 1}' for n in range(3_000))
+    },
+    "readings": {
+        "guided_grammar": READING + "\n".join(f'r{n}: "[" s "]" "{n}"?' for n in range(RULES))
+    },
+    "readings of another name": {
+        "guided_grammar": READING.replace("s:", "s: (t)\nt:")
+        + "\n".join(f'r{n}: "[" s "]" "{n}"?' for n in range(RULES))
     },
     "6b.05": {
         "guided_grammar": "start: " + " | ".join(f"r{n}" for n in range(900)) + "\n"

@@ -27,6 +27,8 @@ from dragoman.core.request import (
 from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.tools import ToolFilter, flat
 
+from . import readings
+from .readings import MAX_READINGS
 from .schema import check_properties, enforceable, fitting, valid
 
 
@@ -109,7 +111,18 @@ def lark(param: str, text: str) -> Lark:
         depth += 1 if bracket in "([{" else -1
         deepest = max(deepest, depth)
     _check_size(param, "levels of brackets", deepest, MAX_NESTED)
+    _check_readings(param, readings.of_lark(text, _LITERALS, RULE))
     return Lark(param, text)
+
+
+def _check_readings(param: str, count: int) -> None:
+    _check_size(param, "alternatives, each as often as its rule is named", count, MAX_READINGS)
+
+
+def _schema(schema: Mapping[str, JSON], param: str, *, strict: bool = True) -> dict[str, JSON]:
+    fitted = enforceable(schema, param, strict=strict)
+    _check_readings(param, readings.of_schema(fitted))
+    return fitted
 
 
 # ---- GBNF --------------------------------------------------------------------------------
@@ -270,7 +283,7 @@ def _body(kind: str, value: JSON, param: str) -> Whole:
         case "choice", list(texts) if texts and all(isinstance(text, str) for text in texts):
             return choice(param, texts)
         case "json", dict(schema):
-            return JSONBody(param, enforceable(schema, param))
+            return JSONBody(param, _schema(schema, param))
         case _:
             raise FaultError(bad_request(f"is no {kind}", param))
 
@@ -314,7 +327,7 @@ def demand(request: Request) -> Demand | None:
         text = JSONBody("format", ANY_OBJECT)
         if isinstance(request.format, JSONSchema):
             strict = request.format.strict is not False
-            schema = enforceable(request.format.schema or {}, "format.schema", strict=strict)
+            schema = _schema(request.format.schema or {}, "format.schema", strict=strict)
             text = JSONBody("format.schema", schema)
     tools = tuple(_allowed_tools(request))
     must = False
@@ -401,7 +414,7 @@ def _allowed(tool: FunctionTool | CustomTool, group: str | None, field: str) -> 
         return AllowedTool(tool.name, group, True, body, tool.grammar is not None)
     param, strict = f"{field}.parameters", tool.strict is True
     try:
-        schema = enforceable({**ANY_OBJECT, **(tool.parameters or {})}, param)
+        schema = _schema({**ANY_OBJECT, **(tool.parameters or {})}, param)
     except FaultError:
         if strict:
             raise
