@@ -97,7 +97,7 @@ async def test_database_of_later_version_is_refused(postgres: Postgres) -> None:
     await connection.execute("INSERT INTO dragoman.steps VALUES (99)")
     await connection.close()
     message = await error_of(address)
-    assert "user 'postgres') was written by a later Dragoman (step 8, known are 7)." in message
+    assert "user 'postgres') was written by a later Dragoman (step 9, known are 8)." in message
     assert "Run that version on all servers" in message
 
 
@@ -209,7 +209,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a folder": (Path.mkdir, "cannot be used: unable to open database file. Let this user write"),
     "not a database": (foreign, "cannot be used: file is not a database. It is damaged or another"),
-    "of a later version": (later, "was written by a later Dragoman (step 99, known are 7). Run"),
+    "of a later version": (later, "was written by a later Dragoman (step 99, known are 8). Run"),
     "of somebody else": (others("bookmarks"), OTHERS),
     "of somebody else with a table of that name": (others("items"), OTHERS),
     "of somebody else who counts steps": (others("bookmarks", 3), OTHERS),

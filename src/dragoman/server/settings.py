@@ -232,7 +232,8 @@ class Settings(Limits, frozen=True, kw_only=True):
         ),
     ] = ""
     retention: Annotated[
-        float, about("Seconds that responses and conversations are retained.", ge=1)
+        float,
+        about("Seconds that responses are retained, and conversations after their last use.", ge=1),
     ] = 30 * 86_400.0
     log_retention: Annotated[
         float, about("Seconds that the events of a response are retained for replay.", ge=1)
@@ -252,8 +253,8 @@ class Settings(Limits, frozen=True, kw_only=True):
     max_conversations: Annotated[
         int,
         about(
-            "Maximum number of conversations. Beyond it the oldest of the key that has most are "
-            "deleted.",
+            "Maximum number of conversations. Beyond it, of the key that has most, those that were "
+            "not used for longest are deleted.",
             ge=1,
         ),
     ] = 100_000

@@ -18,10 +18,10 @@ DAY = 86_400.0
 class Retention(Struct, frozen=True, kw_only=True):
     """Limits of a store by age and number; its `sweep` deletes the excess.
 
-    Responses and conversations live `max_age` seconds, the event logs of ended runs `max_log_age`
-    seconds (without its log a response can be read, but no longer replayed). There are at most
-    `max_responses` responses, and `max_responses_per_key` of one tenant; `max_conversations`
-    conversations, each of `max_items` items and `max_bytes` bytes.
+    Responses, and conversations after their last use, live `max_age` seconds, the event logs of
+    ended runs `max_log_age` seconds (without its log a response can be read, but no longer
+    replayed). There are at most `max_responses` responses, and `max_responses_per_key` of one
+    tenant; `max_conversations` conversations, each of `max_items` items and `max_bytes` bytes.
     """
 
     max_age: float = 30 * DAY
@@ -81,8 +81,11 @@ LOGS = """SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq
         SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
         ORDER BY seq LIMIT $2)"""
 TALKS = "SELECT tenant, count(*) FROM conversations GROUP BY tenant"
-FIRST_TALKS = "SELECT id FROM conversations WHERE tenant = $1 ORDER BY created_at, id LIMIT $2"
-OLD_TALKS = "SELECT id FROM conversations WHERE created_at < CAST($1 AS FLOAT) LIMIT $2"
+_IDLE = "id NOT IN (SELECT conversation FROM runs WHERE conversation IS NOT NULL)"
+FIRST_TALKS = f"""SELECT id FROM conversations WHERE tenant = $1 AND {_IDLE}
+    ORDER BY used_at, id LIMIT $2 FOR UPDATE SKIP LOCKED"""
+OLD_TALKS = f"""SELECT id FROM conversations WHERE used_at < CAST($1 AS FLOAT) AND {_IDLE}
+    LIMIT $2 FOR UPDATE SKIP LOCKED"""
 _LOCK = f"SELECT {advisory_lock('$1')}"
 """Before a deletion: a lock of the tenant, so that no server stores or deletes uses of its parts
 meanwhile. Other tenants have other parts, and do not wait. If it were taken later, two deletions

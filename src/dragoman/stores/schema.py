@@ -198,6 +198,10 @@ _FILES = """
 
 _TURNS = """ALTER TABLE outbox ADD COLUMN tenant TEXT COLLATE "C" NOT NULL DEFAULT ''"""
 
+# Step 8: conversations age from their last use; when one was created is in `conversation`.
+
+_USED = "ALTER TABLE conversations RENAME COLUMN created_at TO used_at"
+
 _WORDS = {
     ' COLLATE "C"': "",
     "BIGSERIAL PRIMARY KEY": "INTEGER PRIMARY KEY",
@@ -264,6 +268,7 @@ SQLITE: tuple[str, ...] = (
     _sqlite(_SECRETS),
     _sqlite(_FILES) + ";\nCREATE VIRTUAL TABLE chunk_words USING fts5(store, words)",
     _sqlite(_TURNS),
+    _USED,
 )
 
 # The old rows of `responses` stay where they are; what they held of their runs moves.
@@ -306,4 +311,5 @@ POSTGRES: tuple[str, ...] = (
     CREATE INDEX chunks_by_word ON chunks USING gin (words)
     """,
     _TURNS,
+    _USED,
 )

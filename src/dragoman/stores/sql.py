@@ -70,13 +70,13 @@ from .serialize import (
 from .statements import (
     DATA,
     FITTING,
-    HELD,
     LENGTH,
     LIVE,
     RECORD,
     RESPONSE_DATA,
     RUN,
     SIZE,
+    USED,
     Insert,
     Row,
     Steps,
@@ -190,7 +190,8 @@ class Store(Files):
         self._added += 1
         steps, packed = None, list[tuple[Item, bytes]]()
         if items or messages:
-            steps = partial(add_to, record.tenant, record.conversation, packed, messages)
+            moment, talk = int(self.now()), record.conversation
+            steps = partial(add_to, moment, record.tenant, talk, packed, messages)
         if not record.size:
             packed += pack_items(items) if items else ()
             return self._transact(inserts_of(record), steps)
@@ -249,7 +250,7 @@ class Store(Files):
                 yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
                 if keys or calls:
                     yield from index(seq, owner, keys, calls)
-                yield from add_to(owner, conversation, added, messages)
+                yield from add_to(int(self.now()), owner, conversation, added, messages)
                 return True
 
             return steps
@@ -520,21 +521,18 @@ class Store(Files):
 
     # ---- conversations -------------------------------------------------------------------
 
-    async def create_conversation(
-        self, conversation: Conversation, items: Sequence[Item] = ()
-    ) -> None:
+    async def create_conversation(self, made: Conversation, items: Sequence[Item] = ()) -> None:
         """Store a new conversation."""
         self._added += 1
-        made = conversation
         row = (made.id, made.tenant, made.created_at, pack(made))
         packed = await self.apart(APART + 1 if is_long(items) else 0, pack_items, items)
+        self._retention.check_room(len(packed), sum(len(data) for _, data in packed))
 
         def steps() -> Steps[None]:
-            statement = """INSERT INTO conversations (id, tenant, created_at, conversation)
+            statement = """INSERT INTO conversations (id, tenant, used_at, conversation)
                 VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
             if not (yield statement, row):
                 raise ConflictError(f"There is a conversation {made.id} already.")
-            yield from self._room(made.id, packed)
             yield from extend(made.id, packed)
 
         await self._transact((), steps)
@@ -556,14 +554,13 @@ class Store(Files):
         self, tenant: str, id: str, metadata: dict[str, JSON]
     ) -> bool:
         """Replace the metadata of a conversation."""
-        reading.set(tenant)
-        rows = await self._read(f"SELECT created_at {_TALK}", id, tenant)
-        if not rows:
+        if (found := await self.get_conversation(tenant, id)) is None:
             return False
         statement = """UPDATE conversations SET conversation = $3
             WHERE id = $1 AND tenant = $2 RETURNING id"""
-        made = Conversation(id=id, tenant=tenant, created_at=rows[0][0], metadata=metadata)
-        return bool(await self._write(statement, id, tenant, pack(made)))
+        return bool(
+            await self._write(statement, id, tenant, pack(replace(found, metadata=metadata)))
+        )
 
     async def delete_conversation(self, tenant: str, id: str) -> bool:
         """Delete a conversation and its items."""
@@ -582,22 +579,25 @@ class Store(Files):
         packed = await self.apart(APART + 1 if is_long(items) else 0, pack_items, items)
 
         def steps() -> Steps[bool]:
-            if not (yield HELD, (id, tenant)):
+            if not (yield from self._use(tenant, id, packed)):
                 return False
-            yield from self._room(id, packed)
             yield from extend(id, packed)
             return True
 
         return await self._transact((), steps)
 
-    def _room(self, id: str, items: Sequence[tuple[Item, bytes]] = ()) -> Steps[None]:
-        """Raise FaultError where a conversation has no room for items, or for any."""
+    def _use(self, tenant: str, id: str, items: Sequence[tuple[Item, bytes]] = ()) -> Steps[bool]:
+        """Record that a conversation is used; false where it is not known. Raise FaultError where
+        it has no room for items, or for any."""
+        if not (yield USED, (id, tenant, int(self.now()))):
+            return False
         ((count, size),) = yield _FILLED, (id,)
         self._retention.check_room(count + len(items), size + sum(len(data) for _, data in items))
+        return True
 
-    async def check_room(self, id: str) -> None:
+    async def begin_turn(self, tenant: str, id: str) -> None:
         """Raise FaultError where a conversation is full; items of an answer are stored anyway."""
-        await self._transact((), partial(self._room, id))
+        await self._transact((), partial(self._use, tenant, id))
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None, room: Room | None = None

@@ -187,8 +187,8 @@ the log's end. The last segment is replaced by one with as many events or more: 
 the answer of the database was lost, so that it is stored again, with what came since."""
 _EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES {}
     ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
-HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
-"""Locks the conversation, so that two servers do not give items the same place."""
+USED = "UPDATE conversations SET used_at = $3 WHERE id = $1 AND tenant = $2 RETURNING id"
+"""Locks the conversation, too, so that two servers do not give items the same place."""
 
 
 def add_parts(id: str, parts: dict[bytes, bytes]) -> Steps[None]:
@@ -229,13 +229,14 @@ def append(id: str, segment: LogSegment, events: bytes, parts: dict[bytes, bytes
 
 
 def add_to(
+    moment: int,
     tenant: str,
     conversation: str | None,
     items: Sequence[tuple[Item, bytes]],
     messages: Sequence[OutboxMessage],
 ) -> Steps[None]:
     """What the end of a run adds to its conversation and to the outbox."""
-    if items and conversation is not None and (yield HELD, (conversation, tenant)):
+    if items and conversation is not None and (yield USED, (conversation, tenant, moment)):
         yield from extend(conversation, items, rename=True)
     statement = """INSERT INTO outbox (id, target, body, due, attempts, tenant)
         VALUES ($1, $2, $3, $4, $5, $6)"""

@@ -173,7 +173,7 @@ class Memory:
             recent=recent,
         )
         if stored and asked.conversation is not None:
-            await self.store.check_room(bare(asked.conversation))
+            await self.store.begin_turn(caller.tenant, bare(asked.conversation))
         room = room_of(self.settings, count)
         whole, found = await recalled(asked, self.store, caller.tenant, room)
         losses += found
