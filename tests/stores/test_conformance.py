@@ -296,48 +296,6 @@ async def test_sweep_deletes_old_and_surplus_responses_but_not_live_runs(store: 
     assert await store.sweep(112.5) == 0
 
 
-async def test_conversations_age_from_their_last_use(store: Store) -> None:
-    async def is_there(id: str) -> bool:
-        return await store.get_conversation("t", id) is not None
-
-    store.now = lambda: 150.0  # type: ignore[method-assign]
-    for id in ("idle", "begun", "added", "put", "ended", "live"):
-        await store.create_conversation(Conversation(id=id, tenant="t", created_at=1))
-    said = [Message("user", "", id="1")]
-    await store.begin_turn("t", "begun")
-    await store.begin_turn("other", "idle")
-    await store.add_items("t", "added", said)
-    await store.put(record("a", status="completed", response=answer("a"), conversation="put"), said)
-    for id in ("ended", "live"):
-        await store.begin(record(id, conversation=id))
-    await store.finish("ended", answer("ended"), items=said)
-    await store.sweep(200.0)
-    assert [await is_there(id) for id in ("idle", "begun", "added", "put", "ended", "live")] == [
-        False,
-        *[True] * 5,
-    ]
-    assert await store.set_conversation_metadata("t", "put", {"k": "v"})
-    known = await store.get_conversation("t", "put")
-    assert known == Conversation(id="put", tenant="t", created_at=1, metadata={"k": "v"})
-    await store.sweep(251.0)
-    assert [await is_there(id) for id in ("begun", "added", "put", "ended", "live")] == [
-        *[False] * 4,
-        True,
-    ]
-
-
-async def test_surplus_conversations_are_those_not_used_for_longest(store: Store) -> None:
-    store._retention = Retention(max_conversations=2)
-    for number, id in enumerate("abcd"):
-        await store.create_conversation(Conversation(id=id, tenant="t", created_at=number))
-    store.now = lambda: 10.0  # type: ignore[method-assign]
-    await store.begin_turn("t", "a")
-    await store.begin(record("r", conversation="b"))
-    await store.sweep(10.0)
-    left = [id for id in "abcd" if await store.get_conversation("t", id)]
-    assert left == ["a", "b"]
-
-
 async def test_sweeps_at_the_same_time_delete_no_more_than_one(store: Store) -> None:
     for number in range(5):
         await store.begin(record(f"r{number}"))

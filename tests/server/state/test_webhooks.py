@@ -231,7 +231,7 @@ async def test_webhook_of_one_key_waits_for_one_of_another_and_not_for_all(monke
             OutboxMessage(id=id, target=box.url, body=b"", due=time.time(), tenant=id[0])
             for id in (*(f"a{n}" for n in range(20)), "b", *(f"c{n}" for n in range(9)))
         ]
-        await store._transact((), partial(add_to, "", None, (), messages))
+        await store._transact((), partial(add_to, 0, "", None, (), messages))
         server.memory.begin()
         async with asyncio.timeout(20):
             came = [(await box.came.get())[0]["webhook-id"] for _ in messages]
