@@ -4,11 +4,14 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed
+from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller, Capabilities, Model
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
@@ -477,3 +480,58 @@ async def test_all_calls_of_an_answer_are_made_in_one_thread() -> None:
 
     await answered(Function(answer))
     assert len(seen) == 1
+
+
+async def test_what_is_large_is_encoded_and_decoded_in_threads_and_counted(monkeypatch) -> None:
+    threads, counted = list[bool](), list[int]()
+
+    def seen(work: Any) -> Any:
+        def wrapper(*given: Any) -> Any:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return work(*given)
+
+        return wrapper
+
+    decoder = function.CHAT.decoder
+
+    def watched(turn: Any) -> Any:
+        made = decoder(turn)
+        made.feed = seen(made.feed)
+        return made
+
+    chat = SimpleNamespace(encode_request=seen(function.CHAT.encode_request), decoder=watched)
+    monkeypatch.setattr(function, "CHAT", chat)
+    large = {"choices": [{"index": 0, "delta": {"content": "a" * 100_000}}]}
+
+    async def chunks(**asked: Any) -> AsyncIterator[Any]:
+        yield HALF
+        yield large
+        yield "b" * 70_000
+        yield REST
+
+    for size in (0, 100_000):
+        threads.clear()
+        caller = Caller("t", size=size, count=counted.append)
+        found = [event async for event in Function(chunks).stream(ASKED, caller)]
+        assert len(fold(found).text) == 170_005
+        assert threads == [size == 0, True, False, True, True]
+    assert [number // 1000 for number in counted] == [99, 70] * 2
+
+
+async def test_an_answer_without_room_in_memory_fails_and_its_function_is_closed() -> None:
+    closed = asyncio.Event()
+
+    async def endless(**asked: Any) -> AsyncIterator[str]:
+        try:
+            for _ in range(10_000):
+                yield "a" * 1000
+        finally:
+            closed.set()
+
+    def count(more: int) -> None:
+        raise FaultError(Fault("overloaded", "The server is busy."))
+
+    caller = Caller("t", count=count)
+    found = [event async for event in Function(endless).stream(ASKED, caller)]
+    assert found[-1].fault.code == "overloaded"
+    assert closed.is_set()

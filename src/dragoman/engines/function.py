@@ -25,9 +25,11 @@ from msgspec.structs import replace
 from dragoman.core.error import CUT, Fault, FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
+from dragoman.core.loss import Loss
 from dragoman.core.lower import with_summary
 from dragoman.core.request import Request
 from dragoman.core.turn import Think, Turn
+from dragoman.net.threads import Turns, reading
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
@@ -47,6 +49,11 @@ UNFINISHED = replace(
 """The fault for chunks without a finish reason."""
 MAX_EMPTY = 10_000
 """How often in a row a function may yield nothing."""
+LARGE = 64 * 1024
+"""Bytes of a chunk that are decoded on the event loop, and of an answer without counting in
+`memory`."""
+FRAMING, PIECE = 300, 16
+"""Bytes of a chunk, about, that are not kept, and what a piece counts for at the least."""
 MOST_LEFT = 1024
 """Threads of synchronous functions that go on though their answers have ended."""
 _BUSY = Fault(
@@ -90,6 +97,7 @@ class Function:
         self._answer = answer
         self._models = models
         self._think = think
+        self._large = Turns()
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Call the callable and decode its result."""
@@ -107,26 +115,38 @@ class Function:
         """Nothing to close."""
 
     async def _events(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        try:
+        def encoded() -> tuple[Any, tuple[Loss, ...]]:
             body, losses = CHAT.encode_request(request, STANDARD)
+            return json.load(body), losses
+
+        reading.set(caller.tenant)
+        try:
+            fields, losses = await self._large.take(encoded) if caller.size else encoded()
         except FaultError as error:
             raise FaultError(spell_fault(error.fault, request, caller.wire)) from error
         losses = spell_losses(losses, request, caller.wire)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
         decoder, restore = CHAT.decoder(turn), with_summary(request)
         whole: bool | None = None
-        empty = 0
+        empty = kept = 0
         ended = False  # text may just end; chunks without a finish reason were cut
         try:
-            made = _pieces(self._answer, json.load(body), caller.tenant)
+            made = _pieces(self._answer, fields, caller.tenant)
             async with aclosing(made) as pieces:
                 async for piece, whole in pieces:
                     ended = ended or whole or isinstance(piece, str)
                     if isinstance(piece, str):
                         turn.text(piece)
                         events = turn.take()
+                        kept += PIECE + len(piece)
                     else:
-                        events = decoder.feed(b"data: " + json.dump(_chunk(piece)) + b"\n\n")
+                        data = b"data: " + json.dump(_chunk(piece)) + b"\n\n"
+                        feed = partial(decoder.feed, data)
+                        events = await self._large.take(feed) if len(data) > LARGE else feed()
+                        kept += max(len(data) - FRAMING, PIECE)
+                    if kept > LARGE and caller.count is not None:
+                        caller.count(kept)
+                        kept = 0
                     for event in events if restore is None else restore(events):
                         yield event
                     empty = 0 if events else empty + 1
