@@ -22,6 +22,7 @@ from dragoman.stores import base, sqlite
 from dragoman.stores.base import LogSegment, Paging, Record, StoreError
 from dragoman.stores.retention import SWEPT, Retention
 from dragoman.stores.sqlite import SqliteStore
+from dragoman.stores.statements import DUE
 from tests.samples import samples
 
 BOUND = 10.0
@@ -356,4 +357,13 @@ async def test_store_is_used_by_several_event_loops(tmp_path) -> None:
     await asyncio.to_thread(asyncio.run, put())
     await store.put(whole("b"))
     assert await store.get("t", "a") == whole("a")
+    await store.close()
+
+
+async def test_messages_of_one_tenant_are_not_read_for_those_of_the_next(tmp_path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    for turn in ("> $3", "<= $3"):
+        find = f"EXPLAIN QUERY PLAN {DUE} {turn} ORDER BY tenant, due LIMIT 8"
+        ((*_, plan),) = await store._read(find, "x", 1.0, "t")  # it sorts nothing
+        assert f"outbox_by_turn (target=? AND tenant{turn[0]}?" in plan
     await store.close()

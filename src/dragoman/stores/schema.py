@@ -196,7 +196,10 @@ _FILES = """
 
 # Step 7: whose a message is.
 
-_TURNS = """ALTER TABLE outbox ADD COLUMN tenant TEXT COLLATE "C" NOT NULL DEFAULT ''"""
+_TURNS = """
+    ALTER TABLE outbox ADD COLUMN tenant TEXT COLLATE "C" NOT NULL DEFAULT '';
+    CREATE INDEX outbox_by_turn ON outbox (target, tenant, due)
+"""
 
 # Step 8: conversations age from their last use; when one was created is in `conversation`.
 

@@ -69,6 +69,7 @@ from .serialize import (
 )
 from .statements import (
     DATA,
+    DUE,
     FITTING,
     LENGTH,
     LIVE,
@@ -95,6 +96,7 @@ from .statements import (
     leased,
     places,
     renewal,
+    taking,
 )
 
 T = TypeVar("T")
@@ -646,16 +648,14 @@ class Store(Files):
     ) -> tuple[OutboxMessage, ...]:
         """Take out messages to a target that are due, those of the tenant next `after` one first;
         one that is not settled is due again at `until`. Each goes to one server only."""
-        due = "SELECT id FROM outbox WHERE due <= $1 AND target = $2"
-        if not await self._read(f"{due} LIMIT 1", now, target):
-            return ()  # and no writer was disturbed
-        statement = f"""WITH ids AS MATERIALIZED ( -- `IN` alone may be asked again for each row
-                {due} ORDER BY tenant <= $5, tenant, due LIMIT $3 FOR UPDATE SKIP LOCKED)
-            UPDATE outbox SET due = $4, attempts = attempts + 1 WHERE id IN (SELECT id FROM ids)
-            RETURNING id, target, body, due, attempts, tenant"""
-        rows = await self._write(statement, now, target, most, until, after)
         names = OutboxMessage.__struct_fields__
-        return tuple(OutboxMessage(**dict(zip(names, row, strict=True))) for row in rows)
+        for due in (f"{DUE} > $3", f"{DUE} <= $3"):  # each goes through the index
+            if not await self._read(f"{due} LIMIT 1", target, now, after):
+                continue  # and no writer was disturbed
+            taken = taking(due, names)
+            if rows := await self._write(taken, target, now, after, most, until):
+                return tuple(OutboxMessage(**dict(zip(names, row, strict=True))) for row in rows)
+        return ()
 
     async def settle(self, id: str, due: float | None = None) -> None:
         """Delete a message, or have it sent again at another time."""

@@ -171,6 +171,20 @@ def renewal(count: int, waits: str = " SKIP LOCKED") -> str:
         RETURNING (SELECT id FROM responses r WHERE r.seq = runs.seq)"""
 
 
+# ---- outbox ---------------------------------------------------------------------------------
+
+DUE = "SELECT id FROM outbox WHERE target = $1 AND due <= $2 AND tenant"
+"""Finds the messages to a target that are due, of the tenants on one side of another."""
+
+
+def taking(due: str, columns: Iterable[str]) -> str:
+    """Takes so many of those, tenant by tenant, and gives these columns."""
+    return f"""WITH ids AS MATERIALIZED ( -- `IN` alone may be asked again for each row
+            {due} ORDER BY tenant, due LIMIT $4 FOR UPDATE SKIP LOCKED)
+        UPDATE outbox SET due = $5, attempts = attempts + 1 WHERE id IN (SELECT id FROM ids)
+        RETURNING {", ".join(columns)}"""
+
+
 # ---- steps of several transactions ---------------------------------------------------------
 
 LENGTH = """coalesce((SELECT first + length FROM segments s WHERE s.seq = u.seq
