@@ -311,6 +311,21 @@ def test_a_stop_regex_is_not_looked_for_in_all_of_a_long_answer_with_each_piece(
     assert any(ask(16_000) < 8 * ask(4_000) for _ in range(3))
 
 
+def test_a_stop_regex_is_looked_for_seldom_where_that_takes_long(monkeypatch) -> None:
+    looked = []
+
+    def first(pattern: str, text: str) -> None:
+        looked.append(text)
+        time.sleep(0.02)
+
+    monkeypatch.setattr("dragoman.program.search.first", first)
+    with assistant():
+        found = Model(Stage("several " * 400)) + gen("it", stop_regex="[yz][yz]")
+    assert len(found["it"]) == 3_200
+    assert len(looked) < 20  # and not 90, each of which holds up the other programs
+    assert looked[-1] == found["it"]
+
+
 def test_a_string_that_never_ends_is_read_for_json_a_few_times(monkeypatch) -> None:
     starts = []
     decode = stdlib_json.JSONDecoder.raw_decode

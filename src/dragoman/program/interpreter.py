@@ -545,7 +545,7 @@ class _Watch:
         self._patterns = gen.stop_regex if gen else ()
         self._scanner = StopScanner(self._stops)
         self._text = ""
-        self._pieces, self._size, self._due = list[str](), 0, 0
+        self._growing = search.Growing()
         self._state = run.state
         self._append, turn = options.list_append, run.state.turn
         self._start = turn.last if turn else None
@@ -590,13 +590,7 @@ class _Watch:
                 self._show(data, "text")
             return False
         if self._patterns:
-            self._pieces.append(data)
-            self._size += len(data)
-            if self._size < self._due:
-                return False
-            # What a pattern finds may begin anywhere: all is searched, as it grows by parts.
-            self._due = self._size + self._size // 16
-            return bool(self._found("".join(self._pieces)))
+            return self._growing.look(data, self._found)
         shown = self._scanner.feed(data)
         if shown and self._emit:
             self._show(shown, "text")

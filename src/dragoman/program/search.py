@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from time import monotonic
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +21,9 @@ MAX_SECONDS, MAX_MEMORY = 1, 256 * 1024 * 1024
 """Seconds of the processor, and bytes of memory, that one search may take."""
 MAX_HITS = 1000
 """The most hits of a search, of those that are not empty."""
+REST = 20
+"""After how many times as long as a search took a text that grows is searched again: a search takes
+some milliseconds, for which other programs of the event loop wait."""
 _LIMITS = Limits(MAX_SECONDS, MAX_MEMORY)
 
 
@@ -44,6 +48,27 @@ def whole(pattern: str, text: str) -> Hit | None:
 def every(pattern: str, text: str) -> list[Hit]:
     """The hits that are not empty."""
     return _ask("finditer", pattern, text)
+
+
+class Growing:
+    """A text that comes in pieces, and is searched as it grows: what is found begins anywhere."""
+
+    def __init__(self) -> None:
+        self._pieces = list[str]()
+        self._size = self._due = 0
+        self._rested = 0.0
+
+    def look(self, piece: str, found: Callable[[str], object]) -> bool:
+        """Take a piece; whether something is found, where it is time to look again."""
+        self._pieces.append(piece)
+        self._size += len(piece)
+        began = monotonic()
+        if self._size < self._due or began < self._rested:
+            return False
+        self._due = self._size + self._size // 16
+        seen = bool(found("".join(self._pieces)))
+        self._rested = (ended := monotonic()) + REST * (ended - began)
+        return seen
 
 
 def _ask(how: str, pattern: str, text: str) -> list[Hit]:
