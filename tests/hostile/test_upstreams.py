@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import itertools
 import json
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.engines import remote, upstream
 from dragoman.engines.remote import Remote
+from dragoman.net.threads import MUCH
 from dragoman.server.app import App
 from dragoman.server.limits import values_in
 from dragoman.server.settings import Settings
@@ -327,8 +329,23 @@ async def test_u5_large_answers_are_decoded_one_at_a_time() -> None:
         at_work -= more
         return more
 
-    assert await asyncio.gather(*(engine.upstream.apart("", work, 1) for _ in range(8))) == [1] * 8
+    assert (
+        await asyncio.gather(*(engine.upstream.apart("", 1, work, 1) for _ in range(8))) == [1] * 8
+    )
     assert most == 1
+    await engine.close()
+
+
+async def test_an_answer_does_not_wait_for_much_larger_ones() -> None:
+    engine = Remote("http://127.0.0.1:1/v1", wire="chat")
+    apart, leave = engine.upstream.apart, threading.Event()
+    larger = [asyncio.ensure_future(apart("a", MUCH + 1, leave.wait, 30)) for _ in range(9)]
+    async with asyncio.timeout(10):
+        assert await apart("b", MUCH, lambda: 1) == 1
+    assert not any(each.done() for each in larger)
+    leave.set()
+    larger.pop().cancel()
+    await asyncio.wait(larger)
     await engine.close()
 
 

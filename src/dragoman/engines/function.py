@@ -29,7 +29,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.lower import with_summary
 from dragoman.core.request import Request
 from dragoman.core.turn import Think, Turn
-from dragoman.net.threads import Turns, reading
+from dragoman.net.threads import Lanes, reading
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
@@ -97,7 +97,7 @@ class Function:
         self._answer = answer
         self._models = models
         self._think = think
-        self._large = Turns()
+        self._large = Lanes()
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Call the callable and decode its result."""
@@ -121,7 +121,8 @@ class Function:
 
         reading.set(caller.tenant)
         try:
-            fields, losses = await self._large.take(encoded) if caller.size else encoded()
+            take, size = self._large.take, caller.size
+            fields, losses = await take(size, encoded) if size else encoded()
         except FaultError as error:
             raise FaultError(spell_fault(error.fault, request, caller.wire)) from error
         losses = spell_losses(losses, request, caller.wire)
@@ -142,8 +143,9 @@ class Function:
                     else:
                         data = b"data: " + json.dump(_chunk(piece)) + b"\n\n"
                         feed = partial(decoder.feed, data)
-                        events = await self._large.take(feed) if len(data) > LARGE else feed()
-                        kept += max(len(data) - FRAMING, PIECE)
+                        large = (size := len(data)) > LARGE
+                        events = await self._large.take(size, feed) if large else feed()
+                        kept += max(size - FRAMING, PIECE)
                     if kept > LARGE and caller.count is not None:
                         caller.count(kept)
                         kept = 0

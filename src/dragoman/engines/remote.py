@@ -396,7 +396,7 @@ class UpstreamAnswer(Struct, eq=False):
         self._exchange.connection.pause()
         self._stop_timer()
         apart, tenant = self._remote.upstream.apart, self._request.caller.tenant
-        events = await apart(tenant, self._decoded, data, over)
+        events = await apart(tenant, self._silent, self._decoded, data, over)
         self._state, self._ready, self._unseen = State.BODY, (events, over), -1
         self._task = None
         self._go_on()
@@ -591,8 +591,9 @@ class Remote:
                     if response.status == 200:
                         body = await response.read(count=caller.count)
                         decode = partial(embeddings.decode_response, body)
-                        large = len(body) > LARGE
-                        return await upstream.apart(caller.tenant, decode) if large else decode()
+                        if (size := len(body)) > LARGE:
+                            return await upstream.apart(caller.tenant, size, decode)
+                        return decode()
                     fault = await upstream.refusal(response, caller)
                     seconds = wait(response.header("retry-after"), attempt)
             except NetError as error:

@@ -38,7 +38,7 @@ from dragoman.net.errors import (
     TLSError,
     TooLargeError,
 )
-from dragoman.net.threads import Turns, reading
+from dragoman.net.threads import Lanes, reading
 from dragoman.net.url import Proxies, parse_url, split_base
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
@@ -376,7 +376,7 @@ class Upstream:
         self._redirect = ""  # its last redirect
         self._listings: dict[HeaderFields, Listing] = {}
         self._turns: deque[Callable[[], None]] = deque()
-        self._large = Turns()
+        self._large = Lanes()
 
     def at(self, path: str) -> str:
         """The URL of a path on the server."""
@@ -587,10 +587,10 @@ class Upstream:
         for work in works:
             work()
 
-    async def apart(self, tenant: str, work: Callable[..., _T], *given: object) -> _T:
+    async def apart(self, tenant: str, size: int, work: Callable[..., _T], *given: object) -> _T:
         """Run work on large data in a thread: for one answer at a time, and the tenants in turn."""
         reading.set(tenant)
-        return await self._large.take(work, *given)
+        return await self._large.take(size, work, *given)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 
 PAUSE = 1.0
 """Seconds between two pieces of large work, at the most: who is next did not ask for the last."""
+MUCH = 1024 * 1024
+"""Bytes from which on work waits only for other work on as much."""
 reading: ContextVar[str] = ContextVar("reading", default="")
 """The tenant of the current read, or large work: tenants take turns."""
 
@@ -156,6 +158,17 @@ class Turns:
             self._turn.release(tenant)
 
         return await outlasting(partial(work, *given), over)
+
+
+class Lanes:
+    """Turns for work on much data, and for work on less, which does not wait for the former."""
+
+    def __init__(self) -> None:
+        self._much, self._less = Turns(), Turns()
+
+    async def take(self, size: int, work: Callable[..., _T], *given: object) -> _T:
+        """Run work on so many bytes in a thread, in turn."""
+        return await (self._much if size > MUCH else self._less).take(work, *given)
 
 
 async def outlasting(work: Callable[[], _T], over: Callable[[], None]) -> _T:
