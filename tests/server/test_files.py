@@ -541,6 +541,16 @@ async def test_long_attributes_are_counted_and_listed_whole() -> None:
             await server.ada.vector_stores.files.list(id)
 
 
+async def test_file_that_is_refused_for_want_of_memory_keeps_its_earlier_index() -> None:
+    async with filing() as server:
+        id, files = await library(server.ada, zoo=ZOO * 1_000)
+        server.app.budget.share = 100_000
+        with pytest.raises(openai.APIStatusError, match="memory"):
+            await server.ada.vector_stores.files.create(id, file_id=files["zoo"])
+        listed = [each.status async for each in server.ada.vector_stores.files.list(id)]
+        assert listed == ["completed"]
+
+
 async def test_attributes_of_a_file_that_is_being_indexed_are_not_changed() -> None:
     async with filing() as server:
         id, files = await library(server.ada, zoo=ZOO)

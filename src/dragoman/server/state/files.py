@@ -98,28 +98,29 @@ class Library:
     async def index(self, caller: Caller, file: StoredFile, entry: IndexedFile) -> IndexedFile:
         """Add a file to a vector store; how that ended. One whose client is gone meanwhile is not
         added."""
+        room = Room(count=caller.count)
+        room.hold(WEIGHT * file.size)  # where there is none, its earlier index stays
+        try:
+            return await self._index(caller, file, entry)
+        finally:
+            room.hold(-room.held)
+
+    async def _index(self, caller: Caller, file: StoredFile, entry: IndexedFile) -> IndexedFile:
         seq = await self.store.index_file(caller.tenant, entry)
         if seq is None:
             raise FaultError(no_vector_store(entry.store))
         entry = replace(entry, seq=seq)
-        weight = WEIGHT * file.size
-        held = 0
         try:
-            if caller.count is not None:
-                caller.count(weight)
-                held = weight
             error = await self._indexed(caller, file, entry)
         except BaseException:
             await self.store.remove_indexed(caller.tenant, entry.store, entry.file, seq)
             raise
-        finally:
-            if caller.count is not None and held:
-                caller.count(-held)
         entry = replace(entry, status="failed" if error else "completed", error=error)
         await self.store.end_indexing(entry)
         found = await self.store.get_indexed(caller.tenant, entry.store, entry.file)
         if found is None:
-            raise FaultError(no_vector_store(entry.store))  # it was deleted meanwhile
+            problem = "The file, or its vector store, was deleted while it was indexed."
+            raise FaultError(Fault("not_found", problem, "client"))
         return found
 
     async def _indexed(
