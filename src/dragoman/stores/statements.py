@@ -272,8 +272,9 @@ def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False
                 continue
             if not rename:
                 raise ConflictError(problem % item.id)
-            ((own, data),) = pack_items([replace(item, id=f"{item.id}_{place}")])
-            yield _added(id, [(place, own, data)])
+            while place not in added:  # a client may have chosen that id, too
+                item = replace(item, id=f"{item.id}_{place}")
+                added |= {at for (at,) in (yield _added(id, [(place, *pack_items([item])[0])]))}
 
 
 def _rows(

@@ -273,3 +273,12 @@ async def test_pages_of_items_that_were_given_twice_end(server: Server) -> None:
             listed.append(item)
         assert texts(listed) == ["a", "b", "c"]
         assert len({item.id for item in listed}) == 3
+
+
+async def test_items_of_a_turn_get_ids_that_are_free(server: Server) -> None:
+    before = [said("", id=id) for id in ("m", "m_3", "m_3_3")]
+    talk = await server.sdk.conversations.create(items=before)
+    await server.ask(conversation=talk.id, input=[said("a", id="m"), said("b", id="m")])
+    listed = [item async for item in server.sdk.conversations.items.list(talk.id, order="asc")]
+    assert [item.id for item in listed[3:5]] == ["m_3_3_3", "m_4"]
+    assert texts(listed[3:]) == ["a", "b", "Hello, world"]
