@@ -9,6 +9,7 @@ from dragoman.core.event import Finished
 from dragoman.core.interfaces import Caller
 from dragoman.net.threads import reading
 from dragoman.stores.sql import Store
+from dragoman.stores.sqlite import SqliteStore
 from tests.server.state.storing import Server, storing
 from tests.server.stubs import Call, Stub
 
@@ -282,3 +283,13 @@ async def test_items_of_a_turn_get_ids_that_are_free(server: Server) -> None:
     listed = [item async for item in server.sdk.conversations.items.list(talk.id, order="asc")]
     assert [item.id for item in listed[3:5]] == ["m_3_3_3", "m_4"]
     assert texts(listed[3:]) == ["a", "b", "Hello, world"]
+
+
+async def test_a_turn_is_answered_where_its_conversation_can_only_be_read(tmp_path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    async with storing(Stub(), store) as server:
+        talk = await server.sdk.conversations.create(items=[said("a" * 10_000)])
+        store._writing.execute("PRAGMA query_only = ON")  # as if the disk were full
+        call = await server.ask(conversation=talk.id, input="b")
+        store._writing.execute("PRAGMA query_only = OFF")
+    assert (call.status, call.headers["x-dragoman-loss"]) == (200, "dropped: store")

@@ -173,7 +173,10 @@ class Memory:
             recent=recent,
         )
         if stored and asked.conversation is not None:
-            await self.store.begin_turn(caller.tenant, bare(asked.conversation))
+            with suppress(
+                StoreError
+            ):  # it could be read, and the answer says that it is not stored
+                await self.store.begin_turn(caller.tenant, bare(asked.conversation))
         room = room_of(self.settings, count)
         whole, found = await recalled(asked, self.store, caller.tenant, room)
         losses += found
