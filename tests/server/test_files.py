@@ -536,9 +536,14 @@ async def test_long_attributes_are_counted_and_listed_whole() -> None:
             id, query="tea", filters=condition, max_num_results=50
         )
         assert len(found.data) == 12
+        batch = await server.ada.vector_stores.file_batches.create(
+            id, file_ids=[*files.values()], attributes=attributes
+        )
         server.app.budget.share = 1_000_000
         with pytest.raises(openai.APIStatusError, match="memory"):
             await server.ada.vector_stores.files.list(id)
+        with pytest.raises(openai.APIStatusError, match="memory"):
+            await server.ada.vector_stores.file_batches.retrieve(batch.id, vector_store_id=id)
 
 
 async def test_file_that_is_refused_for_want_of_memory_keeps_its_earlier_index() -> None:

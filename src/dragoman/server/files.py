@@ -360,7 +360,10 @@ class FileHandlers:
     async def _batch(self, exchange: Exchange, caller: Caller, id: str, batch: str) -> None:
         batch = batch.removeprefix(BATCH_PREFIX)
         paging = replace(Listing().paging(), limit=wire.MOST_AT_ONCE)
-        page: Page[IndexedFile] = await self._store.list_indexed(caller.tenant, id, paging, batch)
+        room = Room(count=exchange.count)  # their attributes may be long
+        page: Page[IndexedFile] = await self._store.list_indexed(
+            caller.tenant, id, paging, batch, room=room
+        )
         if not page.items:
             problem = f"There is no batch of files {BATCH_PREFIX}{batch[:64]}, or no longer."
             raise FaultError(Fault("not_found", problem, "client"))
