@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import TOO_MANY, Fault, FaultError
 from dragoman.core.event import (
     Delta,
     Event,
@@ -224,3 +224,18 @@ def test_choices_that_are_too_much_together_end_the_answer(monkeypatch) -> None:
             heard += [] if merge.over else merge.feed(choice, event)
     assert isinstance(heard[-1], Failed)
     assert "All choices together" in heard[-1].fault.message
+
+
+@pytest.mark.parametrize(("count", "each", "fails"), [(5000, 1, False), (3, 3000, True)])
+def test_items_of_all_choices_are_counted_together(count, each, fails) -> None:
+    """But for the one that each has: there may be thousands, of many prompts."""
+    begun, item, part, _, _, message, end = answer("a")
+    merge, heard = Merge(count), []
+    for choice in range(count):
+        heard += [] if merge.over else merge.feed(choice, begun)
+        for index in range(each):
+            for event in (item, part, message):
+                heard += [] if merge.over else merge.feed(choice, replace(event, index=index))
+        heard += [] if merge.over else merge.feed(choice, end)
+    assert (getattr(heard[-1], "fault", None) == TOO_MANY) is fails
+    assert merge.over

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from itertools import repeat
 
 from msgspec.structs import asdict, replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import MAX_ITEMS, TOO_MANY, Fault, FaultError
 from dragoman.core.event import (
     Delta,
     Event,
@@ -16,6 +17,7 @@ from dragoman.core.event import (
     Finished,
     ItemAdded,
     ItemDone,
+    PartAdded,
     Progress,
     Started,
 )
@@ -114,6 +116,7 @@ class Merge:
         self._count = count
         self._losses = losses
         self._left = MOST_MERGED
+        self._room = repeat(None, 2 * (MAX_ITEMS + count))  # items and parts; each has one
 
     def feed(self, choice: int, event: Event) -> list[Event]:
         """The events of the one answer for an event of this alternative."""
@@ -131,6 +134,9 @@ class Merge:
                 return self._finish() if len(self._ends) == self._count else []
             case Progress(index=None):
                 return [event]
+            case ItemAdded() | PartAdded() if next(self._room, self) is self:
+                self.over = True
+                return [Failed(TOO_MANY)]
             case ItemAdded():
                 self._indices[choice, event.index] = self._next
                 self._next += 1
