@@ -87,6 +87,10 @@ DEMANDS: dict[str, dict[str, Any]] = {
         "guided_grammar": READING.replace("s:", "s: (t)\nt:")
         + "\n".join(f'r{n}: "[" s "]" "{n}"?' for n in range(RULES))
     },
+    "readings that end in one another": {
+        "guided_grammar": "start: s\ns: /[.!]/ | "
+        + " | ".join(f'/[a-z]/ s "{n}"?' for n in range(100))
+    },
     "6b.05": {
         "guided_grammar": "start: " + " | ".join(f"r{n}" for n in range(900)) + "\n"
         + "\n".join(f'r{n}: "a{n}"' for n in range(20_000))

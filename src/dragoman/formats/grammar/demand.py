@@ -28,7 +28,7 @@ from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.tools import ToolFilter, flat
 
 from . import readings
-from .readings import MAX_READINGS
+from .readings import MAX_IN_SCHEMA, MAX_READINGS
 from .schema import check_properties, enforceable, fitting, valid
 
 
@@ -111,17 +111,15 @@ def lark(param: str, text: str) -> Lark:
         depth += 1 if bracket in "([{" else -1
         deepest = max(deepest, depth)
     _check_size(param, "levels of brackets", deepest, MAX_NESTED)
-    _check_readings(param, readings.of_lark(text, _LITERALS, RULE))
-    return Lark(param, text)
-
-
-def _check_readings(param: str, count: int) -> None:
+    count = readings.of_lark(text, _LITERALS, RULE)
     _check_size(param, "alternatives, each as often as its rule is named", count, MAX_READINGS)
+    return Lark(param, text)
 
 
 def _schema(schema: Mapping[str, JSON], param: str, *, strict: bool = True) -> dict[str, JSON]:
     fitted = enforceable(schema, param, strict=strict)
-    _check_readings(param, readings.of_schema(fitted))
+    what = "alternatives, each as often as a reference leads there"
+    _check_size(param, what, readings.of_schema(fitted), MAX_IN_SCHEMA)
     return fitted
 
 

@@ -17,8 +17,9 @@ from dragoman.core.item import JSON
 
 from .schema import find, objects
 
-MAX_READINGS = 20_000
-"""The most alternatives of rules, each as often as its rule is named."""
+MAX_READINGS, MAX_IN_SCHEMA = 5_000, 20_000
+"""The most alternatives of rules, each as often as its rule is named, and of what references of a
+schema lead to: fewer of rules, which may end in one another at each letter of a long token."""
 _MOST_LEVELS = 300
 """Levels of alternatives in one another that are followed."""
 _NAME = re.compile(r"(?<![\w.@%-])_*+[a-z][\w.-]*")
@@ -67,7 +68,7 @@ def of_schema(root: JSON) -> int:
         known: dict[int, int] = {}  # anew: what a ring has depends on where it is entered
         count += times * _alternatives(root, {"$ref": to}, known)
         looked += len(known)
-        if max(count, looked) > MAX_READINGS:
+        if max(count, looked) > MAX_IN_SCHEMA:
             break
     return max(count, looked)
 
@@ -83,7 +84,7 @@ def _alternatives(root: JSON, schema: JSON, known: dict[int, int], level: int = 
     if not isinstance(schema, dict):
         return 1
     if level > _MOST_LEVELS:
-        return MAX_READINGS + 1
+        return MAX_IN_SCHEMA + 1
     if id(schema) not in known:
         known[id(schema)] = count = 1
         for every, each in parts:
@@ -92,7 +93,7 @@ def _alternatives(root: JSON, schema: JSON, known: dict[int, int], level: int = 
                 more = _alternatives(root, part, known, level + 1)
                 found = found * more if every else found + more
             count *= max(found, 1)
-        known[id(schema)] = min(count, MAX_READINGS + 1)
+        known[id(schema)] = min(count, MAX_IN_SCHEMA + 1)
     return known[id(schema)]
 
 
