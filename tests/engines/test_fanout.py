@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -28,6 +29,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 from dragoman.engines.fan_out import AT_ONCE, MOST_SENT, Merge, add_usage, fan_out
+from dragoman.net.threads import reading
 
 
 def asking(n: int, seed: int | None = None) -> Request:
@@ -68,6 +70,43 @@ class Upstream:
                 yield event
         finally:
             self.closed += 1
+
+
+class Held:
+    """Answers once the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.asked: Counter[str] = Counter()
+
+    async def ask(self, request: Request) -> AsyncGenerator[Event, None]:
+        self.asked[reading.get()] += 1
+        await self.gate.wait()
+        for event in answer("a"):
+            yield event
+
+
+async def test_answers_with_many_choices_leave_room_to_others(monkeypatch) -> None:
+    """A key's 130 answers of 128 choices held each connection to the model's server."""
+    monkeypatch.setattr("dragoman.engines.fan_out.MORE", 16)
+    held, tasks = Held(), []
+
+    async def collected(tenant: str) -> list[Event]:
+        reading.set(tenant)
+        return [event async for event in fan_out(held.ask, asking(10))]
+
+    for tenant, answers, most in (("a", 9, 9 + 16), ("b", 2, 2)):
+        tasks += [asyncio.create_task(collected(tenant)) for _ in range(answers)]
+        await asyncio.sleep(0.01)
+        assert held.asked[tenant] == most
+    leaver = tasks.pop(0)
+    leaver.cancel()
+    await asyncio.wait([leaver])
+    await asyncio.sleep(0.01)
+    assert held.asked == {"a": 9 + 16 + 2, "b": 2 + 5}  # of the places of the leaver
+    held.gate.set()
+    assert {len(events) for events in await asyncio.gather(*tasks)} == {1 + 10 * 5 + 1}
+    assert held.asked["b"] == 20
 
 
 async def collect(upstream: Upstream, request: Request) -> list[Event]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from itertools import repeat
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import asdict, replace
 
@@ -25,6 +27,7 @@ from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
+from dragoman.net.threads import TenantLock, reading
 
 from .base import fault_from, is_cancelled
 
@@ -32,6 +35,9 @@ Ask = Callable[[Request], AsyncGenerator[Event, None]]
 
 AT_ONCE = 8
 """Concurrent requests; the others wait for one to end."""
+MORE = 256
+"""Concurrent requests beside one for each answer, of all answers: for these, tenants take turns."""
+_more: WeakKeyDictionary[AbstractEventLoop, TenantLock] = WeakKeyDictionary()
 
 _SEVERAL = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
 
@@ -71,25 +77,30 @@ def alternative(request: Request, number: int) -> Request:
 async def gather(
     ask: Callable[[int], AsyncGenerator[Event, None]], count: int, losses: tuple[Loss, ...] = ()
 ) -> AsyncGenerator[Event, None]:
-    """Ask `count` times, `AT_ONCE` at a time, and merge the answers as choices of one.
+    """Ask `count` times, up to `AT_ONCE` at a time, and merge the answers as choices of one.
 
     The first failure fails the whole; usage is the sum of what was reported, and each loss is
     reported once.
     """
     queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
-    places = asyncio.Semaphore(AT_ONCE)
+    choices = iter(range(count))
+    more = _more.setdefault(asyncio.get_running_loop(), TenantLock(MORE, MORE, left=MORE // 4))
 
-    async def run(choice: int) -> None:
-        try:
-            async with places, aclosing(ask(choice)) as events:
-                async for event in events:
-                    await queue.put((choice, event))
-        except BaseException as error:  # the reader of the queue would wait forever
-            if is_cancelled() or isinstance(error, _ENDING):
-                raise
-            await queue.put((choice, Failed(fault_from(error))))
+    async def run(place: AbstractAsyncContextManager[None]) -> None:
+        async with place:
+            for choice in choices:
+                try:
+                    async with aclosing(ask(choice)) as events:
+                        async for event in events:
+                            await queue.put((choice, event))
+                except BaseException as error:  # the reader of the queue would wait forever
+                    if is_cancelled() or isinstance(error, _ENDING):
+                        raise
+                    await queue.put((choice, Failed(fault_from(error))))
 
-    tasks = [asyncio.ensure_future(run(choice)) for choice in range(count)]
+    tasks = [asyncio.ensure_future(run(nullcontext()))]
+    for _ in range(min(count, AT_ONCE) - 1):
+        tasks.append(asyncio.ensure_future(run(more.turn(reading.get()))))
     try:
         merge = Merge(count, losses)
         while not merge.over:

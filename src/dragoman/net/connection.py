@@ -30,6 +30,8 @@ class Timeouts(msgspec.Struct, frozen=True):
 
 UNTIMED = Timeouts(None, None, None, None)
 
+CONNECTIONS = 2048
+"""Connections to one origin: more than the answers that a server works on at a time."""
 SLOWEST_UPLOAD = 1000
 """Bytes per second of a request that a peer must read at least."""
 
@@ -43,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True):
     its framing.
     """
 
-    connections: int = 1000
+    connections: int = CONNECTIONS
     idle_connections: int = 100
     keep_alive: float = 15.0
     header_bytes: int = 64 * 1024
