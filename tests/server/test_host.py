@@ -560,3 +560,48 @@ async def test_two_sigterms_at_a_worker_are_one() -> None:
         writer.close()
     os.close(lifeline)
     os.close(end)
+
+
+ENDING = """
+import asyncio, socket, sys
+from dragoman.engines.function import Function
+from dragoman.server.app import App
+from dragoman.server.host import run
+from dragoman.server.settings import Settings
+
+async def boom():
+    sys.exit(3)
+
+async def answer(messages, **rest):
+    tasks = [asyncio.ensure_future(boom()), asyncio.get_running_loop().call_soon(sys.exit, 4)]
+    for _ in range(3):
+        yield "a"
+        await asyncio.sleep(0.1)
+
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+listener.setblocking(False)
+settings = Settings(port=listener.getsockname()[1], store="none")
+run(lambda: App(Function(answer), settings), settings, listener,
+    lambda: print(listener.getsockname()[1], flush=True))
+"""
+
+
+async def test_a_task_of_an_engine_that_exits_ends_no_answer_and_a_signal_ends_the_server() -> None:
+    command, pipes = [sys.executable, "-c", ENDING], dict.fromkeys(("stdout", "stderr"), -1)
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        try:
+            port = int(await asyncio.to_thread(process.stdout.readline))
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(post(port, asking(model="function")))
+                found = await asyncio.wait_for(reader.readuntil(b'"aaa"'), 20)
+                assert b" 200 " in found
+                writer.close()
+            process.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.to_thread(process.communicate, timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert errors.count("raised SystemExit") >= 2  # two in one turn of the loop are one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging
 import math
 import os
 import select
@@ -29,6 +30,8 @@ from .auth import SHORTEST, is_host, is_loopback, key_names, origin_of
 from .http import HTTPConfig, HTTPProtocol
 from .log import LINES, log_errors
 from .settings import Settings
+
+_log = logging.getLogger("dragoman")
 
 HEALTHY = 1.0
 """Seconds after which the start of a worker has succeeded."""
@@ -354,6 +357,12 @@ class Server(uvicorn.Server):
             for sig in more:
                 signal.signal(sig, signal.SIG_DFL)
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve. A SystemExit ends the task of an engine or a tool that raises it, and not us."""
+        factory = self.config.get_loop_factory() or asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=lambda: _unending(factory())) as runner:
+            runner.run(self.serve(sockets))
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
@@ -406,6 +415,24 @@ class Server(uvicorn.Server):
     def _orphaned(self) -> None:
         self._loop.remove_reader(self._lifeline or 0)
         self.handle_exit(signal.SIGTERM, None)
+
+
+def _unending(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    """The loop, which goes on with its work where it raises what ended another task."""
+    run = loop.run_until_complete
+
+    def run_until_complete(work: Any) -> Any:
+        work = asyncio.ensure_future(work, loop=loop)
+        while True:
+            try:
+                return run(work)
+            except SystemExit:
+                if work.done():
+                    raise
+                _log.exception("a task of an engine or a tool raised SystemExit")
+
+    vars(loop).update(run_until_complete=run_until_complete)
+    return loop
 
 
 def _socket(**options: Any) -> asyncio.Protocol:
