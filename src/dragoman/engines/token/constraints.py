@@ -35,6 +35,7 @@ from dragoman.formats.grammar.demand import (
     Regex,
     demand,
     problem,
+    recursive,
 )
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.grammar.schema import inside
@@ -465,9 +466,14 @@ class GrammarState:
             at, size = at + size, min(2 * size, PIECE) if took < QUICK else 1
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must come next; empty where there is a choice."""
+        """The tokens that must come next; empty where there is a choice. Raises FaultError where
+        that takes too long."""
+        started = thread_time()
         forced: list[int] = self._matcher.compute_ff_tokens()
+        took = thread_time() - started
+        self.took += took
         self._check()
+        self._allowance.spend(took, (1 + len(forced)) * PER_TOKEN)
         return forced
 
     @property
@@ -581,7 +587,8 @@ def _given(lark: str, inner: Sequence[tuple[str, str]], forces: bool = True) -> 
     """A grammar and those it uses, as llguidance takes them."""
     # Bytes that must follow are looked for to their end, which a client's grammar may not have, as
     # `/a+/ "a"`, or only after millions: all of the process would wait.
-    endless = any(_ENDLESS.search(text) for _, text in inner)
+    # Where rules come again in themselves, each byte that may follow is tried, before all.
+    endless = any(_ENDLESS.search(text) or recursive(text) for _, text in inner)
     if endless or not forces:
         lark += '\n%llguidance {"no_forcing": true}'
     grammars = [{"name": name, "lark_grammar": text} for name, text in (("top", lark), *inner)]

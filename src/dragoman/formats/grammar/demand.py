@@ -116,6 +116,11 @@ def lark(param: str, text: str) -> Lark:
     return Lark(param, text)
 
 
+def recursive(text: str) -> bool:
+    """Whether rules of a client's grammar may come again in themselves."""
+    return readings.recursive(text, _LITERALS, RULE)
+
+
 def _schema(schema: Mapping[str, JSON], param: str, *, strict: bool = True) -> dict[str, JSON]:
     fitted = enforceable(schema, param, strict=strict)
     what = "alternatives, each as often as a reference leads there"

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 from dragoman.core.item import JSON
 
@@ -34,13 +35,7 @@ def of_lark(text: str, literals: re.Pattern[str], heads: re.Pattern[str]) -> int
     for each in _JSON.finditer(text):
         with suppress(ValueError, RecursionError):
             count += of_schema(json.JSONDecoder().raw_decode(text, each.end())[0])
-    bare = literals.sub(lambda each: "" if _NOTHING.match(each[0]) else '""', text)
-    begun = [*heads.finditer(bare)]
-    ends = [*(each.start() for each in begun[1:]), len(bare)]
-    bodies: dict[str, str] = {}
-    for head, end in zip(begun, ends, strict=False):  # without a head there is an end
-        if found := _NAME.search(head[0]):
-            bodies[found[0]] = f"{bodies.get(found[0], '')}|{bare[head.end() : end]}"
+    bodies = _bodies(text, literals, heads)
     places = Counter(each for body in bodies.values() for each in _NAME.findall(body))
     named = Counter(places)
     for name in bodies:  # a rule that is but another is that one wherever it is named
@@ -50,6 +45,33 @@ def of_lark(text: str, literals: re.Pattern[str], heads: re.Pattern[str]) -> int
             seen.add(to)
             to = _alone(bodies[to])
     return count + sum(body.count("|") * named[name] for name, body in bodies.items())
+
+
+def recursive(text: str, literals: re.Pattern[str], heads: re.Pattern[str]) -> bool:
+    """Whether rules of a grammar may come again in themselves.
+
+    >>> recursive('start: a\\na: "x" start?', re.compile('".*?"'), re.compile(r"^\\w+:", re.M))
+    True
+    """
+    bodies = _bodies(text, literals, heads)
+    try:
+        TopologicalSorter({name: _NAME.findall(body) for name, body in bodies.items()}).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def _bodies(text: str, literals: re.Pattern[str], heads: re.Pattern[str]) -> dict[str, str]:
+    """What stands behind the name of each rule, without texts, and with a sign before each
+    alternative."""
+    bare = literals.sub(lambda each: "" if _NOTHING.match(each[0]) else '""', text)
+    begun = [*heads.finditer(bare)]
+    ends = [*(each.start() for each in begun[1:]), len(bare)]
+    bodies: dict[str, str] = {}
+    for head, end in zip(begun, ends, strict=False):  # without a head there is an end
+        if found := _NAME.search(head[0]):
+            bodies[found[0]] = f"{bodies.get(found[0], '')}|{bare[head.end() : end]}"
+    return bodies
 
 
 def _alone(body: str) -> str:
