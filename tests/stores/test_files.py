@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
+from dragoman.stores import files
 from dragoman.stores.base import APART, Page, Paging, Piece, Room
 from dragoman.stores.files import PURGED, UNFINISHED
 from dragoman.stores.memory import MemoryStore
@@ -75,8 +76,8 @@ async def index(
     return done
 
 
-async def texts(store: Store, where: VectorStore, *words: str) -> list[str]:
-    seqs = await store.matching([where], None, words, 10)
+async def texts(store: Store, where: VectorStore, *words: str, most: int = 10) -> list[str]:
+    seqs = await store.matching([where], None, words, most)
     found = {chunk.seq: chunk.text for chunk in await store.get_chunks(seqs, Room())}
     return [found[seq] for seq in seqs]
 
@@ -349,3 +350,21 @@ async def test_what_was_never_indexed_has_failed(store: Store) -> None:
     await store.sweep(NOW + UNFINISHED)
     found = await store.get_indexed("t", "v", "cat")
     assert (found.status, found.error[0], found.size) == ("failed", "server_error", 0)
+
+
+async def test_rare_words_come_before_common_ones_however_much_another_tenant_has(
+    store: Store, monkeypatch
+) -> None:
+    made = await filled(store, "cat", "dog", "emu")
+    await filled(store, *(f"fox{n}" for n in range(20)), tenant="other", id="w")
+    await filled(store, *(f"ape{n}" for n in range(9)), tenant="third", id="x")
+    if store.FULL_TEXT == "fts5":  # in PostgreSQL no word weighs more
+        assert await texts(store, made, "both", "dog", most=1) == ["dog both"]
+        assert await texts(store, made, "other", "emu", "gnu", most=1) == ["emu both"]
+    assert sorted(await texts(store, made, "both", "emu")) == ["cat both", "dog both", "emu both"]
+    assert await texts(store, made, "gnu") == []
+    monkeypatch.setattr(files, "HITS", 1)
+    found = await texts(store, made, "both", "dog")
+    assert len(found) == (1 if store.FULL_TEXT == "fts5" else 3)
+    (cat, *_) = await store.searched(made, 0, 10)
+    assert len(await store.matching([made], {cat.seq}, ["both", "dog"], 10)) == 1

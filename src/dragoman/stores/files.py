@@ -29,6 +29,8 @@ UNFINISHED = 3_600
 """Seconds after which the indexing of a file has failed: its worker is gone."""
 LOST = ("server_error", "The server ended before the file was indexed. Add it again.")
 
+HITS = 50_000
+"""Words of chunks that a search in SQLite compares, those of rare words first."""
 PURGED = 100
 """Chunks that one transaction deletes, so that writers do not wait for long."""
 
@@ -399,28 +401,39 @@ class Files(ABC):
         if not listed or not stores:
             return []
         if self.FULL_TEXT == "tsvector":
-            query = " | ".join([f"'{word}'" for word in listed])
+            queries = [" | ".join([f"'{word}'" for word in listed])]
             words_of = "CAST(CAST($1 AS TEXT) AS TSQUERY)"
             origin, match = "chunks c", f"c.words @@ {words_of}"
             rank = f"ts_rank(c.words, {words_of}) DESC, c.seq"
         else:
             ours = " OR ".join([f'"{store.seq}"' for store in stores])
-            query = " OR ".join([f'"{word}"' for word in listed])
-            query = f"store : ({ours}) AND words : ({query})"
-            origin, match = (
-                "chunk_words JOIN chunks c ON c.seq = chunk_words.rowid",
-                "chunk_words MATCH $1",
-            )
-            rank = "bm25(chunk_words, 0.0, 1.0), c.seq"
+            queries = [f'store : ({ours}) AND words : "{word}"' for word in listed]
+            hit = "FROM chunk_words WHERE chunk_words MATCH"
+            # Rare words weigh more. bm25() would read what all tenants have of each word.
+            counted = [f"SELECT count(*), {n} {hit} ${n}" for n in range(1, len(queries) + 1)]
+            weighed, hits = list[str](), 0
+            counts = await self._read(" UNION ALL ".join(counted), *queries)
+            for count, n in sorted(map(tuple, counts)):
+                if count and (hits < HITS or files is not None):  # these may have common ones alone
+                    weighed.append(f"SELECT rowid, {1 / count} {hit} ${n}")
+                    hits += count
+            if not weighed:
+                return []
+            origin = f"""(WITH hits (chunk, weight) AS ({" UNION ALL ".join(weighed)})
+                SELECT chunk, sum(weight) AS weight FROM hits GROUP BY chunk) h
+                JOIN chunks c ON c.seq = h.chunk"""
+            match = "h.weight > 0"
+            rank = "h.weight DESC, c.seq"
         found: list[int] = []
         for some in [None] if files is None else chunks(files, LISTED - len(stores)):
-            values: list[object] = [query, most, *(store.seq for store in stores)]
-            where = f"c.store IN ({places(len(stores), 3)})"
+            values: list[object] = [*queries, most, *(store.seq for store in stores)]
+            where = f"c.store IN ({places(len(stores), len(queries) + 2)})"
             if some is not None:
                 where += f" AND c.file IN ({places(len(some), len(values) + 1)})"
                 values += some
             statement = f"""SELECT c.seq FROM {origin} JOIN indexed_files f ON f.seq = c.file
-                WHERE {match} AND {where} AND f.status = 'completed' ORDER BY {rank} LIMIT $2"""
+                WHERE {match} AND {where} AND f.status = 'completed' ORDER BY {rank}
+                LIMIT ${len(queries) + 1}"""
             found += [seq for (seq,) in await self._read(statement, *values)]
         return found
 
