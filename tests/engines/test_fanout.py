@@ -23,6 +23,7 @@ from dragoman.core.event import (
     Started,
 )
 from dragoman.core.fold import fold
+from dragoman.core.interfaces import Caller
 from dragoman.core.item import Message, Text
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
@@ -250,9 +251,13 @@ async def test_concurrent_requests_are_limited() -> None:
 
 def test_choices_that_would_send_too_much_are_refused() -> None:
     with pytest.raises(FaultError) as refused:
-        fan_out(lambda _: pytest.fail("asked"), asking(128), MOST_SENT // 100)
+        fan_out(lambda _: pytest.fail("asked"), asking(128), Caller(size=MOST_SENT // 100))
     assert (refused.value.fault.code, refused.value.fault.param) == ("too_large", "n")
-    fan_out(lambda _: pytest.fail("asked"), asking(2), MOST_SENT // 100)
+    counted: list[int] = []
+    for n in (2, 99):
+        caller = Caller(size=MOST_SENT // 100, count=counted.append)
+        fan_out(lambda _: pytest.fail("asked"), asking(n), caller)
+    assert counted == [2 * (MOST_SENT // 100), AT_ONCE * (MOST_SENT // 100)]
 
 
 def test_choices_that_are_too_much_together_end_the_answer(monkeypatch) -> None:

@@ -23,18 +23,14 @@ from dragoman.core.item import (
     Reasoning,
     Summary,
     Thought,
+    place_behind,
 )
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.core.turn import CUT
-from dragoman.engines import reasoning
-from dragoman.engines.reasoning import (
-    ENCRYPTED,
-    CachingReasoning,
-    ReasoningCache,
-    is_opaque,
-    readable,
-)
+from dragoman.engines import reasoning_cache
+from dragoman.engines.reasoning import ENCRYPTED, is_opaque, readable
+from dragoman.engines.reasoning_cache import LARGE, CachingReasoning, ReasoningCache
 from dragoman.engines.script import Script
 from tests import strategies
 from tests.engines.stage import heard
@@ -140,6 +136,46 @@ def test_reasoning_of_a_call_to_which_a_client_added_its_defaults_is_restored() 
 # ---- whose it is -----------------------------------------------------------------------------
 
 
+def test_conversations_whose_calls_are_the_same_keep_their_own_reasoning() -> None:
+    """Kimi counts the ids of its calls from 0 in every conversation."""
+    kept, first = ReasoningCache(), FunctionCall("functions.clock:0", "clock", "{}")
+    others = [Message("user", f"I am {name}") for name in ("Ada", "Bob")]
+    thoughts = [Reasoning((Thought(f"{each.text} thinks"),)) for each in others]
+    for asked, thought in zip(others, thoughts, strict=True):
+        place = place_behind(place_behind(0, ASK), asked)
+        kept.store("ada", "m", (thought, first), place)
+    for asked, thought in zip(others, thoughts, strict=True):
+        for call in (first, replace(first, arguments='{"zone": 1}')):  # with a client's defaults
+            whole = (ASK, SAID, asked, thought, call)
+            assert recalled(kept, ASK, SAID, asked, call, RESULT, asked) == (*whole, RESULT, asked)
+    changed = (replace(ASK, content="What time is it?"), others[0], first)
+    assert recalled(kept, *changed) == changed  # it may be that of either
+
+
+def test_reasoning_is_restored_where_a_client_changed_what_came_before() -> None:
+    kept = ReasoningCache()
+    kept.store("ada", "m", (OPEN, CALL), place_behind(0, ASK))
+    tight = replace(CALL, arguments='{"city":"Rome"}')
+    for call in (CALL, tight):
+        assert recalled(kept, SAID, call) == (OPEN, SAID, call)
+
+
+async def test_large_reasoning_that_is_restored_counts() -> None:
+    """Small requests that brought back calls with 30 MB of reasoning had 30 MB sent for each."""
+    engine, counted, seen = CachingReasoning(Script("x")), list[int](), list[int]()
+    for size in (10, LARGE):
+        thought = Reasoning((Thought("x" * size),))
+        engine.cache.store("ada", "m", (thought, CALL), place_behind(0, ASK))
+        asked = Request(model="m", items=(ASK, CALL, RESULT), tools=(TOOL,))
+        prepared = engine.prepare(asked, Caller(tenant="ada", size=5, count=counted.append))
+        assert prepared is not None
+        assert prepared.caller is not None
+        seen.append(prepared.caller.size)
+    assert seen[0] == 5
+    assert counted == [seen[1] - 5]
+    assert counted[0] > LARGE
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -195,7 +231,9 @@ def test_long_arguments_weigh_as_much_as_they_are() -> None:
 
 def test_reasoning_before_many_calls_is_weighed_once(monkeypatch) -> None:
     weighed: list[object] = []
-    monkeypatch.setattr(reasoning, "repr", lambda each: weighed.append(each) or "x", raising=False)
+    monkeypatch.setattr(
+        reasoning_cache, "repr", lambda each: weighed.append(each) or "x", raising=False
+    )
     calls = [replace(CALL, call_id=f"call_{number}") for number in range(50)]
     cache(OPEN, *calls)
     assert weighed == [OPEN]
@@ -248,7 +286,7 @@ def test_long_encrypted_content_is_known_by_its_ends(monkeypatch) -> None:
         kept = cache(whole)
         _, losses = kept.restore("ada", "other", (ASK, whole, SAID, ASK))
         assert losses
-    assert max(hashed) < 2_000 * reasoning.KNOWN_BY
+    assert max(hashed) < 2_000 * reasoning_cache.KNOWN_BY
     _, losses = cache(wholes[0]).restore("ada", "other", (ASK, Reasoning(encrypted=long + "b")))
     assert not losses  # it is another
 

@@ -22,11 +22,11 @@ from dragoman.engines.compaction import Compacting, Truncating
 from dragoman.engines.compaction import encode_summary as summed
 from dragoman.engines.reasoning import (
     ENCRYPTED,
-    CachingReasoning,
     EncryptingReasoning,
     ReasoningCipher,
     RetryingReasoning,
 )
+from dragoman.engines.reasoning_cache import CachingReasoning
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
 from tests.engines.receiving import Receiver, received

@@ -122,3 +122,32 @@ def test_7_05_a_long_chain_works_and_stalls_no_other_request(server) -> None:
     assert cost.pause < 0.5
     items = running.request("GET", f"/v1/responses/{answer.json['id']}/input_items?limit=100")
     assert len(items.json["data"]) == min(100, 2 * turns - 1)
+
+
+# ---- what small requests have sent to the model's server ----------------------------------------
+
+
+def test_what_is_sent_for_a_small_request_counts_in_memory(tmp_path) -> None:
+    """34 requests with 16 choices held 1.2 GB; calls of 30 MB of cached reasoning, 30 MB each."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    thought = plain(200, completion({"reasoning_content": "x" * 1_500_000, "tool_calls": [call]}))
+    answers = [thought, plain(200, completion({"content": "ok"}))]
+    settings = configured(tmp_path, "[server]\nmemory = 10_000_000\nbody_limit = 2_000_000\n")
+    user = {"role": "user", "content": "Hi"}
+    said = {"role": "assistant", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "1"}
+    settings += ("--profile", "deepseek")  # which gives one choice at a time
+    with gateway(lambda asked: answers[len(model.asked) > 1], *settings) as (server, model):
+
+        def ask(*messages: object, n: int = 1) -> int:
+            body = {"model": "m", "messages": messages, "tools": [tool], "n": n}
+            return server.post("chat", body).status
+
+        assert ask(user) == 200
+        assert ask(user, said, result) == 200
+        assert len(model.asked[-1].body) > 1_500_000
+        assert ask(user, said, result, n=8) in (413, 503)
+        assert ask({**user, "content": "x" * 900_000}, n=2) == 200
+        assert ask({**user, "content": "x" * 1_500_000}, n=8) in (413, 503)
+        assert ask(user, n=8) == 200

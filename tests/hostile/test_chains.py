@@ -14,8 +14,8 @@ from dragoman.core.error import FaultError
 from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines import compaction, reasoning
-from dragoman.engines.reasoning import ReasoningCache
+from dragoman.engines import compaction, reasoning_cache
+from dragoman.engines.reasoning_cache import ReasoningCache
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.server.state import handlers
@@ -162,11 +162,11 @@ def test_cached_reasoning_is_found_by_values_of_short_arguments_and_not_too_many
     cache, thought = ReasoningCache(), Reasoning(encrypted="gAAA")
     cache.store("", "m", (thought, FunctionCall("c", "f", "[1]")))
     loads = Loads()
-    monkeypatch.setattr(reasoning, "json", loads)
+    monkeypatch.setattr(reasoning_cache, "json", loads)
     other = FunctionCall("c", "f", EACH)
     cache.restore("", "m", (FunctionCall("c", "f", EACH * 2), *[other] * MANY))
     assert max(loads.sizes) == len(EACH)
-    assert sum(loads.sizes) < reasoning.READ + 3 * MANY
+    assert sum(loads.sizes) < reasoning_cache.READ + 3 * MANY
     tight = FunctionCall("c", "f", "[ 1 ]")
     assert cache.restore("", "m", (tight,))[0] == (thought, tight)
 

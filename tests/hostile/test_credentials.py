@@ -18,7 +18,7 @@ from dragoman.core.fold import unfold
 from dragoman.core.interfaces import Secret
 from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.response import Response
-from dragoman.engines.reasoning import ReasoningCache
+from dragoman.engines.reasoning_cache import ReasoningCache
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.net.client import _encode_head

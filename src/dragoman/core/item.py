@@ -8,6 +8,7 @@ that we do not know are in `extra`, under that wire's name, and are emitted on t
 from __future__ import annotations
 
 from typing import Any, Literal
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -170,6 +171,25 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, Text))
+
+
+READ = 2048
+"""Characters of each end of a long text that tell it from others."""
+
+
+def place_behind(place: int, item: Item) -> int:
+    """The number of the place behind an item, from that before it: what a user said until there,
+    which tells conversations apart. The first place is 0. Of long texts the ends are read.
+
+    >>> place_behind(0, Message("user", "Hi")) == place_behind(0, Message("user", "Ho"))
+    False
+    """
+    if not isinstance(item, Message) or item.role != "user":
+        return place
+    text = item.text
+    if len(text) > 2 * READ:
+        text = f"{len(text)} {text[:READ]} {text[-READ:]}"
+    return crc32(text.encode("utf-8", "surrogatepass"), place)
 
 
 class Reasoning(Struct, frozen=True, omit_defaults=True, tag="reasoning"):

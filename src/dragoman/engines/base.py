@@ -235,6 +235,7 @@ def start(
                     sink = _Mapped(prepared.map, sink)
                 if prepared.request is not request:
                     request, traits = prepared.request, None
+                caller = prepared.caller or caller
                 if prepared.engine is not None:
                     engine = prepared.engine
                     break
@@ -511,16 +512,15 @@ Map = Callable[[list[Event]], list[Event]]
 
 
 class Prepared(Struct, frozen=True):
-    """What a middleware does to one request.
-
-    `request` goes to `engine`, by default the one inside, and its events through `map`, if any.
-    Middleware that may ask the engine inside more than once gives `start`, for the whole answer.
-    """
+    """What a middleware does to one request, which goes to `engine`, by default the one inside,
+    with `caller`, where it has grown, and its events through `map`, if any. Middleware that may
+    ask the engine inside more than once gives `start`, for the whole answer."""
 
     request: Request
     map: Map | None = None
     start: Callable[[Caller, Sink], Handle] | None = None
     engine: Engine | None = None
+    caller: Caller | None = None
 
 
 def with_losses(events: list[Event], losses: Sequence[Loss], without: str = "") -> list[Event]:
@@ -595,8 +595,8 @@ def _start_prepared(
         return start(wrapper.engine, request, caller, sink)
     if prepared.start is not None:
         return prepared.start(caller, sink)
-    if prepared.map is not None:
-        sink = _Mapped(prepared.map, sink)
+    sink = sink if prepared.map is None else _Mapped(prepared.map, sink)
+    caller = prepared.caller or caller
     return start(prepared.engine or wrapper.engine, prepared.request, caller, sink)
 
 

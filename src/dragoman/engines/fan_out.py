@@ -23,6 +23,7 @@ from dragoman.core.event import (
     Progress,
     Started,
 )
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
@@ -54,16 +55,18 @@ _TOO_MUCH = Fault(
 )
 
 
-def fan_out(ask: Ask, request: Request, size: int = 0) -> AsyncGenerator[Event, None]:
-    """Ask `request.sampling.n` times, and answer with that many choices; `size` is that of the
-    request in bytes, where it is large. Raises FaultError where the requests are too large."""
-    count = request.sampling.n or 1
+def fan_out(ask: Ask, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
+    """Ask `request.sampling.n` times, and answer with that many choices. Raises FaultError where
+    the requests are too large, or there is no room for them."""
+    count, size = request.sampling.n or 1, caller.size
     if count * size > MOST_SENT:
         problem = (
             f"n: the model's server gives one choice at a time, and {count} requests of {size} "
             f"bytes are more than the {MOST_SENT} that are sent for one. Ask for fewer."
         )
         raise FaultError(Fault("too_large", problem, "client", "n"))
+    if size and caller.count is not None:  # each is held until its answer begins
+        caller.count(min(count, AT_ONCE) * size)
     return gather(lambda number: ask(alternative(request, number)), count, (_SEVERAL,))
 
 

@@ -1,8 +1,8 @@
-"""Carries reasoning from one request to the next: encrypted by the client, or cached by its call.
+"""Carries reasoning from one request to the next where clients do: encrypted.
 
-Three kinds of middleware: `EncryptingReasoning` for clients that carry reasoning themselves,
-`CachingReasoning` for those that drop it, and `RetryingReasoning`, which asks upstreams for
-encrypted reasoning and asks again without where one refuses.
+Two kinds of middleware: `EncryptingReasoning` for the clients, and `RetryingReasoning`, which asks
+upstreams for encrypted reasoning and asks again without where one refuses. For clients that drop
+it, see `reasoning_cache`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,17 @@ import json
 import re
 import secrets
 import threading
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cached_property, partial
-from itertools import islice
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
+from dragoman.core.event import Event, Failed, Finished, ItemDone, Started
 from dragoman.core.interfaces import Caller, Engine, Sink
 from dragoman.core.item import (
-    JSON,
-    Call,
-    CustomToolCall,
-    Extra,
-    FunctionCall,
     Item,
-    Message,
     Reasoning,
     Thought,
 )
@@ -42,7 +33,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.wire.registry import WIRES
 
-from .base import ENDS, LRU, Prepared, Relay, Wrapper, start, with_losses
+from .base import LRU, Prepared, Relay, Wrapper, start, with_losses
 
 ENCRYPTED = "reasoning.encrypted_content"
 """The `include` value that requests encrypted reasoning."""
@@ -52,12 +43,6 @@ OURS = ("inline", "turn")
 """Keys of `extra` for our own notes, which are no fields of a wire."""
 SIZE = 64 * 1024 * 1024
 """Bytes of reasoning held in memory, about."""
-RESPELLED = 16 * 1024
-"""Characters of a call's arguments beyond which they are compared as text, not by their values."""
-READ = 1024 * 1024
-"""The same for all arguments of a request together."""
-PER_ENTRY = 200
-"""Overhead of a cache entry, in bytes."""
 
 
 def is_opaque(item: Item) -> bool:
@@ -289,283 +274,6 @@ class EncryptingReasoning(Wrapper):
                 known = replace(held, id=item.id, status=item.status) if held else readable(item)
             items.append(known)
         return [item for item in items if item is not None], losses
-
-
-# ---- the cache -------------------------------------------------------------------------------
-
-
-class _Led(Struct, frozen=True):
-    """Reasoning before calls: before the text beside them, and after it; and a call's fields that
-    only its wire has, such as Gemini's signature."""
-
-    model: str
-    before: tuple[Reasoning, ...] = ()
-    after: tuple[Reasoning, ...] = ()
-    extra: Extra | None = None
-
-
-_Key = tuple[str, str, str, str]
-"""The key of a call: tenant, id, name and arguments. Some servers count their ids from 0 in
-every conversation."""
-
-
-class ReasoningCache:
-    """Caches the reasoning of calls by tenant and call, and the model of encrypted reasoning.
-
-    >>> cache, reasoning = ReasoningCache(), Reasoning(encrypted="gAAA")
-    >>> call = FunctionCall("call_1", "now", "{}")
-    >>> cache.store("", "m", (reasoning, call))
-    >>> cache.restore("", "m", (Message("user", "?"), call))[0][1] == reasoning
-    True
-    """
-
-    def __init__(self, size: int = SIZE, share: float = 1.0) -> None:
-        """`share` is the part of the size, in bytes, that one tenant may have."""
-        each, own = size // 16, int(size // 16 * share)
-        self.led: LRU[_Key, _Led] = LRU(size, int(size * share))
-        # The latest by id, for clients that reformat the arguments.
-        self.latest: LRU[tuple[str, str], _Key] = LRU(each, own)
-        self.makers: LRU[tuple[str, bytes], str] = LRU(each, own)
-
-    def store(self, tenant: str, model: str, items: Iterable[Item]) -> None:
-        """Store the reasoning of an answer of this model."""
-        recording = _Recording(self, tenant, model)
-        for item in items:
-            recording.add(item)
-
-    def restore(
-        self, tenant: str, model: str, items: tuple[Item, ...]
-    ) -> tuple[tuple[Item, ...], tuple[Loss, ...]]:
-        """The items for this model: missing reasoning is restored in place, and what another model
-        encrypted is dropped. The same tuple, where nothing changes."""
-        restoring = _Restoring(self, tenant, model)
-        for item in items:
-            restoring.add(item)
-        losses = tuple(
-            Loss(ENCRYPTED, "dropped", f"encrypted by {maker}, and so dropped for {model}")
-            for maker in restoring.dropped
-        )
-        restored = tuple(restoring.items)
-        return (items if restored == items else restored), losses
-
-    def find(self, tenant: str, call: Call, most: int = RESPELLED) -> _Led | None:
-        """The reasoning of a call, whatever the format of its arguments, and with any that a client
-        filled in (Claude Code), where they are at most so long."""
-        key = _key(tenant, call)
-        found = self.led.get(key)
-        if found is None and (latest := self.latest.get(key[:2])) and latest[2] == call.name:
-            read = max(len(latest[3]), len(key[3])) <= most
-            same = read and _value(latest[3]) <= _value(key[3])
-            found = self.led.get(latest) if same else None
-        return found
-
-
-class _Recording(Struct):
-    """The reasoning before the next call of an answer."""
-
-    cache: ReasoningCache
-    tenant: str
-    model: str
-    before: tuple[Reasoning, ...] = ()
-    after: tuple[Reasoning, ...] = ()
-    has_text: bool = False
-    led: _Led | None = None  # of the last call, and of those made together with it
-    weight: int = 0  # of that
-
-    def add(self, item: Item) -> None:
-        """The next item of the answer."""
-        cache, tenant = self.cache, self.tenant
-        match item:
-            case Reasoning():
-                if is_opaque(item):
-                    cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY, tenant)
-                if "inline" in (item.extra or {}):
-                    pass  # it is inline in the text, and comes back with it
-                elif self.has_text:
-                    self.after += (item,)
-                else:
-                    self.before += (item,)
-            case Message():
-                self.has_text = True
-            case FunctionCall() | CustomToolCall():
-                if self.before or self.after:
-                    self.led = _Led(self.model, self.before, self.after)
-                    self.weight = sum(len(repr(each)) for each in self.before + self.after)
-                led, key = self.led, _key(tenant, item)
-                own = PER_ENTRY + sum(map(len, key))
-                if item.extra is not None:
-                    led = replace(led or _Led(self.model), extra=item.extra)
-                    own += len(repr(item.extra))
-                if led is not None:
-                    cache.led.put(key, led, own + self.weight, tenant)
-                    cache.latest.put(key[:2], key, own, tenant)
-                self.before, self.after, self.has_text = (), (), False
-
-
-class _Restoring(Struct):
-    """The items so far, and where the reasoning of the next call begins."""
-
-    cache: ReasoningCache
-    tenant: str
-    model: str
-    items: list[Item] = []
-    dropped: dict[str, None] = {}  # the models that encrypted the dropped reasoning
-    start: int = 0
-    left: int = READ  # characters of arguments
-    restored: set[int] = set()  # reasoning of calls, by its identity
-
-    def add(self, item: Item) -> None:
-        """The next item of the request."""
-        if "turn" in (item.extra or {}):  # a mark for the beginning of a turn right after another
-            self.start = len(self.items)
-        match item:
-            case FunctionCall() | CustomToolCall():
-                self.items[self.start :] = self._with_reasoning(self.items[self.start :], item)
-                self.start = len(self.items)
-            case Reasoning() if is_opaque(item):
-                maker = self.cache.makers.get((self.tenant, _digest(item)))
-                self.items += self._readable((item,), maker or self.model)
-            case Reasoning() | Message(role="assistant"):
-                self.items.append(item)
-            case _:
-                self.items.append(item)
-                self.start = len(self.items)
-
-    def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
-        """A call and the items before it, with its reasoning: once, unless it is there."""
-        self.left -= len(_key("", call)[3])
-        led = self.cache.find(self.tenant, call, min(RESPELLED, self.left))
-        if led is not None and led.extra is not None and led.model == self.model:
-            call = replace(call, extra=led.extra | (call.extra or {}))
-        given, first = [*stretch, call], led and (led.before or led.after)
-        if led is None or not first or id(first) in self.restored:
-            return given
-        self.restored.add(id(first))
-        brought = [item for item in stretch if isinstance(item, Reasoning)]
-        if brought and not _is_text_of(brought, led):
-            return given
-        before, after = (self._readable(items, led.model) for items in (led.before, led.after))
-        rest = [item for item in stretch if not isinstance(item, Reasoning)]
-        whole = [*before, *rest, *after, call]
-        mark = (given[0].extra or {}).get("turn")
-        if mark is not None:  # it moves to the item that now begins the turn
-            whole = [_marked(whole[0], mark), *(_marked(item, None) for item in whole[1:])]
-        return whole
-
-    def _readable(self, items: Sequence[Reasoning], maker: str) -> list[Item]:
-        if maker == self.model or not any(map(is_opaque, items)):
-            return list(items)
-        self.dropped[maker] = None
-        return without_opaque(items)
-
-
-def _is_text_of(brought: Sequence[Reasoning], led: _Led) -> bool:
-    """Whether a client sent back only the text of a call's reasoning."""
-    if any(map(is_opaque, brought)):
-        return False
-    items = led.before + led.after
-    parts = (p.text for i in items for p in (*i.summary, *i.content) if hasattr(p, "text"))
-    known = ((item.text for item in items), parts)
-    text = _squeezed(item.text for item in brought)
-    return text in map(_squeezed, known)
-
-
-def _squeezed(texts: Iterable[str]) -> str:
-    """Texts without the white space that wires put between them."""
-    return "".join("".join(texts).split())
-
-
-def _marked(item: Item, mark: object) -> Item:
-    """An item with this mark of a turn, or with none."""
-    extra = {name: value for name, value in (item.extra or {}).items() if name != "turn"}
-    return replace(item, extra=(extra if mark is None else extra | {"turn": mark}) or None)
-
-
-def _key(tenant: str, call: Call) -> _Key:
-    return tenant, call.call_id, call.name, call.text
-
-
-def _value(arguments: str) -> ItemsView[str, object]:
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = arguments
-    return value.items() if isinstance(value, dict) else {"": value}.items()
-
-
-KNOWN_BY, MANY = 2048, 500
-"""Characters of each end of a long text, and the most texts, that identify encrypted content."""
-
-
-def _digest(item: Reasoning) -> bytes:
-    """A short identifier of encrypted content or a signature, which may be long."""
-    signed = {name: value for name, value in (item.extra or {}).items() if name not in OURS}
-    opaque = "\0".join(islice(_texts(item.encrypted or signed), MANY))
-    return hashlib.sha256(opaque.encode("utf-8", "surrogatepass")).digest()
-
-
-def _texts(value: JSON) -> Iterator[str]:
-    """The names and values in a value, flattened; of a long text its length and ends."""
-    match value:
-        case dict():
-            for name in sorted(value):
-                yield name
-                yield from _texts(value[name])
-        case list():
-            for each in value:
-                yield from _texts(each)
-        case str() if len(value) > 2 * KNOWN_BY:
-            yield f"{len(value)} {value[:KNOWN_BY]} {value[-KNOWN_BY:]}"
-        case _:
-            yield str(value)
-
-
-_RESTORING = frozenset((FunctionCall, CustomToolCall, Reasoning))
-"""Items that may require restoring or dropping reasoning."""
-
-
-class CachingReasoning(Wrapper):
-    """Middleware that stores the reasoning of calls, and restores it in requests that lack it."""
-
-    acts_on = frozenset(("tools", Reasoning))
-
-    def __init__(self, engine: Engine, cache: ReasoningCache | None = None) -> None:
-        super().__init__(engine)
-        self.cache = ReasoningCache() if cache is None else cache
-
-    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
-        """Restore reasoning, and record the answer, for requests with tools, calls or
-        reasoning."""
-        if not request.tools and Reasoning not in map(type, request.items):
-            return None
-        asked, losses = request, tuple[Loss, ...]()
-        if not _RESTORING.isdisjoint(map(type, request.items)):
-            items, losses = self.cache.restore(caller.tenant, request.model, request.items)
-            asked = request if items is request.items else replace(request, items=items)
-        new = partial(_Recording, self.cache, caller.tenant, request.model)
-        recordings: dict[int, _Recording] = defaultdict(new)  # by choice
-        choices: list[int] = []  # by index
-        undone: set[int] = set()
-        done: dict[int, Item] = {}  # by index, while an earlier item is open
-
-        def recorded(events: list[Event]) -> list[Event]:
-            """Each item is stored when it is done: a client may bring back an answer that was
-            cancelled after a call."""
-            for event in events:
-                if type(event) is ItemAdded:
-                    choices.append(event.choice)
-                    undone.add(event.index)
-                elif type(event) is ItemDone:
-                    undone.discard(event.index)
-                    done[event.index] = event.item
-            if done:  # at the end, open items stay open
-                first = min(undone, default=None) if type(events[-1]) not in ENDS else None
-                for index in sorted(done):
-                    if first is None or index < first:
-                        recordings[choices[index]].add(done.pop(index))
-            return with_losses(events, losses) if losses else events
-
-        return Prepared(asked, recorded)
 
 
 # ---- requests to upstreams, with a retry -------------------------------------------------------

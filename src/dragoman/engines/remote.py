@@ -516,7 +516,7 @@ class Remote:
             room = room or Room(self.answer_limit, shared=True)
             begin = partial(self.start, room=room, looked=True)
             ask = partial(stream_of, begin, caller=caller)
-            return Driver(fan_out(ask, request, caller.size), caller, sink)
+            return Driver(fan_out(ask, request, caller), caller, sink)
         if asked is None:
             if caller.size or self._slow:
                 self.upstream.client.enter_loop()

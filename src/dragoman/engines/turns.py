@@ -47,7 +47,7 @@ class InTurn(Wrapper):
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The events of the engine, once it is the tenant's turn."""
         if (request.sampling.n or 1) > 1:
-            return fan_out(partial(self._stream, caller=caller), request, caller.size)
+            return fan_out(partial(self._stream, caller=caller), request, caller)
         return self._stream(request, caller)
 
     async def _stream(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:

@@ -14,13 +14,8 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, HOPS_HEADER, Caller, Engine
 from dragoman.engines.base import request_id
 from dragoman.engines.compaction import Compacting, Truncating
-from dragoman.engines.reasoning import (
-    CachingReasoning,
-    EncryptingReasoning,
-    ReasoningCache,
-    ReasoningCipher,
-    RetryingReasoning,
-)
+from dragoman.engines.reasoning import EncryptingReasoning, ReasoningCipher, RetryingReasoning
+from dragoman.engines.reasoning_cache import CachingReasoning, ReasoningCache
 from dragoman.engines.router import Prompted
 from dragoman.net.threads import Turns, reading
 from dragoman.stores.base import StoreError

@@ -193,7 +193,10 @@ class Responder(ABC):
     def start(self, engine: Engine | None = None, handle: Handle | None = None) -> None:
         """Start the engine; the place at the gate is taken already. With a handle, an answer
         was started with this sink before."""
+        if self.exchange.hold is not None:
+            self._hold, self.exchange.hold = self.exchange.hold, None
         if handle is None:
+            self._gated = True
             plan, source = self.plan, start if self._run is None else self._run.start
             caller = replace(
                 self.caller, wire=self.wire.name, stored=plan.run is not None, count=self.count
@@ -201,12 +204,9 @@ class Responder(ABC):
             try:
                 handle = source(engine or self.service.engine, plan.request, caller, self)
             except BaseException:
-                self.service.gate.leave(self.caller.tenant)
+                self.leave()
                 raise
-            self._gated = True
         self._handle = handle
-        if self.exchange.hold is not None:
-            self._hold, self.exchange.hold = self.exchange.hold, None
         self.service.roster.works.add(self)
         if self.listens:
             self.exchange.listen(self)
@@ -216,7 +216,7 @@ class Responder(ABC):
 
     def count(self, more: int) -> None:
         """Account for more bytes until the end of the answer. Raises FaultError for no room."""
-        if self._handle is not None:
+        if self._gated or self._handle is not None:
             self._hold = self._hold or self.service.budget.hold(self.caller.tenant)
             self._hold.add(more)
 

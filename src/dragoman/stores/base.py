@@ -243,11 +243,12 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `request` has its own input only, unchanged; earlier items are found through
     `previous`, so that a long conversation is not copied into each of its turns, or in its
     `conversation`, up to `after`: the id of the last item that it had ("" without one; None where
-    an earlier version stored this). `response` is set once the run has ended. `owner` is the
-    server that runs it and `lease` the time at which its lease expires. `dialect` and `version`
-    name the encoder that sent it: the same encoder over the same log gives the same bytes.
-    `cancelling` is true once a cancellation was requested. `size` is in bytes, where the request
-    is so large that it is packed in a thread; it is not stored.
+    an earlier version stored this). `place` is that behind all its items, earlier ones too
+    (`core.item.place_behind`), where it has tools. `response` is set once the run has ended.
+    `owner` is the server that runs it and `lease` the time at which its lease expires. `dialect`
+    and `version` name the encoder that sent it: the same encoder over the same log gives the same
+    bytes. `cancelling` is true once a cancellation was requested. `size` is in bytes, where the
+    request is so large that it is packed in a thread; it is not stored.
     """
 
     id: str
@@ -267,6 +268,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dialect: str = ""
     version: int = 1
     metadata: dict[str, JSON] | None = None
+    place: int | None = None
     size: int = 0
 
     @property
@@ -286,10 +288,12 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StoredAnswer(Struct, frozen=True):
-    """A stored response and its model, whose reasoning it contains."""
+    """A stored response and its model, whose reasoning it contains, and the place in which it was
+    asked for, if that is known (`core.item.place_behind`)."""
 
     model: str
     response: Response
+    place: int | None = None
 
 
 class LogSegment(Struct, frozen=True):

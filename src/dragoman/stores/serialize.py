@@ -72,6 +72,7 @@ class _Body(Struct, array_like=True, omit_defaults=True):
     instructions: bytes | None = None
     blocks: tuple[bytes, ...] = ()
     after: str | None = None
+    place: int | None = None
 
 
 class _Deltas(Struct, omit_defaults=True, tag="deltas"):
@@ -331,6 +332,7 @@ def pack_record(record: Record) -> tuple[bytes, bytes | None, dict[bytes, bytes]
         record.background,
         record.conversation,
         after=record.after,
+        place=record.place,
     )
     data = b"" if large else pack(body)
     if large or len(data) > LARGE:
@@ -375,6 +377,7 @@ def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
         previous=previous,
         conversation=body.conversation,
         after=body.after,
+        place=body.place,
         background=body.background,
         cancelling=bool(cancelling),
         owner=owner or "",
@@ -398,11 +401,11 @@ def _whole(body: _Body, parts: Parts) -> Request:
     return replace(body.request, **fields)
 
 
-def model_of(data: bytes) -> str:
-    """The model of a packed record, which no part is needed for."""
-    if data[:1] != _RECORD:
-        return str(unpack(data, Record).request.model)
-    return str(unpack(data[1:], _Body).request.model)
+def asked_of(data: bytes) -> tuple[str, int | None]:
+    """The model and the place of a packed record, which no part is needed for."""
+    whole = data[:1] != _RECORD
+    body = unpack(data if whole else data[1:], Record if whole else _Body)
+    return str(body.request.model), body.place
 
 
 def digests(joined: bytes | None) -> Iterator[bytes]:
@@ -502,7 +505,11 @@ def unpack_records(rows: Sequence[Sequence[Any]], parts: Parts) -> list[Record]:
 
 def unpack_answers(rows: Sequence[Sequence[Any]], parts: Parts) -> dict[str, StoredAnswer]:
     """The answers of rows, by their ids."""
-    return {id: StoredAnswer(model_of(a), unpack(b, Response, parts)) for id, a, b, *_ in rows}
+    found = dict[str, StoredAnswer]()
+    for id, record, response, *_ in rows:
+        model, place = asked_of(record)
+        found[id] = StoredAnswer(model, unpack(response, Response, parts), place)
+    return found
 
 
 def unpack_items(rows: Sequence[Sequence[Any]]) -> tuple[Item, ...]:

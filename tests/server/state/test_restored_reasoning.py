@@ -175,6 +175,17 @@ async def test_another_call_with_the_same_id_restores_nothing(
     await chat(server, USER, CHAT_SAID, CHAT_RESULT)
 
 
+async def test_the_same_call_of_another_conversation_restores_nothing(
+    restarted: tuple[Server, Mock],
+) -> None:
+    """Some servers count the ids of their calls from 0 in every conversation."""
+    server, _ = restarted
+    another = {"role": "user", "content": "I am Bob. What is the time?"}
+    with pytest.raises(AssertionError, match="must be passed back"):
+        await chat(server, another, CHAT_SAID, CHAT_RESULT)
+    await chat(server, USER, CHAT_SAID, CHAT_RESULT)
+
+
 @WIRES
 async def test_p13_another_model_gets_no_encrypted_content_after_a_restart(
     upstream: str, stores: Stores

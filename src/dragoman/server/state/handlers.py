@@ -197,8 +197,8 @@ class Handlers:
             fits.left = fits.most = 2 * fits.most  # its items and the earlier ones did fit
             whole = await understand(request, self._store, record.tenant, fits)
             placed = _placed(earlier, whole, record.id)
-            found, more = paged(_with_ids(placed), itemgetter(1), query.paging())
-            items = [replace(item, id=own) for item, own in found]
+            found, more = paged(_told_apart(placed), _name, query.paging())
+            items = [replace(place[0], id=_name(place)) for place in found]
             make = partial(encode_list, shown(items, request.include), more)
             size = room.held + whole.size
             return partial(exchange.reply, 200, await self._store.apart(size, make))
@@ -477,16 +477,22 @@ def _placed(earlier: Sequence[Item], asked: Asked, id: str) -> list[_Place]:
     return found
 
 
-def _with_ids(placed: Sequence[_Place]) -> list[tuple[Item, str | None]]:
-    """Items with the id of each: its own, or the one assigned here. What was given twice has two,
-    as `after` would find the first again and again."""
-    found, ids = list[tuple[Item, str | None]](), set[str | None]()
+def _told_apart(placed: Sequence[_Place]) -> list[_Place]:
+    """The items, of which those that were given twice have two ids: `after` would find the first
+    again and again."""
+    found, ids = list[_Place](), set[str]()
     for number, (item, owner, place) in enumerate(placed):
-        id = item.id or (input_id(item, owner, place) if owner else None)
-        id = f"{id}_{number}" if id in ids else id
-        ids.add(id)
-        found.append((item, id))
+        if item.id in ids:
+            item = replace(item, id=f"{item.id}_{number}")
+        ids.add(item.id or "")
+        found.append((item, owner, place))
     return found
+
+
+def _name(entry: _Place) -> str | None:
+    """The id of an item: its own, or the one assigned here."""
+    item, owner, place = entry
+    return item.id or (input_id(item, owner, place) if owner else None)
 
 
 def _unique(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -20,10 +20,12 @@ from dragoman.core.item import (
     Item,
     ItemReference,
     Unknown,
+    place_behind,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
+from dragoman.engines.reasoning import ASKING, ENCRYPTED
+from dragoman.engines.reasoning_cache import ReasoningCache
 from dragoman.server.settings import Settings
 from dragoman.stores.base import (
     APART,
@@ -193,7 +195,11 @@ async def understand(
     if previous is not None or conversation is not None:
         check_outputs(items, len(before))
     whole = for_engine(request, items, instructions)
-    answers = [StoredAnswer(r.request.model, r.response) for r in records if r.response is not None]
+    answers = [
+        StoredAnswer(record.request.model, record.response, record.place)
+        for record in records
+        if record.response is not None
+    ]
     size = room.most - room.left
     return Asked(whole, conversation, after, tuple(answers), size, tuple(whose))
 
@@ -392,9 +398,12 @@ async def recalled(
     # The reasoning of a chain is in it; only its origin may matter.
     answers = [answer for answer in asked.answers if answer.model != whole.model]
     near = {id(item) for answer in asked.answers for item in answer.response.output}
-    calls: list[Call] = [
-        item for item in whole.items if isinstance(item, _CALLS) and id(item) not in near
-    ]
+    calls, place, places = list[Call](), 0, set[int | None]((None,))
+    for item in whole.items:
+        if isinstance(item, _CALLS) and id(item) not in near:
+            calls.append(item)
+            places.add(place)
+        place = place_behind(place, item)
     found, forgone = latest(calls), tuple[Loss, ...]()
     if len(found) < len(calls):
         forgone = (Loss("reasoning", "dropped", TOO_MANY_CALLS),)
@@ -402,7 +411,9 @@ async def recalled(
         size = sum([PER_CALL + len(call.text) for call in found])
         digests = await store.apart(COSTLY * size, lambda: dict.fromkeys(map(call_digest, found)))
         try:
-            answers += await store.find_answers(tenant, tuple(digests), room)
+            stored = await store.find_answers(tenant, tuple(digests), room)
+            # Some servers count the ids of calls from 0: other conversations have the same calls.
+            answers += [answer for answer in stored if answer.place in places]
         except TooMuchError:
             forgone = (Loss("reasoning", "dropped", TOO_LARGE_ANSWERS),)
         except StoreError:  # an answer without earlier reasoning is better than none
@@ -414,7 +425,7 @@ async def recalled(
         cache = ReasoningCache()
         for answer in answers:
             for choice in sorted(set(answer.response.choices)) or (0,):
-                cache.store(tenant, answer.model, answer.response.choice(choice))
+                cache.store(tenant, answer.model, answer.response.choice(choice), answer.place)
         return cache.restore(tenant, whole.model, whole.items)
 
     items, losses = await store.apart(room.most - room.left + asked.size, restored)

@@ -8,6 +8,7 @@ import secrets
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import Unknown
+from dragoman.core.item import Unknown, place_behind
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
@@ -231,6 +232,7 @@ class Memory:
             dialect=self.settings.dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
+            place=reduce(place_behind, whole.items, 0) if whole.tools else None,
             size=caller.size,
         )
         turn = () if conversation is None else named(own.items, record.id)
