@@ -281,6 +281,22 @@ async def test_texts_of_white_space_are_not_sent_to_anthropic() -> None:
     assert len(contents[1]) == len(contents[0]) + 1
 
 
+async def test_vllm_is_told_to_begin_no_turn_where_a_message_is_continued() -> None:
+    """It refuses to continue a message and to begin one; our own servers take the first alone."""
+    talk = (Message("user", "a"), Message("assistant", "b"))
+    added = "add_generation_prompt"
+    for profile, given, sent in (
+        ("vllm", {"continue_final_message": True}, False),
+        ("sglang", {"continue_final_message": True}, False),
+        ("vllm", {"continue_final_message": True, added: True}, True),  # the client's own
+        ("vllm", {"continue_final_message": False}, None),
+        ("generic", {"continue_final_message": True}, None),
+    ):
+        async with remote(ANSWERS["chat"], wire="chat", profile=profile) as (engine, up):
+            await ask(engine, asking(items=talk, extra={"chat": given}))
+        assert up.asked[0].json.get(added) is sent, (profile, given)
+
+
 async def test_signatures_of_gemini_are_not_sent_to_openai() -> None:
     """It refuses fields of calls that it does not know, whoever's they are."""
     signed = {"chat": {"extra_content": {"google": {"thought_signature": "c2ln"}}}}

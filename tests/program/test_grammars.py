@@ -7,6 +7,7 @@ nor what nodes are lowered to.
 import json as stdlib_json
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dragoman.engines.script import Script
 from dragoman.program import (
     Model,
     ProgramError,
@@ -31,7 +33,7 @@ from dragoman.program import (
     substring,
     user,
 )
-from dragoman.program.grammar import find, regular
+from dragoman.program.grammar import MISSING, find, regular
 from dragoman.program.nodes import (
     Bound,
     Gen,
@@ -356,3 +358,29 @@ def test_a_stop_regex_that_takes_years_for_a_text_is_an_error() -> None:
 def test_a_pattern_is_found_in_any_text() -> None:
     for text in ("\udcff 12-34", "\0\U0001f600 12-34", "x12-34 12-34", "- - - " * 5000 + "12-34"):
         assert find(regex("[0-9]*-[0-9]*"), text) == ("-" if text[0] == "-" else "12-34")
+
+
+# ---- without the extra ----------------------------------------------------------------------
+
+
+def test_without_llguidance_the_extra_of_grammars_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    repeated = repeat("a", 1)
+    for use in (
+        lambda: regex("a+"),
+        lambda: lark('start: "a"'),
+        lambda: json(schema={"type": "object"}),
+        lambda: match(substring("a b"), "a"),
+        lambda: gen(regex="a+"),
+        lambda: match(repeated, "aa"),
+        lambda: match(select([repeated, "b"], name="x"), "b"),
+    ):
+        with pytest.raises(ImportError) as raised:
+            use()
+        assert str(raised.value) == MISSING
+    lm = Model(Script("It is ", "rude"))
+    with assistant():
+        lm += gen("free") + select(["friendly", "rude"], name="mood")
+        with pytest.raises(ImportError, match="pip install"):
+            lm += repeated
+    assert (lm["free"], lm["mood"]) == ("It is ", "rude")

@@ -38,11 +38,16 @@ DATA = json("data", schema={"type": "object", "properties": {"a": {"type": "inte
 class Server(Stage):
     """A scripted engine with the means of some kind of server."""
 
-    def __init__(self, kind: str, *answers: Any, guarantees: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, kind: str, *answers: Any, guarantees: Sequence[str] | None = ("enforced",)
+    ) -> None:
         super().__init__(*answers)
         profile = BY_NAME[kind]
         self.known = Capabilities(
-            wire="chat", constraints=profile.constraints, continues=profile.continues
+            wire="chat",
+            constraints=profile.constraints,
+            continues=profile.continues,
+            guarantees=profile.guarantees,
         )
         self.guarantees = guarantees
 
@@ -50,7 +55,8 @@ class Server(Stage):
         return self.known
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Listed, ...]:
-        extra = None if self.guarantees is None else {"models": {"guarantees": self.guarantees}}
+        known = self.guarantees
+        extra = None if known is None else {"models": {"guarantees": list(known)}}
         return (Listed("m", extra=extra),)
 
 
@@ -143,6 +149,36 @@ async def test_a_listing_that_promises_nothing_is_believed() -> None:
     assert fields(engine) == {}
     engine = Server("dragoman", "rude", guarantees=["enforced"])
     assert (await run(engine, MOOD)).guarantee("mood") == "enforced"
+
+
+def test_a_server_of_ours_before_an_engine_that_promises_nothing_promises_nothing(
+    serve_engine,
+) -> None:
+    engine = Stage("It is rude", "very", "rude")
+    with serve_engine(engine) as url:
+        lm = Model(url)
+        with user():
+            lm += "Hello!"
+        with assistant():
+            said = lm + "It is " + gen("x")
+            chosen = lm + MOOD
+            with pytest.raises(ProgramError, match="cannot be enforced"):
+                _ = lm + json("data", schema={"type": "object"}, guarantee="enforced")
+        lm.close()
+    assert (said["x"], chosen["mood"], chosen.guarantee("mood")) == ("rude", "rude", "verified")
+    assert not any(asked.extra for asked in engine.asked)
+
+
+async def test_a_model_that_is_not_listed_gets_only_the_constraints_that_hold_for_any() -> None:
+    for kind, sure in (("dragoman", "verified"), ("vllm", "enforced")):
+        engine = Server(kind, "rude", guarantees=None)
+        assert (await run(engine, MOOD)).guarantee("mood") == sure, kind
+    engine = Server("dragoman", "It is rude", guarantees=None)
+    assert (await run(engine, gen("x"), begin="It is ")).items[-1].text == "It is rude"
+    assert fields(engine) == {}  # a server behind it may not take those that continue
+    with pytest.raises(ProgramError, match="cannot be enforced by m"):
+        bound = select(["a", "b"], guarantee="enforced")
+        await run(Server("dragoman", guarantees=None), bound)
 
 
 @pytest.mark.parametrize(

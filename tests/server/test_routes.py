@@ -188,14 +188,17 @@ async def test_draining_server_is_healthy_not_ready_and_refuses_requests(wire: s
 async def test_models_are_listed_with_all_that_is_known_of_them() -> None:
     class Listing(Stub):
         async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
-            return (Model("a%41"), Model("org/b", "them", 7, {"models": {"id": "x", "context": 9}}))
+            known = {"id": "x", "context": 9, "guarantees": ["enforced"]}
+            return (Model("a%41"), Model("org/b", "them", 7, {"models": known}))
 
+    unknown = {"guarantees": ["best-effort"]}  # what its answers say
+    known = {"guarantees": ["enforced"], "context": 9}
     call = await get("/v1/models", app=app(Listing()))
     assert call.json == {
         "object": "list",
         "data": [
-            {"id": "a%41", "object": "model", "created": 0, "owned_by": "dragoman"},
-            {"id": "org/b", "context": 9, "object": "model", "created": 7, "owned_by": "them"},
+            {**unknown, "id": "a%41", "object": "model", "created": 0, "owned_by": "dragoman"},
+            {**known, "id": "org/b", "object": "model", "created": 7, "owned_by": "them"},
         ],
     }
     for place, entry in enumerate(call.json["data"]):

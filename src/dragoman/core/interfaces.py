@@ -99,6 +99,8 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     of `wire`: `lark`, `gbnf`, `regex`, `choice` (of texts); `schema` has a field in every
     wire, and `custom` is the input of a custom tool. `continues` are fields of `wire` with which
     the answer is the rest of an unfinished message of the assistant: none where that is enough.
+    `guarantees` are those of a model whose entry in the listing has none; None: `constraints` are
+    enforced for every model.
     """
 
     images: bool | None = None
@@ -111,6 +113,7 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     wire: str | None = None
     constraints: dict[str, str] | None = None
     continues: dict[str, JSON] | None = None
+    guarantees: tuple[str, ...] | None = None
 
 
 class Engine(Protocol):

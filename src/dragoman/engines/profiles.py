@@ -33,7 +33,8 @@ _CAREFUL = UpstreamLimits(
 )
 _MAX_TOKENS = Dialect(max_tokens="max_tokens")
 _SCHEMA = {"schema": "format"}
-_CONTINUES: dict[str, JSON] = {"continue_final_message": True, "add_generation_prompt": False}
+_BESIDE: dict[str, JSON] = {"add_generation_prompt": False}
+_CONTINUES: dict[str, JSON] = {"continue_final_message": True, **_BESIDE}
 _RAW_TOKENS = (("add_special_tokens", False), ("skip_special_tokens", False))
 _REFUSED = frozenset(
     {
@@ -80,6 +81,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Its fields that constrain the text of an answer (see `Capabilities`)."""
     continues: dict[str, JSON] | None = None
     """Fields for continuing an unfinished message of the assistant; None: not known."""
+    guarantees: tuple[str, ...] | None = None
+    """Those of a model whose entry in the listing has none (see `Capabilities`)."""
 
 
 GENERIC = Profile(name="generic", think="inline")
@@ -187,7 +190,9 @@ PROFILES: tuple[Profile, ...] = (
         name="vllm",
         owned_by=("vllm",),
         wires=("chat",),
-        dialect=Dialect(reasoning_field="reasoning", prompt_options=_RAW_TOKENS),
+        dialect=Dialect(
+            reasoning_field="reasoning", prompt_options=_RAW_TOKENS, beside_continue=_BESIDE
+        ),
         constraints={
             "regex": "structured_outputs.regex",
             "choice": "structured_outputs.choice",
@@ -199,7 +204,7 @@ PROFILES: tuple[Profile, ...] = (
         name="sglang",
         owned_by=("sglang",),
         wires=("chat",),
-        dialect=replace(_MAX_TOKENS, prompt_options=_RAW_TOKENS),
+        dialect=replace(_MAX_TOKENS, prompt_options=_RAW_TOKENS, beside_continue=_BESIDE),
         constraints={"regex": "regex", **_SCHEMA},
         continues=_CONTINUES,
     ),
@@ -230,6 +235,7 @@ PROFILES: tuple[Profile, ...] = (
         wires=("chat", "responses", "messages"),
         constraints=TEXT_CONSTRAINTS,  # where its listing says that the model's are enforced
         continues={"continue_final_message": True},
+        guarantees=("best-effort",),
     ),
 )
 

@@ -619,6 +619,7 @@ class Remote:
             wire=next(iter(self.upstream.wires), None),
             constraints=self.profile.constraints,
             continues=self.profile.continues,
+            guarantees=self.profile.guarantees,
         )
 
     async def close(self) -> None:

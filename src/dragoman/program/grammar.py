@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from msgspec import Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON, Message
-from dragoman.engines.token.constraints import byte_compiler, followed, matches
+from dragoman.engines.token.constraints import GrammarState, byte_compiler, followed, matches
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.demand import RULE, Demand, JSONBody, lark_literals, problem
 from dragoman.formats.grammar.lark import slashed
@@ -40,6 +41,7 @@ from .nodes import (
 )
 
 ANY = "(?s:.*)"
+MISSING = "Grammars of programs need the extra local: pip install '.[local]' in the checkout."
 
 
 class Match(Struct, frozen=True):
@@ -73,7 +75,7 @@ def fitting(value: Node, text: str) -> bool | None:
         if text in texts:
             return True
         return False if any(each.startswith(text) for each in texts) else None
-    state = followed(Grammar(_Writer(flexible=True).whole(value)), text)
+    state = _followed(value, text)
     if state is not None:
         return state.accepting
     if isinstance(body := bare(value), Json) and _is_json(body, text):
@@ -99,7 +101,7 @@ def captures(value: Node, text: str) -> dict[str, Any]:
                     if f"g{n}" in hit.groups
                 ]
     if pairs is None:
-        state = followed(Grammar(_Writer(flexible=True, capturing=True).whole(value)), text)
+        state = _followed(value, text, capturing=True)
         parts = state.captures if state is not None else []
         pairs = [(name, part.decode("utf-8", "replace")) for name, part in parts]
     for name, part in pairs:
@@ -111,13 +113,25 @@ def captures(value: Node, text: str) -> dict[str, Any]:
 
 
 def check(value: Node) -> None:
-    """Raise ValueError where a node is no grammar, with the compiler's message."""
+    """Raise ValueError where a node is no grammar, with the compiler's message; ImportError where
+    there is no compiler."""
+    _check_installed()
     alone = (value.text,) if isinstance(value, Lark) else ()  # so that places are those in the text
     try:
         for lark in (*alone, _Writer().whole(value)):
             byte_compiler().compiled(Grammar(lark))
     except FaultError as error:
         raise ValueError(f"{label(value)}: {error.fault.message}") from None
+
+
+def _followed(value: Node, text: str, *, capturing: bool = False) -> GrammarState | None:
+    _check_installed()
+    return followed(Grammar(_Writer(flexible=True, capturing=capturing).whole(value)), text)
+
+
+def _check_installed() -> None:
+    if find_spec("llguidance") is None:
+        raise ImportError(MISSING)
 
 
 def bare(value: Node) -> Node:

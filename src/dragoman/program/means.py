@@ -56,6 +56,8 @@ class Target:
         known = await self.client.capabilities(self.model or "")
         entry = next((each for each in models if each.id == self.model), None)
         guarantees = ((entry and entry.extra) or {}).get("models", {}).get("guarantees")
+        if not isinstance(guarantees, list):  # not listed, as by another name than asked for
+            guarantees = known.guarantees and list(known.guarantees)
         self.wire = known.wire or "chat"
         if guarantees is None or "enforced" in guarantees:
             self.constraints = known.constraints or {}

@@ -69,7 +69,8 @@ class Endpoints:
     async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
         with Watch(self._service.roster, exchange) as watch:
             watch.limit(self._service.settings.deadline)
-            return await self._service.engine.models(replace(caller, wire=exchange.wire.name))
+            models = await self._service.engine.models(replace(caller, wire=exchange.wire.name))
+        return tuple(map(_with_guarantees, models))
 
     async def embed(self, exchange: Exchange, caller: Caller) -> None:
         """Embeddings; cancelled when the client disconnects or time is up."""
@@ -121,6 +122,14 @@ class Endpoints:
         room = room_of(self._service.settings, exchange.count)
         asked = await understand(request, memory.store, exchange.tenant, room)
         return asked.whole, asked.size if asked.size > SMALL else 0
+
+
+def _with_guarantees(model: Model) -> Model:
+    """A model with the guarantees of its answers: `default_guarantee` where its engine gives none,
+    so that a client does not take fields that are passed on for fields that are enforced."""
+    extra = model.extra or {}
+    known = {"guarantees": ["best-effort"], **extra.get("models", {})}
+    return replace(model, extra={**extra, "models": known})
 
 
 def _note(exchange: Exchange, model: str) -> None:

@@ -182,6 +182,8 @@ def encode_body(
     body = dict(compress(given.items(), map(is_not, given.values(), repeat(None))))
     if request.extra:
         body = merge(body, request.extra.get(wire, {}))
+        if dialect.beside_continue and body.get("continue_final_message") is True:
+            body = {**dialect.beside_continue, **body}
     for name in sorted(dialect.drop & body.keys()):
         del body[name]
         notes.append((name, "dropped", "this server does not take it", ()))

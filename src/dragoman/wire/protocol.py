@@ -46,6 +46,8 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Whether content may be a list of parts where it is only text."""
     ask_usage: bool = True
     """Whether usage is always requested in a stream."""
+    beside_continue: dict[str, JSON] | None = None
+    """Fields without which the server refuses `continue_final_message`."""
     drop: frozenset[str] = frozenset()
     """Request fields (by this wire's names) that the upstream refuses: dropped and reported."""
 
