@@ -21,6 +21,7 @@ from dragoman.core.item import (
     Thought,
     Token,
     UnknownPart,
+    place_behind,
 )
 from dragoman.core.loss import Loss, LossList, path
 from dragoman.core.request import (
@@ -46,6 +47,18 @@ def test_a_message_reads_as_text_and_parts_either_way() -> None:
 
 def test_tokens_of_which_an_answer_has_a_million_are_no_work_for_the_collector() -> None:
     assert not gc.is_tracked(Token("a", -0.5, top=(Token("b", -1.0),)))
+
+
+def test_what_users_said_tells_places_apart_whatever_the_model_and_tools_said() -> None:
+    picture = Image("https://example.com/a.png")
+    same = [(Text("Hi"),), (picture, Text("Hi"))]
+    for content in same:
+        assert place_behind(7, Message("user", content)) == place_behind(7, Message("user", "Hi"))
+    for item in (Message("assistant", "Hi"), FunctionCall("c", "f", "{}"), Message("user", ())):
+        assert place_behind(7, item) == 7
+    long = "x" * 10_000
+    said = ["Hi", "\ud83d", long, long + "x", "y" + long[1:], long[1:] + "y"]
+    assert len({place_behind(7, Message("user", text)) for text in said}) == len(said)
 
 
 def test_reasoning_text_is_the_content_or_else_the_summary() -> None:

@@ -186,10 +186,13 @@ def place_behind(place: int, item: Item) -> int:
     """
     if not isinstance(item, Message) or item.role != "user":
         return place
-    text = item.text
-    if len(text) > 2 * READ:
-        text = f"{len(text)} {text[:READ]} {text[-READ:]}"
-    return crc32(text.encode("utf-8", "surrogatepass"), place)
+    for part in item.parts:
+        if isinstance(part, Text):
+            text = part.text
+            if len(text) > 2 * READ:
+                text = f"{len(text)} {text[:READ]} {text[-READ:]}"
+            place = crc32(text.encode("utf-8", "surrogatepass"), place)
+    return place
 
 
 class Reasoning(Struct, frozen=True, omit_defaults=True, tag="reasoning"):
