@@ -404,14 +404,26 @@ def test_chat_sends_the_whole_conversation_until_ctrl_d(up: Mock, typed: Typed) 
 
 
 def test_chat_says_what_it_talks_to_and_has_commands(up: Mock, typed: Typed, capsys) -> None:
-    typed("/help", "Hi", "/new", "/what", "/etc/hosts is a file", "/quit", "never sent")
+    words = "/etc/hosts is a file"
+    typed("/help", "Hi", "/new", "/what", "/model x", words, " /tmp too", "/quit", "never sent")
     shown = seen("chat", "--at", up.base_url)
     assert capsys.readouterr().err == (
         f"first ({up.base_url}). /help lists the commands; Ctrl-D ends.\n"
     )
-    assert shown == f"> {HELP}\n> Hello!\n> > There is no /what.\n{HELP}\n> Hello!\n> "
+    unknown = "".join(f"> There is no {word}.\n{HELP}\n" for word in ("/what", "/model x"))
+    assert shown == f"> {HELP}\n> Hello!\n> {unknown}> Hello!\n> Hello!\n> "
     said = [[each["content"] for each in asked.json["messages"]] for asked in up.asked]
-    assert said == [["Hi"], ["/etc/hosts is a file"]]
+    assert [each[0] for each in said] == ["Hi", words, words]
+    assert said[-1][-1] == " /tmp too"
+
+
+@pytest.mark.parametrize("end", [(), ("/quit",)])
+def test_chat_ends_with_1_where_nothing_was_answered(end, up: Mock, typed: Typed) -> None:
+    up.handler = plain(400, {"error": {"message": "Not today."}})
+    typed("Hi", "And now?", *end)
+    assert "Hello" not in seen("chat", "--at", up.base_url, status=1)
+    typed("/help", *end)
+    seen("chat", "--at", up.base_url)
 
 
 @pytest.mark.parametrize("words", [["-m", "mine"], []])

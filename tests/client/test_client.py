@@ -139,6 +139,13 @@ def test_invalid_item_is_a_type_error_that_names_its_place(said, problem) -> Non
         build_request(said, {}, stream=True)
 
 
+def test_a_class_as_a_format_and_a_key_that_is_no_text_are_named() -> None:
+    with pytest.raises(TypeError, match=r"^format: int is a class; give a dict"):
+        build_request("Hi", {"format": int}, stream=True)
+    with pytest.raises(TypeError, match=r"^the key is of type int, and must be a text"):
+        connect("http://127.0.0.1:9/v1", key=5)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

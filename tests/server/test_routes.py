@@ -375,6 +375,7 @@ async def test_a_path_that_is_nearly_one_is_set_right() -> None:
     ("path", "words"),
     [
         ("/v1/images/generations", "There is nothing at /v1/images/generations."),
+        ("/v1/moderations", "There is nothing at /v1/moderations."),
         ("/", "There is nothing at /. The API begins with /v1, as in /v1/models."),
         ("/v1/", "There is nothing at /v1/. The API begins with /v1, as in /v1/models."),
     ],

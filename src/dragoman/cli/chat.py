@@ -192,6 +192,7 @@ HELP = """\
 /help   this list
 /new    begin a new conversation
 /quit   end, as Ctrl-D does
+A line that begins with a space is sent as it is.
 Ctrl-C stops an answer. The arrow keys edit a line and bring back earlier ones."""
 
 
@@ -217,25 +218,29 @@ def _chat(options: Namespace) -> int:
         else:
             agent, about = runner.run(_agent(options))
         began = agent.history
+        answered = failed = False  # one answer is enough to have worked
         try:
             print(about, file=sys.stderr)
             while True:
                 line = input("> ")
-                command = line.strip()
+                command = line.rstrip()
+                word = command.partition(" ")[0]
                 if command == "/quit":
-                    return 0
+                    return int(failed)
                 if command == "/new":
                     agent.history = began
-                elif command.startswith("/") and command[1:].isalpha():
-                    print(HELP if command == "/help" else f"There is no {command}.\n{HELP}")
+                elif word.startswith("/") and word[1:].isalpha():
+                    print(HELP if word == "/help" else f"There is no {command}.\n{HELP}")
                 elif command:
                     run = runner.run(_print_answer(agent.stream(line)))
+                    answered = answered or run is not None
+                    failed = not answered
                     while run is not None and (decided := _decided(run)):
                         allow, items = decided
                         run = runner.run(_print_answer(agent.stream(items, allow=allow)))
         except EOFError:
             print()
-            return 0
+            return int(failed)
         finally:
             runner.run(agent.close())
 

@@ -205,6 +205,9 @@ def _shaped(name: str, value: JSON) -> JSON:
             value = (value,)
         case "tools", list() | tuple():
             value = tuple(_decoded(each, f"tools[{n}]", "tool") for n, each in enumerate(value))
+        case "format", type():
+            known = "a dict with type 'json_schema', or an agent's `output`, which takes types"
+            raise TypeError(f"format: {value.__name__} is a class; give {known}")
         case "format" | "tool_choice", dict():
             value = _decoded(value, name, name)
         case _, list():

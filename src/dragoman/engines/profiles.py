@@ -253,11 +253,14 @@ def unknown_kind(wire: str, profile: str | None) -> tuple[str, str] | None:
 
     >>> unknown_kind("auto", "vlm")[1].partition("; ")[2]
     'did you mean vllm?'
+    >>> unknown_kind("chat-completions", None)[1].partition("; ")[2]
+    'did you mean chat?'
     """
     for field, value, known in (("wire", wire, (AUTO, *WIRES)), ("profile", profile, BY_NAME)):
         if value is not None and value not in known:
             kinds = ", ".join(sorted(known))
-            return field, f"is {value!r}, and must be one of {kinds}{hint(value, known)}"
+            begun = next(filter(value.startswith, known), value)  # as of `chat-completions`
+            return field, f"is {value!r}, and must be one of {kinds}{hint(begun, known)}"
     return None
 
 

@@ -189,6 +189,8 @@ def sendable(key: Secret | str | None) -> Secret | None:
     value = key.reveal() if isinstance(key, Secret) else key
     if value is None:
         return None
+    if not isinstance(value, str):
+        raise TypeError(f"the key is of type {type(value).__name__}, and must be a text")
     if not (value.isascii() and value.isprintable()):
         raise ValueError("the key holds characters that no header can carry")
     return Secret(value)

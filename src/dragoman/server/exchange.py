@@ -348,7 +348,7 @@ class Router:
         if methods is None:
             near = (BASE + path, path.removeprefix(BASE))  # some clients add the base again
             known = [each for each in near if each in self._paths]
-            known += get_close_matches(path[:200], self._paths, 1, 0.8)
+            known += get_close_matches(path[:200], self._paths, 1, 0.85)
             hint = f" Did you mean {known[0]}?" if known else ""
             if path.strip("/") in ("", BASE[1:]):
                 hint = f" The API begins with {BASE}, as in {BASE}/models."
