@@ -254,7 +254,7 @@ def test_a_grammar_that_is_worn_out_is_compiled_anew(monkeypatch) -> None:
 
     def worn(state, data):
         tries.append(state)
-        if state._compiled is compiled:
+        if state.compiled is compiled:
             compiled.worn = True
             raise FaultError(bad_request("too large"))
         accept(state, data)

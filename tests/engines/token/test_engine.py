@@ -5,6 +5,7 @@ import math
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -374,6 +375,7 @@ class OnlyAB:
     """Lets a and b through, three of them; the first is forced to be b."""
 
     took = 0.0
+    compiled = SimpleNamespace(busy=0, slow=False)
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -423,7 +425,7 @@ async def test_many_forced_tokens_are_read_in_rounds_beside_others() -> None:
 
     class Endless:
         took = 0.0
-
+        compiled = SimpleNamespace(busy=0, slow=False)
         over = False
 
         def mask(self, logits: Any) -> None:

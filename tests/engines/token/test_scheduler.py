@@ -625,8 +625,7 @@ async def test_a_model_that_keeps_what_it_read_gets_the_tenant() -> None:
 
 
 def rounds_of(monkeypatch, count: int, *took: tuple[str, float], last: int = 0) -> list[Any]:
-    """What runs in so many rounds of sequences of tenants, whose masks take so long; the last comes
-    in the round `last`."""
+    """What runs in rounds of tenants' sequences, with masks of such times; one comes in `last`."""
     scheduler, clock = Scheduler(Table(), str, concurrency=8, queue=8), [0.0]
     rounds: list[list[float]] = []
 
@@ -636,6 +635,7 @@ def rounds_of(monkeypatch, count: int, *took: tuple[str, float], last: int = 0) 
             took=took,
             ready=True,
             reading=False,
+            unmasked=False,
             round=0,
             unread=lambda share: [1],
             take=lambda ids, outcome: rounds[-1].append(took),

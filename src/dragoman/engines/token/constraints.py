@@ -247,6 +247,9 @@ PROBES = 8
 MAX_SLOW = 0.5
 """Seconds of the processor that grammars may take for one answer beyond what each token is given:
 where a text can be read in many ways, each token takes longer than the last."""
+MAX_QUICK = 0.02
+"""Seconds of a mask after which a grammar is slow. Those whose rules come again in themselves are
+from the first: of a long token each letter may be read in all ways that the last left open."""
 PER_MASK, PER_TOKEN = 0.003, 0.0001
 """Seconds that are given for each mask, and for each token or byte: many times the usual."""
 PIECE, QUICK = 16, 0.001
@@ -278,12 +281,15 @@ class Compiled(Struct, eq=False):
 
     The copies share the states of llguidance's lexer, with which its `weight` grows, and of which
     there is a limit: one that has reached it is `worn`, and is compiled again for the next request.
+    Masks of those that are `slow` are computed apart (`Masks`), and so many are meanwhile: `busy`.
     """
 
     matcher: llguidance.LLMatcher
     size: int
     weight: int
+    slow: bool = False
     worn: bool = False
+    busy: int = 0
 
     def state(self) -> GrammarState:
         return GrammarState(self)
@@ -343,7 +349,8 @@ class GrammarCompiler:
             given, weight, _ = self._tried(grammar, ends)
             matcher = _matcher(self._tokens, given)
             matcher.compute_bitmask()  # computed once, copies share it: else the model waits
-        found = Compiled(matcher, self._size, weight)
+        slow = any(recursive(text) for _, text in grammar.inner)
+        found = Compiled(matcher, self._size, weight, slow)
         with self._lock:
             self._kept.setdefault(tenant, OrderedDict())[key] = found
             self._drop()
@@ -428,33 +435,48 @@ class GrammarCompiler:
 class GrammarState:
     """The state of a grammar in one sequence."""
 
-    __slots__ = ("_allowance", "_compiled", "_matcher", "_size", "took")
+    __slots__ = ("_allowance", "_bits", "_matcher", "_size", "_spent", "compiled", "looked", "took")
 
     def __init__(self, compiled: Compiled, allowance: Allowance | None = None) -> None:
-        self._compiled = compiled
+        self.compiled = compiled
         self._matcher = compiled.matcher.deep_copy()
         self._size = compiled.size
         self._allowance = Allowance() if allowance is None else allowance
+        self._bits: bytes | None = None
+        self._spent = 0.0
+        self.looked = False
+        """Whether the next mask was asked for, apart."""
         self.took = 0.0
-        """Seconds of the processor that the last mask took, with what was accepted since."""
+        """Seconds of the processor that the last mask took, with what was accepted since. One that
+        was looked for apart held up nobody."""
+
+    def look(self) -> None:
+        """Look for what may come next, which may be slow; from any thread. Other threads run."""
+        started = thread_time()
+        self._bits = self._matcher.compute_bitmask()
+        self._spent = thread_time() - started
 
     def mask(self, logits: NDArray[Any]) -> None:
         """Set the scores of tokens that may not come next to minus infinity, in place. Raises
         FaultError where llguidance's limits are exceeded."""
         import numpy as np
 
-        started = thread_time()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self.took = thread_time() - started
-        self._compiled.weight += int(self.took * GROWTH)
+        apart = self._bits is not None
+        if not apart:
+            self.look()
+        bits, self._bits = np.frombuffer(self._bits or b"", dtype=np.uint8), None
+        self.took = 0.0 if apart else self._spent
+        self.compiled.slow |= self._spent > MAX_QUICK
+        self.compiled.weight += int(self._spent * GROWTH)
         self._check()
-        self._allowance.spend(self.took, PER_MASK)
+        self._allowance.spend(self._spent, PER_MASK)
         barred = np.unpackbits(~bits, count=self._size, bitorder="little").view(np.bool_)
         np.copyto(logits[: self._size], -np.inf, where=barred)
         logits[self._size :] = -np.inf  # padding rows of the network
 
     def accept(self, ids: Sequence[int]) -> None:
         """Advance by these tokens. Raises FaultError where they do not match, or take too long."""
+        self._bits, self.looked = None, False
         left, at, size = list(ids), 0, 1
         while at < len(left):
             started = thread_time()
@@ -495,7 +517,7 @@ class GrammarState:
         if self._matcher.is_error():
             problem = _error_text(self._matcher.get_error())
             if self._matcher.stop_reason() in _LIMITED or "too large" in problem:
-                self._compiled.worn = True
+                self.compiled.worn = True
                 why = "fewer alternatives, patterns and repetitions are needed"
                 raise FaultError(bad_request(f"The demands on the answer are too large: {why}"))
             raise FaultError(Fault("internal", f"The grammar lost its way: {problem}"))

@@ -16,6 +16,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 from dragoman.engines.base import request_id
 
+from .masks import Masks
 from .next_token import NextTokenModel
 from .source import Job, NewTokens, ScoringModel, Slot, TokenCounter, model_fault
 
@@ -121,12 +122,25 @@ class RunningSequence:
 
     @property
     def ready(self) -> bool:
-        """Whether it can continue: not over, and its reader not too far behind."""
-        if self.over:
+        """Whether it can continue: not over, its reader not too far behind, its grammar free."""
+        if self.over or self.busy:
             return False
         self.behind = True  # set first, so that a reader that catches up now wakes us
         self.behind = self._counter.count - self.consumed >= AHEAD and not self.cancelled
         return not self.behind
+
+    @property
+    def busy(self) -> bool:
+        """Whether slow masks of its grammar are being computed."""
+        return self.job.constraint is not None and self.job.constraint.compiled.busy > 0
+
+    @property
+    def unmasked(self) -> bool:
+        """Whether its next mask may be slow, and is not there."""
+        constraint = self.job.constraint
+        if constraint is None or self.over or self._due or not constraint.compiled.slow:
+            return False
+        return not (constraint.looked or constraint.compiled.busy)
 
     @property
     def took(self) -> float:
@@ -305,6 +319,7 @@ class Scheduler:
         self._queues: dict[asyncio.AbstractEventLoop, ThreadQueue] = {}
         self._waiting: deque[RunningSequence] = deque()
         self._active: list[RunningSequence] = []
+        self._masks = Masks(self._wake)
 
     # ---- on the event loop ---------------------------------------------------------------
 
@@ -441,7 +456,9 @@ class Scheduler:
             (
                 each
                 for each in self._waiting
-                if requests[each.request] < share and (full < 0 or not tenants[each.job.tenant])
+                if not each.busy
+                and requests[each.request] < share
+                and (full < 0 or not tenants[each.job.tenant])
             ),
             key=lambda each: (
                 *(tenants[each.job.tenant], turns.get(each.job.tenant, -1)),
@@ -466,6 +483,8 @@ class Scheduler:
 
     def _round(self) -> bool:
         """One token for every sequence that can continue; False when none can."""
+        if unmasked := [m for m in self._active if m.unmasked]:
+            self._masks.compute(unmasked)
         ready = [m for m in self._active if m.ready]
         spent = [m.took for m in ready]
         if len(ready) > 1 and (sum(spent) > MASKS or max(spent) > SLOW):
@@ -567,6 +586,7 @@ class Scheduler:
             self._arrivals.clear()
             if not self._closing:
                 self._thread = None
+        self._masks.end()
         fault = CLOSED if self._closing else DIED
         for sequence in left:
             sequence.fail(FaultError(fault))
