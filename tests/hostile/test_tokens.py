@@ -103,7 +103,7 @@ def conversation(text: str) -> Request:
 
 
 async def test_panics_of_the_compiler_of_grammars_are_not_quoted() -> None:
-    said = constraints._error_text("panic: assertion failed: !state.has_lowest_match()\n 0: main")
+    said = constraints.error_text("panic: assertion failed: !state.has_lowest_match()\n 0: main")
     assert said == "has something that cannot be compiled, an attribute of a rule perhaps"
 
 

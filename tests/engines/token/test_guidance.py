@@ -226,6 +226,22 @@ def test_a_row_of_the_parser_that_is_too_long_is_the_fault_of_the_grammar() -> N
     assert raised.value.fault.code == "invalid_request"
 
 
+def test_long_texts_of_recursive_grammars_hold_up_nobody() -> None:
+    """At one byte all ends that has begun, and meanwhile no other thread runs."""
+    grammar = Lark("guided_grammar", 'start: s\ns: "a" s | "a" s "b" | "!"')
+    started, waited = time.thread_time(), time.perf_counter()
+    for count, problem in ((32_000, "too large"), (128_000, "takes too long for such a text")):
+        with pytest.raises(FaultError, match=problem) as raised:
+            matches(grammar, "a" * count + "!")
+    assert raised.value.fault.code == "invalid_request"
+    assert time.thread_time() - started < (time.perf_counter() - waited) / 2, "in this process"
+    left = Lark("guided_grammar", 'start: s\ns: s "," x | x\nx: /[a-z]+/')
+    assert matches(left, "abc," * 20_000 + "abc")
+    assert not matches(left, "abc," * 20_000)
+    assert not matches(left, "abc," * 20_000 + "!")
+    assert not matches(left, "\ud800," * 2_000)
+
+
 @pytest.mark.parametrize(
     ("lark", "text"),
     [

@@ -37,7 +37,7 @@ from dragoman.formats.grammar.demand import (
     problem,
     recursive,
 )
-from dragoman.formats.grammar.lark import Writer
+from dragoman.formats.grammar.lark import Writer, error_text
 from dragoman.formats.grammar.schema import inside
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
 from dragoman.net.threads import TenantLock, outlasting
@@ -201,8 +201,11 @@ def followed(
     while True:
         compiled = byte_compiler().compiled(grammar)
         state = GrammarState(compiled, allowance)
+        data = text.encode(errors="surrogatepass")  # half a pair matches nothing
         try:
-            state.accept(text.encode(errors="surrogatepass"))  # half a pair matches nothing
+            if compiled.slow and len(data) > MAX_UNTRIED:
+                byte_compiler().read(grammar, data)
+            state.accept(data)
             return state
         except FaultError as error:
             if error.fault.code == "internal":  # it does not match
@@ -229,10 +232,15 @@ MAX_SECONDS, MAX_MEMORY = 2, 256 * 1024 * 1024
 """Seconds of the processor, and bytes of memory, that compiling one grammar may take."""
 MAX_TEXT = 1024 * 1024
 """The most characters of one grammar: all schemas of a request together."""
+MAX_UNTRIED = 4096
+"""Bytes of a text after which that process reads it first, where rules come again in themselves: at
+one byte all may end that have begun, which takes seconds and ends in an error."""
 MAX_TRIED = 2
 """Grammars that are tried at a time, for each vocabulary."""
 MAX_VERIFIED = 3
 """Answers of a model that are verified at a time, of which a tenant has one."""
+PER_SECOND, PER_BYTE = 100_000, 256
+"""Bytes of a text for which it has one second more, and bytes of memory for each of them."""
 MAX_KEPT = 128 * 1024 * 1024
 """Bytes of grammars that stay compiled, for each vocabulary."""
 MAX_STATES = 50_000
@@ -256,6 +264,10 @@ PIECE, QUICK = 16, 0.001
 """Tokens that are read at once, where they take no longer than these seconds, else one: llguidance
 holds up the other threads meanwhile."""
 
+TOO_SLOW = (
+    "The grammar of the answer takes too long for such a text. Let each rule repeat itself at one "
+    'place only, its beginning: s: s "a" | "a", not s: s s, nor s: "a" s'
+)
 _NO_LOG = 0
 _LIMITED = ("ParserTooComplex", "LexerTooComplex")
 
@@ -269,11 +281,7 @@ class Allowance(Struct):
         """Raises FaultError where that is too much."""
         self.spent = max(self.spent + took - given, 0.0)
         if self.spent > MAX_SLOW:
-            problem = (
-                "The grammar of the answer takes too long for such a text. Let each rule repeat "
-                'itself at one place only, its beginning: s: s "a" | "a", not s: s s, nor s: "a" s'
-            )
-            raise FaultError(bad_request(problem))
+            raise FaultError(bad_request(TOO_SLOW))
 
 
 class Compiled(Struct, eq=False):
@@ -367,6 +375,10 @@ class GrammarCompiler:
             only = grammar.parts[0][0] if len(grammar.parts) == 1 else None
             raise FaultError(bad_request(f"The grammar of the answer {problem}", only))
 
+    def read(self, grammar: Grammar, text: bytes) -> None:
+        """Read a text, of a vocabulary of bytes, elsewhere. Raises FaultError as `accept` does."""
+        self._tried(grammar, frozenset(), text)
+
     def _drop(self) -> None:
         """Drop what is over the limit, of the tenant that has most of it and longest unused."""
         weights = {
@@ -379,9 +391,11 @@ class GrammarCompiler:
             if not self._kept[largest]:
                 del self._kept[largest], weights[largest]
 
-    def _tried(self, grammar: Grammar, ends: frozenset[int]) -> tuple[str, int, float]:
+    def _tried(
+        self, grammar: Grammar, ends: frozenset[int], text: bytes = b""
+    ) -> tuple[str, int, float]:
         """The grammar as llguidance takes it, the bytes it takes compiled, and the seconds. Raises
-        FaultError where a child could not compile it."""
+        FaultError where a child could not compile it, or read the text by it."""
         rules = "\n".join((grammar.lark, *self._markers(grammar.markers, ends)))
         whole = _given(rules, grammar.inner, self._forces)
         only = grammar.parts[0][0] if len(grammar.parts) == 1 else None
@@ -401,9 +415,13 @@ class GrammarCompiler:
             for param, expression in grammar.parts
         ]
         try:
-            message = msgspec.msgpack.encode([(None, whole), *parts])
-            answer = self._child.ask(message, Limits(MAX_SECONDS, MAX_MEMORY))
+            message = msgspec.msgpack.encode((text, [(None, whole), *parts]))
+            seconds, memory = len(text) // PER_SECOND, PER_BYTE * len(text)
+            limits = Limits(MAX_SECONDS + seconds, MAX_MEMORY + memory)
+            answer = self._child.ask(message, limits)
         except (GivenUpError, ChildError) as error:
+            if text:
+                raise FaultError(bad_request(TOO_SLOW)) from error
             problem = (
                 f"takes more than {MAX_SECONDS} s or {MAX_MEMORY // 2**20} MB to compile, or is "
                 "nested too deeply. Make it smaller: fewer alternatives, patterns, repetitions"
@@ -412,6 +430,8 @@ class GrammarCompiler:
         param, problem, weight, took = msgspec.msgpack.decode(
             answer, type=tuple[str | None, str, int, float]
         )
+        if problem and text:
+            raise FaultError(bad_request(problem) if param else Fault("internal", problem))
         if problem and param is None:
             problem = f"The constraint{' ' if problem.startswith('is ') else ': '}{problem}"
         if problem:
@@ -515,7 +535,7 @@ class GrammarState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            problem = _error_text(self._matcher.get_error())
+            problem = error_text(self._matcher.get_error())
             if self._matcher.stop_reason() in _LIMITED or "too large" in problem:
                 self.compiled.worn = True
                 why = "fewer alternatives, patterns and repetitions are needed"
@@ -525,14 +545,19 @@ class GrammarState:
 
 def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
     """What tries grammars in a child, with some tokens: the first of them, and the others, which
-    are its parts. Gives the field and the problem, and the bytes and seconds it took."""
+    are its parts. Gives the field and the problem, and the bytes and seconds it took. A text is
+    read by the first instead; a field says only that it proved too large."""
     pieces, special = msgspec.msgpack.decode(setup, type=tuple[list[bytes], list[int]])
     ids = {piece: id for id, piece in enumerate(pieces)}
     single = [ids.get(bytes([value]), 0) for value in range(256)]
     tokens = _llguidance_tokens(pieces, special, lambda text: [single[v] for v in text.encode()])
 
     def answer(message: bytes) -> bytes:
-        (_, whole), *parts = msgspec.msgpack.decode(message, type=list[tuple[str | None, str]])
+        text, ((_, whole), *parts) = msgspec.msgpack.decode(
+            message, type=tuple[bytes, list[tuple[str | None, str]]]
+        )
+        if text:
+            return msgspec.msgpack.encode((*_read(tokens, whole, text), 0, 0.0))
         _problem(tokens, _given('start: "a"', ()))  # what any grammar takes is not its weight
         before, started = _resident(), thread_time()
         problem = _problem(tokens, whole)
@@ -549,6 +574,15 @@ def try_grammars(setup: bytes) -> Callable[[bytes], bytes]:
     return answer
 
 
+def _read(tokens: llguidance.LLTokenizer, given: str, text: bytes) -> tuple[str | None, str]:
+    """What is wrong with a text for a grammar, and before it a field if that is its size."""
+    try:
+        Compiled(_matcher(tokens, given), 0, 0).state().accept(text)
+    except FaultError as error:
+        return None if error.fault.code == "internal" else "text", error.fault.message
+    return None, ""
+
+
 def _problem(tokens: llguidance.LLTokenizer, given: str, probes: int = PROBES) -> str:
     """What is wrong with a grammar, or turns out to be within some tokens; empty if nothing."""
     matcher = _matcher(tokens, given)
@@ -559,7 +593,7 @@ def _problem(tokens: llguidance.LLTokenizer, given: str, probes: int = PROBES) -
         allowed = [at * 8 + bit for at, bits in enumerate(mask) if bits for bit in _BITS[bits]]
         if not allowed or not matcher.consume_token(allowed[step * 7919 % len(allowed)]):
             break
-    return _error_text(matcher.get_error()) if matcher.is_error() else ""
+    return error_text(matcher.get_error()) if matcher.is_error() else ""
 
 
 MAX_PLACES = 100
@@ -649,47 +683,3 @@ class _LLGuidanceVocabulary(Struct):
         return list(
             self.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
         )
-
-
-_IN_OUR_WORDS = [
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"^at \d+\(\d+\): (?=invalid regex \"\(\?:)", ""),  # a place in what we wrote
-        (r"(?:invalid regex|regex parse error:) .* error: ", "is no regular expression: "),
-        (
-            r"(?:invalid regex .*)?lookarounds not supported yet; .*",
-            "has an anchor or a word boundary, which cannot be enforced",
-        ),
-        (r"^NoExtension(?:Bias)?$", "nothing can match it"),
-        (r"^panic: .*", "has something that cannot be compiled, an attribute of a rule perhaps"),
-        (r"^Unsatisfiable schema: ", "no value fits: "),
-        (r"Regex is empty:.*", "no text is all that is demanded"),
-        (r"^.*too many (?:expressions|states).*", "is too large: repeat less in it"),
-        (
-            r"^.*(?:Too many items \(|Current row has ).*",
-            "is too large, or refers to itself without an end",
-        ),
-        (r"^Resource '(.*)' is not present.*", r"refers to \1, which is not in the schema"),
-        (
-            r"^patternProperty regexes /(.*)/ and /(.*)/ are not disjoint",
-            r"a property may fit both \1 and \2: write patterns of which only one fits",
-        ),
-        (r'^failed to parse "%json": number out of range.*', "has a number that is too large"),
-        (r"^Failed to generate regex for .*", "its range of numbers cannot be enforced"),
-        (r" while processing .*$", ""),
-        (r";? following (?:\w+ )*are available:.*", ""),
-        (r"[Ee]xpected token (.*), found (.*) \(at .*\)$", r"expected \1, and found \2"),
-        (r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: "),
-    )
-]
-"""Error texts of llguidance and their replacements; other texts are passed on."""
-
-
-def _error_text(error: str) -> str:
-    """The first lines of an error, in our words: after them comes the grammar itself."""
-    lines = [line.strip() for line in error.partition("<state>")[0].splitlines()]
-    text = " ".join(line for line in lines if line and "|" not in line[:6])
-    text = (text.partition("failed to compile JSON schema: ")[2] or text).rstrip(" ^")
-    for pattern, words in _IN_OUR_WORDS:
-        text = pattern.sub(words, text)
-    return text[:300]

@@ -145,3 +145,47 @@ def _escaped(found: re.Match[str]) -> str:
     if piece.startswith("["):
         return _IN_CLASS.sub(lambda each: _SPELLED.get(each[0], each[0]), piece)
     return "[0-9]" if piece == "\\d" else _SPELLED.get(piece, piece)
+
+
+_IN_OUR_WORDS = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^at \d+\(\d+\): (?=invalid regex \"\(\?:)", ""),  # a place in what we wrote
+        (r"(?:invalid regex|regex parse error:) .* error: ", "is no regular expression: "),
+        (
+            r"(?:invalid regex .*)?lookarounds not supported yet; .*",
+            "has an anchor or a word boundary, which cannot be enforced",
+        ),
+        (r"^NoExtension(?:Bias)?$", "nothing can match it"),
+        (r"^panic: .*", "has something that cannot be compiled, an attribute of a rule perhaps"),
+        (r"^Unsatisfiable schema: ", "no value fits: "),
+        (r"Regex is empty:.*", "no text is all that is demanded"),
+        (r"^.*too many (?:expressions|states).*", "is too large: repeat less in it"),
+        (
+            r"^.*(?:Too many items \(|Current row has ).*",
+            "is too large, or refers to itself without an end",
+        ),
+        (r"^Resource '(.*)' is not present.*", r"refers to \1, which is not in the schema"),
+        (
+            r"^patternProperty regexes /(.*)/ and /(.*)/ are not disjoint",
+            r"a property may fit both \1 and \2: write patterns of which only one fits",
+        ),
+        (r'^failed to parse "%json": number out of range.*', "has a number that is too large"),
+        (r"^Failed to generate regex for .*", "its range of numbers cannot be enforced"),
+        (r" while processing .*$", ""),
+        (r";? following (?:\w+ )*are available:.*", ""),
+        (r"[Ee]xpected token (.*), found (.*) \(at .*\)$", r"expected \1, and found \2"),
+        (r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: "),
+    )
+]
+"""Error texts of llguidance and their replacements; other texts are passed on."""
+
+
+def error_text(error: str) -> str:
+    """The first lines of an error, in our words: after them comes the grammar itself."""
+    lines = [line.strip() for line in error.partition("<state>")[0].splitlines()]
+    text = " ".join(line for line in lines if line and "|" not in line[:6])
+    text = (text.partition("failed to compile JSON schema: ")[2] or text).rstrip(" ^")
+    for pattern, words in _IN_OUR_WORDS:
+        text = pattern.sub(words, text)
+    return text[:300]
