@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +209,10 @@ def leave(pocket: Product, asked: dict[str, Any]) -> None:
 
 def children(pid: int) -> list[int]:
     """The processes that a process started, and those that they did."""
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    found = [int(child) for thread in threads for child in thread.read_text().split()]
+    found = list[int]()
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError):  # it has ended since
+            found += map(int, thread.read_text().split())
     return [each for child in found for each in (child, *children(child))]
 
 

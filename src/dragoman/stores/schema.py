@@ -201,9 +201,11 @@ _TURNS = """
     CREATE INDEX outbox_by_turn ON outbox (target, tenant, due)
 """
 
-# Step 8: conversations age from their last use; when one was created is in `conversation`.
+# Step 8: conversations age from their last use.
 
-_USED = "ALTER TABLE conversations RENAME COLUMN created_at TO used_at"
+_USED = """ALTER TABLE conversations RENAME COLUMN created_at TO used_at;
+    ALTER TABLE conversations ADD COLUMN created_at BIGINT NOT NULL DEFAULT 0;
+    UPDATE conversations SET created_at = used_at"""
 
 _WORDS = {
     ' COLLATE "C"': "",

@@ -531,8 +531,8 @@ class Store(Files):
         self._retention.check_room(len(packed), sum(len(data) for _, data in packed))
 
         def steps() -> Steps[None]:
-            statement = """INSERT INTO conversations (id, tenant, used_at, conversation)
-                VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
+            statement = """INSERT INTO conversations (id, tenant, used_at, created_at, conversation)
+                VALUES ($1, $2, $3, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
             if not (yield statement, row):
                 raise ConflictError(f"There is a conversation {made.id} already.")
             yield from extend(made.id, packed)
@@ -556,13 +556,13 @@ class Store(Files):
         self, tenant: str, id: str, metadata: dict[str, JSON]
     ) -> bool:
         """Replace the metadata of a conversation."""
-        if (found := await self.get_conversation(tenant, id)) is None:
+        reading.set(tenant)
+        if not (rows := await self._read(f"SELECT created_at {_TALK}", id, tenant)):
             return False
         statement = """UPDATE conversations SET conversation = $3
             WHERE id = $1 AND tenant = $2 RETURNING id"""
-        return bool(
-            await self._write(statement, id, tenant, pack(replace(found, metadata=metadata)))
-        )
+        made = Conversation(id=id, tenant=tenant, created_at=rows[0][0], metadata=metadata)
+        return bool(await self._write(statement, id, tenant, pack(made)))
 
     async def delete_conversation(self, tenant: str, id: str) -> bool:
         """Delete a conversation and its items."""
