@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 from pytest_examples import EvalExample, find_examples
 
 from tests.architecture.tree import PACKAGE, ROOT, sources
@@ -53,10 +55,20 @@ def server() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture
+def clients() -> Iterator[list[OpenAI | Anthropic]]:
+    """Clients of SDKs, which are closed in the end: the garbage collector closes their sockets in a
+    later test, with a warning."""
+    made: list[OpenAI | Anthropic] = []
+    yield made
+    for client in made:
+        client.close()
+
+
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a:DeprecationWarning")  # by the SDK
 @pytest.mark.parametrize("page", BY_PAGE)
 def test_python_in_pages_prints_what_they_say(
-    page, eval_example: EvalExample, request, capsys
+    page, eval_example: EvalExample, request, capsys, clients
 ) -> None:
     """The examples of a page run one after the other, as if typed into one session."""
     known: dict[str, object] = {}
@@ -72,6 +84,7 @@ def test_python_in_pages_prints_what_they_say(
             error.__traceback__ = None
             pytest.fail(f"{page}:{example.start_line}: {error!r}")
         known.update((name, value) for name, value in defined.items() if name[:2] != "__")
+        clients += [value for value in defined.values() if isinstance(value, OpenAI | Anthropic)]
         assert capsys.readouterr().out.split() == promised, f"{page}:{example.start_line}"
 
 
