@@ -17,8 +17,10 @@ from dragoman.net import threads
 from dragoman.net.threads import TenantLock, Turns, reading
 from dragoman.stores import serialize, sql
 from dragoman.stores.base import (
+    Conversation,
     LogSegment,
     OutboxMessage,
+    Record,
     Room,
     StoredAnswer,
     StoreError,
@@ -290,3 +292,29 @@ async def test_messages_of_several_tenants_are_taken_by_turns(store: Store) -> N
         taken.append(message.id)
         last = message.tenant
     assert taken == ["a1", "b1", "1", "a2", "b2", "a3"]
+
+
+async def test_history_that_is_sent_again_is_added_in_few_statements(store: Store) -> None:
+    sent = [Message("user", "", id=f"{place}") for place in range(1_000)]
+    chosen = Message("user", "", id="0_1002")
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50), [chosen])
+    await store.put(_put("a"), sent)
+    statements = list[str]()
+    if isinstance(store, SqliteStore):
+        store._writing.set_trace_callback(statements.append)
+    await store.put(_put("b"), [chosen, *sent])
+    assert len([each for each in statements if "INTO items" in each]) <= 3 * 5
+    page = await store.list_items("t", "v")
+    assert page is not None
+    ids = [item.id or "" for item in page.items]
+    assert len({*ids}) == len(ids) == 2_002
+    assert ids[1_001] == "0_1002_1001"
+    assert ids[1_003:] == [f"{place}_{place + 1_002}" for place in range(1, 1_000)]
+    assert ids[1_002].startswith("0_")
+    for id in (ids[1_002], ids[-1]):
+        found = await store.get_item("t", "v", id)
+        assert found == Message("user", "", id=id)
+
+
+def _put(id: str) -> Record:
+    return record(id, status="completed", response=answer(id), conversation="v")

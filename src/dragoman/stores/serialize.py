@@ -512,9 +512,21 @@ def unpack_answers(rows: Sequence[Sequence[Any]], parts: Parts) -> dict[str, Sto
     return found
 
 
+def clean(text: str) -> str:
+    """A text without NUL and halves of surrogate pairs, which databases refuse; others unchanged.
+
+    >>> clean("a\\0b"), clean("\\ud83d")
+    ('a\\\\x00b', '\\\\ud83d')
+    """
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
 def unpack_items(rows: Sequence[Sequence[Any]]) -> tuple[Item, ...]:
-    """The items of rows."""
-    return tuple([unpack(data, Item) for (data,) in rows])
+    """The items of rows, with the ids that they have there: they may have come with others."""
+    items = [(unpack(data, Item), id) for data, id in rows]
+    return tuple(
+        [item if clean(item.id or "") == id else replace(item, id=id) for item, id in items]
+    )
 
 
 def unpack_segments(rows: Sequence[Sequence[Any]], parts: Parts) -> tuple[LogSegment, ...]:

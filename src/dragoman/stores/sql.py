@@ -54,6 +54,7 @@ from .serialize import (
     DIGEST,
     PARTS,
     Parts,
+    clean,
     digests,
     is_long,
     pack,
@@ -87,7 +88,6 @@ from .statements import (
     append,
     bound,
     chunks,
-    clean,
     direction,
     extend,
     index,
@@ -616,7 +616,7 @@ class Store(Files):
             values.append(paging.after)
             where += f" AND place {sign} (SELECT place FROM items {where} AND id = $3)"
         rows = await self._items(f"{where} ORDER BY place {order} LIMIT $2", values, room)
-        size = sum([len(data) for (data,) in rows])
+        size = sum([len(data) for data, _ in rows])
         items = await self.apart(size, unpack_items, rows[: paging.limit])
         return Page(items, len(rows) > paging.limit)
 
@@ -627,14 +627,14 @@ class Store(Files):
         reading.set(tenant)
         where = f"WHERE conversation = $1 AND id = $2 AND {_OURS}"
         rows = await self._items(where, (id, item, tenant), room)
-        return await self.apart(len(rows[0][0]), unpack, rows[0][0], Item) if rows else None
+        return (await self.apart(len(rows[0][0]), unpack_items, rows))[0] if rows else None
 
     async def _items(self, tail: str, values: Values, room: Room | None) -> Sequence[Row]:
         if room is not None:
             statement = f"SELECT length(item) AS size FROM items {tail}"
             size = f"SELECT coalesce(sum(size), 0) FROM ({statement}) AS sizes"
             room.read((await self._read(size, *values))[0][0])
-        return await self._read(f"SELECT item FROM items {tail}", *values)
+        return await self._read(f"SELECT item, id FROM items {tail}", *values)
 
     async def remove_item(self, tenant: str, id: str, item: str) -> bool:
         """Delete one item."""

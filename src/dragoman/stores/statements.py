@@ -4,10 +4,8 @@ that several transactions have in common."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 from typing import Any, TypeVar
-
-from msgspec.structs import replace
 
 from dragoman.core.item import Item, Reasoning
 
@@ -22,7 +20,7 @@ from .base import (
     index_key,
     tenant_name,
 )
-from .serialize import digests, pack, pack_items, pack_record
+from .serialize import clean, digests, pack, pack_record
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -31,6 +29,8 @@ Steps = Generator[tuple[str, Values], Sequence[Row], T]
 """The statements of a transaction, one by one."""
 Insert = tuple[str, Values]
 """A statement that inserts one row, and its values."""
+_Placed = tuple[int, str, bytes]
+"""The place of an item in its conversation, its id there, and the item with the id it was given."""
 
 LISTED = 250
 """Values that one statement lists."""
@@ -59,7 +59,7 @@ def bound(values: Iterable[object]) -> list[object]:
     return [
         value
         if type(value) is not str or value.isprintable()  # then there is nothing strange in it
-        else value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+        else clean(value)
         for value in values
     ]
 
@@ -67,15 +67,6 @@ def bound(values: Iterable[object]) -> list[object]:
 def direction(paging: Paging) -> tuple[str, str]:
     """How places compare, and are ordered, in the direction of a page."""
     return (">", "ASC") if paging.order == "asc" else ("<", "DESC")
-
-
-def clean(text: str) -> str:
-    """An id without NUL and halves of surrogate pairs, which databases refuse; others unchanged.
-
-    >>> clean("a\\0b"), clean("\\ud83d")
-    ('a\\\\x00b', '\\\\ud83d')
-    """
-    return str(bound((text,))[0])
 
 
 def advisory_lock(name: str, kind: str = "") -> str:
@@ -265,36 +256,40 @@ def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False
         raise ConflictError(problem % nameless[0].id)
     statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
     ((last,),) = yield statement, (id,)
-    for some in _rows(items, last + 1):
-        added = {place for (place,) in (yield _added(id, some))}
-        for place, item, _ in some:
-            if place in added:
-                continue
-            if not rename:
-                raise ConflictError(problem % item.id)
-            while place not in added:  # a client may have chosen that id, too
-                item = replace(item, id=f"{item.id}_{place}")
-                added |= {at for (at,) in (yield _added(id, [(place, *pack_items([item])[0])]))}
+    first, again = last + 1, False
+    rows = [(place, item.id or "", data) for place, (item, data) in enumerate(items, first)]
+    while rows:
+        refused: list[_Placed] = []
+        for some in _together(rows):
+            added = {place for (place,) in (yield _added(id, some))}
+            refused += [row for row in some if row[0] not in added]
+        if refused and not rename:
+            raise ConflictError(problem % refused[0][1])
+        # A client may have chosen an id that ends with a place, too, but none that is random.
+        rows = [
+            (place, f"{items[place - first][0].id}_{token_hex(8) if again else place}", data)
+            for place, _, data in refused
+        ]
+        again = True
 
 
-def _rows(
-    items: Sequence[tuple[Item, bytes]], first: int
-) -> Iterator[list[tuple[int, Item, bytes]]]:
-    """Items with their places, as many together as one statement stores."""
-    some, size = list[tuple[int, Item, bytes]](), 0
-    for place, (item, data) in enumerate(items, first):
+def _together(rows: Sequence[_Placed]) -> Iterator[list[_Placed]]:
+    """Items, as many together as one statement stores."""
+    some, size = list[_Placed](), 0
+    for row in rows:
+        data = row[2]
         if some and (len(some) == LISTED or size + len(data) > AT_ONCE):
             yield some
             some, size = [], 0
-        some.append((place, item, data))
+        some.append(row)
         size += len(data)
     if some:
         yield some
 
 
-def _added(id: str, rows: Sequence[tuple[int, Item, bytes]]) -> tuple[str, Values]:
-    """The statement that adds items which have these places; gives the places of those added."""
-    values = [value for place, item, data in rows for value in (place, item.id, data)]
+def _added(id: str, rows: Sequence[_Placed]) -> tuple[str, Values]:
+    """The statement that adds items; gives the places of those added."""
+    values = [value for row in rows for value in row]
     listed = [f"($1, {places(3, first)})" for first in range(2, len(values) + 2, 3)]
     return _EXTEND.format(", ".join(listed)), (id, *values)
 
