@@ -276,12 +276,48 @@ async def test_pages_of_items_that_were_given_twice_end(server: Server) -> None:
         assert len({item.id for item in listed}) == 3
 
 
+async def test_pages_end_whatever_ids_a_client_has_chosen(server: Server) -> None:
+    given = [said("a", id="m"), said("b", id="m_2"), said("c", id="m"), said("d", id="m_2")]
+    first = (await server.ask(input=[*given, said("e")])).json["id"]
+    lists = server.sdk.responses.input_items
+    unnamed = (await lists.list(first, limit=1)).data[0].id
+    reference = {"type": "item_reference", "id": unnamed}
+    second = (await server.ask(previous_response_id=first, input=[reference])).json["id"]
+    for id, words in ((first, "abcde"), (second, "abcde!e")):
+        listed: list[Any] = []
+        async for item in lists.list(id, limit=1, order="asc"):
+            assert len(listed) < len(words)
+            listed.append(item)
+        assert texts(listed) == [{"!": "Hello, world"}.get(word, word) for word in words]
+    assert [item.id for item in listed[:5]] == ["m", "m_2", "m_2_2", "m_2_3", unnamed]
+
+
+async def test_what_a_turn_names_twice_is_in_its_conversation_once(server: Server) -> None:
+    engine: Any = server.app._engine
+    first = (await server.ask(input=[said("a")])).json["id"]
+    (named,) = (await server.sdk.responses.input_items.list(first)).data
+    talk = await server.sdk.conversations.create()
+    reference = {"type": "item_reference", "id": named.id}
+    given = [reference, said("b"), reference, said("b")]
+    second = (await server.ask(conversation=talk.id, input=given)).json["id"]
+    assert [item.text for item in engine.asked[-1][0].items] == ["a", "b", "a", "b"]
+    page = await server.sdk.conversations.items.list(talk.id, order="asc")
+    assert texts(page.data) == ["a", "b", "b", "Hello, world"]
+    page = await server.sdk.responses.input_items.list(second, order="asc")
+    assert texts(page.data) == ["a", "b", "a", "b"]
+    await server.ask(previous_response_id=second, input="c")
+    asked = [item.text for item in engine.asked[-1][0].items]
+    assert asked == ["a", "b", "a", "b", "Hello, world", "c"]
+
+
 async def test_items_of_a_turn_get_ids_that_are_free(server: Server) -> None:
     before = [said("", id=id) for id in ("m", "m_3", "m_3_3")]
     talk = await server.sdk.conversations.create(items=before)
     await server.ask(conversation=talk.id, input=[said("a", id="m"), said("b", id="m")])
     listed = [item async for item in server.sdk.conversations.items.list(talk.id, order="asc")]
-    assert [item.id for item in listed[3:5]] == ["m_3_3_3", "m_4"]
+    assert listed[4].id == "m_4"
+    assert listed[3].id.startswith("m_")
+    assert len({item.id for item in listed}) == len(listed)
     assert texts(listed[3:]) == ["a", "b", "Hello, world"]
 
 

@@ -480,11 +480,17 @@ def _placed(earlier: Sequence[Item], asked: Asked, id: str) -> list[_Place]:
 def _told_apart(placed: Sequence[_Place]) -> list[_Place]:
     """The items, of which those that were given twice have two ids: `after` would find the first
     again and again."""
-    found, ids = list[_Place](), set[str]()
+    found, ids = list[_Place](), {_name(each) for each in placed}
+    left = ids.copy()
     for number, (item, owner, place) in enumerate(placed):
-        if item.id in ids:
-            item = replace(item, id=f"{item.id}_{number}")
-        ids.add(item.id or "")
+        name = _name((item, owner, place))
+        if name is None or name in left:
+            left.discard(name)
+        else:
+            while name in ids:
+                name = f"{name}_{number}"
+            ids.add(name)
+            item = replace(item, id=name)
         found.append((item, owner, place))
     return found
 

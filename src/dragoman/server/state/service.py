@@ -236,6 +236,7 @@ class Memory:
             size=caller.size,
         )
         turn = () if conversation is None else named(own.items, record.id)
+        turn = tuple({id(item): item for item in turn}.values())  # what is named twice, once
         followed = background or own.stream  # or at its end one write stores it
         run = self.runs.open(record, turn, None if followed else self.store.put)
         run.losses = losses
