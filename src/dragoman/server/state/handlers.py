@@ -480,18 +480,21 @@ def _placed(earlier: Sequence[Item], asked: Asked, id: str) -> list[_Place]:
 def _told_apart(placed: Sequence[_Place]) -> list[_Place]:
     """The items, of which those that were given twice have two ids: `after` would find the first
     again and again."""
-    found, ids = list[_Place](), {_name(each) for each in placed}
+    own = [item.id for item, _, _ in placed if item.id]
+    # Responses of which an item is referred to: where it has no id, that has the one given here.
+    referred = {id.rpartition("_in")[0].partition("_")[2] for id in own}
+    names = [_name(each) if each[1] in referred else each[0].id for each in placed]
+    ids, found = set(names), [*placed]
     left = ids.copy()
-    for number, (item, owner, place) in enumerate(placed):
-        name = _name((item, owner, place))
+    for number, name in enumerate(names):
         if name is None or name in left:
             left.discard(name)
-        else:
-            while name in ids:
-                name = f"{name}_{number}"
-            ids.add(name)
-            item = replace(item, id=name)
-        found.append((item, owner, place))
+            continue
+        while name in ids:
+            name = f"{name}_{number}"
+        ids.add(name)
+        item, owner, place = placed[number]
+        found[number] = replace(item, id=name), owner, place
     return found
 
 
