@@ -211,6 +211,19 @@ async def test_an_interruption_in_a_sentence_stops_engine_and_synthesizer() -> N
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_an_order_keeps_its_place_from_nobody_while_its_listener_pauses() -> None:
+    """Nine calls that were a minute ahead kept all others' speech waiting for 20 s."""
+    speaker, sentence = Speaker(), "This is a long sentence. "
+    async with aclosing(
+        Spoken(Plays(BEGUN, *message(sentence), ENDED), speaker).stream(ASKED)
+    ) as events:
+        async for event in events:
+            if isinstance(event, Delta) and event.kind == "audio":
+                break
+        await asyncio.sleep(0.01)  # the listener pauses
+        assert speaker.made == len(sentence.strip())
+
+
 async def test_an_interruption_between_events_stops_engine_and_synthesizer() -> None:
     engine = Plays(BEGUN, *message("x" * 100), ENDED, held=asyncio.Event())
     speaker = Speaker(held=asyncio.Event())

@@ -154,14 +154,11 @@ class _Speaker(Wrapper):
         text = speakable(sentence)
         if not words_in(text):
             return
-        held = b""
-        async with aclosing(self._synthesizer.speak(text, how)) as sound:
-            async for pcm in sound:
-                if caller.count is not None:
-                    caller.count(len(pcm) * 4 // 3)  # in the end it is base64
-                part.sound += pcm
-                if len(part.sound) > MOST_SOUND:
-                    raise FaultError(TOO_LONG)
+        held, made = b"", asyncio.Queue[bytes]()
+        # In a task, as who reads the answer may pause: meanwhile the order would keep its place.
+        reader = asyncio.ensure_future(self._make(text, how, part, caller, made))
+        try:
+            while pcm := await made.get():
                 held += pcm
                 # The first is sent at once, for a low latency.
                 rest = len(held) % _AUDIO_DELTA if part.heard else 0
@@ -170,8 +167,29 @@ class _Speaker(Wrapper):
                 for start in range(0, whole, _AUDIO_DELTA):
                     yield "audio", b64encode(held[start : start + _AUDIO_DELTA]).decode()
                 held = held[whole:]
+            await reader
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
         if held:
             yield "audio", b64encode(held).decode()
+
+    async def _make(
+        self, text: str, how: Speaking, part: _Part, caller: Caller, made: asyncio.Queue[bytes]
+    ) -> None:
+        """Make the sound of a sentence. The last piece is an empty one, whatever happens."""
+        try:
+            async with aclosing(self._synthesizer.speak(text, how)) as sound:
+                async for pcm in sound:
+                    if caller.count is not None:
+                        caller.count(len(pcm) * 4 // 3)  # in the end it is base64
+                    part.sound += pcm
+                    if len(part.sound) > MOST_SOUND:
+                        raise FaultError(TOO_LONG)
+                    if pcm:
+                        made.put_nowait(pcm)
+        finally:
+            made.put_nowait(b"")
 
 
 _Parts = dict[tuple[int | None, int], "_Part | Audio"]
