@@ -22,6 +22,7 @@ from dragoman.core.item import (
     Token,
     UnknownPart,
     place_behind,
+    place_of,
 )
 from dragoman.core.loss import Loss, LossList, path
 from dragoman.core.request import (
@@ -50,15 +51,30 @@ def test_tokens_of_which_an_answer_has_a_million_are_no_work_for_the_collector()
 
 
 def test_what_users_said_tells_places_apart_whatever_the_model_and_tools_said() -> None:
-    picture = Image("https://example.com/a.png")
-    same = [(Text("Hi"),), (picture, Text("Hi"))]
-    for content in same:
-        assert place_behind(7, Message("user", content)) == place_behind(7, Message("user", "Hi"))
+    assert place_behind(7, Message("user", (Text("Hi"),))) == place_behind(7, Message("user", "Hi"))
     for item in (Message("assistant", "Hi"), FunctionCall("c", "f", "{}"), Message("user", ())):
         assert place_behind(7, item) == 7
     long = "x" * 10_000
     said = ["Hi", "\ud83d", long, long + "x", "y" + long[1:], long[1:] + "y"]
-    assert len({place_behind(7, Message("user", text)) for text in said}) == len(said)
+    shown = [(Image("https://example.com/" + name), Text("Hi")) for name in "ab"]
+    asked = [Message("user", content) for content in [*said, *shown]]
+    assert len({place_behind(7, each) for each in asked}) == len(asked)
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["call_x8Kd93Lp", "toolu_01AbCdEf", "chatcmpl-tool-9fab12cd", "123456789", "call_00_Qd5eabc3"],
+)
+def test_an_id_of_a_call_that_is_random_needs_no_place(id: str) -> None:
+    assert place_of(FunctionCall(id, "clock", "{}"), 7) is None
+
+
+@pytest.mark.parametrize(
+    "id", ["functions.step2research:0", "0", "call_0", "", "call-12", "functions.clock:3"]
+)
+def test_an_id_of_a_call_that_is_counted_needs_its_place(id: str) -> None:
+    name = "step2research" if "step" in id else "clock"
+    assert place_of(FunctionCall(id, name, "{}"), 7) == 7
 
 
 def test_reasoning_text_is_the_content_or_else_the_summary() -> None:

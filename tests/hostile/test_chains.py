@@ -131,7 +131,7 @@ async def test_answers_that_made_past_calls_are_counted_and_unpacked_in_a_thread
         made = Response(
             id=f"r{n}", created_at=1, model="m", status="completed", output=(small, call)
         )
-        await store.put(replace(record(f"r{n}"), response=made))
+        await store.put(replace(record(f"r{n}"), response=made, place=0))
     settings = Settings(body_limit=SIZE + 100_000, memory=4 * SIZE)
     app = App(Stub(*OPENING, *closing("")), settings, Memory(store, settings, upkeep=False))
 

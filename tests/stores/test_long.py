@@ -110,6 +110,22 @@ async def test_long_texts_are_kept_once_in_pieces_and_come_back(
         assert await store._read(f"SELECT * FROM {table}") == []
 
 
+async def test_long_texts_count_as_often_as_their_pieces_are_referred_to(store: Store) -> None:
+    """60 MB of one letter counted as one piece of it, for each request that went on from it."""
+    letters, item = "a" * 2_000_000, Message("user", "".join(map(chr, range(33, 127))) * 1_500)
+    for items in ((Message("user", letters),), (item,) * 14):
+        asked = Request(model="m", items=items)
+        size = sum(len(each.text) for each in items)
+        whole = record("a", request=asked, status="completed", response=answer("a"), size=size)
+        await store.put(whole)
+        room = Room(count=lambda more: None)
+        found = await store.get("t", "a", room)
+        assert found is not None
+        assert found.request == asked
+        assert size <= room.held < 1.5 * size
+        await store.delete("t", "a")
+
+
 async def test_what_is_stored_late_of_a_run_that_is_gone_leaves_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ that we do not know are in `extra`, under that wire's name, and are emitted on t
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 from zlib import crc32
 
@@ -175,6 +176,7 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
 
 READ = 2048
 """Characters of each end of a long text that tell it from others."""
+_RUN = re.compile("[0-9A-Za-z]{8,}")
 
 
 def place_behind(place: int, item: Item) -> int:
@@ -187,12 +189,24 @@ def place_behind(place: int, item: Item) -> int:
     if not isinstance(item, Message) or item.role != "user":
         return place
     for part in item.parts:
-        if isinstance(part, Text):
-            text = part.text
-            if len(text) > 2 * READ:
-                text = f"{len(text)} {text[:READ]} {text[-READ:]}"
-            place = crc32(text.encode("utf-8", "surrogatepass"), place)
+        for name in ("text", "url", "data", "file_id", "id"):  # also of pictures, sound and files
+            if isinstance(text := getattr(part, name, None), str):
+                if len(text) > 2 * READ:
+                    text = f"{len(text)} {text[:READ]} {text[-READ:]}"
+                place = crc32(text.encode("utf-8", "surrogatepass"), place)
     return place
+
+
+def place_of(call: Call, place: int | None) -> int | None:
+    """The place that belongs to what identifies a call; None where its id does by itself. Some
+    servers count ids from 0 in every conversation: those have no long run of letters and digits.
+
+    >>> place_of(FunctionCall("functions.now:0", "now", "{}"), 7)
+    7
+    >>> place_of(FunctionCall("call_x8Kd93Lp", "now", "{}"), 7)
+    """
+    runs = _RUN.findall(call.call_id.replace(call.name, " "))
+    return place if all(run.isalpha() for run in runs) else None
 
 
 class Reasoning(Struct, frozen=True, omit_defaults=True, tag="reasoning"):

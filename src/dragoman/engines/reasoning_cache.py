@@ -24,6 +24,7 @@ from dragoman.core.item import (
     Message,
     Reasoning,
     place_behind,
+    place_of,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
@@ -53,8 +54,7 @@ class _Led(Struct, frozen=True):
 
 
 _Key = tuple[str, int | None, str, str, str]
-"""The key of a call: tenant, place, id, name and arguments. Some servers count their ids from 0 in
-every conversation, and many conversations begin with the same call; see `place_behind`."""
+"""The key of a call: tenant, place (see `place_of`), id, name and arguments."""
 
 
 class ReasoningCache:
@@ -71,8 +71,7 @@ class ReasoningCache:
         """`share` is the part of the size, in bytes, that one tenant may have."""
         each, own = size // 16, int(size // 16 * share)
         self.led: LRU[_Key, _Led] = LRU(size, int(size * share))
-        # The latest by id, for clients that reformat the arguments: in each place; and in any
-        # (None), for those that change what came before, unless several places have the id.
+        # The latest by id, for clients that reformat the arguments.
         self.latest: LRU[tuple[str, int | None, str], _Key] = LRU(each, own)
         self.makers: LRU[tuple[str, bytes], str] = LRU(each, own)
 
@@ -95,16 +94,15 @@ class ReasoningCache:
     def find(self, tenant: str, place: int, call: Call, most: int = RESPELLED) -> _Led | None:
         """The reasoning of a call, whatever the format of its arguments, and with any that a client
         filled in (Claude Code), where they are at most so long."""
-        for at in (place, None):
+        found = None
+        for at in (place, None):  # an earlier version stored no place
             key = _key(tenant, at, call)
-            if (found := self.led.get(key)) is not None:
-                return found
-            if (latest := self.latest.get(key[:3])) is None or latest[3] != call.name:
-                continue
-            read = max(len(latest[4]), len(key[4])) <= most
-            if latest[4] == key[4] or (read and _value(latest[4]) <= _value(key[4])):
-                return self.led.get(latest)
-        return None
+            found = found or self.led.get(key)
+            if found is None and (latest := self.latest.get(key[:3])) and latest[3] == call.name:
+                read = max(len(latest[4]), len(key[4])) <= most
+                same = read and _value(latest[4]) <= _value(key[4])
+                found = self.led.get(latest) if same else None
+        return found
 
 
 class _Recording(Struct):
@@ -147,10 +145,6 @@ class _Recording(Struct):
                 if led is not None:
                     cache.led.put(key, led, own + self.weight, tenant)
                     cache.latest.put(key[:3], key, own, tenant)
-                    other = cache.latest.get(anywhere := (tenant, None, item.call_id))
-                    if other is not None and other[1] != self.place:
-                        key = (*anywhere, "", "")  # that of no call
-                    cache.latest.put(anywhere, key, own, tenant)
                 self.before, self.after, self.has_text = (), (), False
 
 
@@ -249,7 +243,7 @@ def _marked(item: Item, mark: object) -> Item:
 
 
 def _key(tenant: str, place: int | None, call: Call) -> _Key:
-    return tenant, place, call.call_id, call.name, call.text
+    return tenant, place_of(call, place), call.call_id, call.name, call.text
 
 
 def _value(arguments: str) -> ItemsView[str, object]:

@@ -32,6 +32,7 @@ from dragoman.core.item import (
     ItemReference,
     Message,
     Reasoning,
+    place_of,
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
@@ -409,27 +410,29 @@ def latest(calls: Sequence[Call], most: int = DIGESTED) -> list[Call]:
     return found[::-1]
 
 
-def call_digest(call: Call) -> str:
+def call_digest(call: Call, place: int | None = None) -> str:
     """The key under which the response that made a call is found, however its JSON is written.
 
-    Name and arguments belong to it, because some servers count the ids of their calls from 0 in
-    every conversation.
+    Name, arguments and the place of the call belong to it, because some servers count the ids of
+    their calls from 0 in every conversation (`core.item.place_of`).
 
     >>> here, there = (FunctionCall("1", "now", text) for text in ('{"at": 1.0}', '{"at":1}'))
     >>> call_digest(here) == call_digest(there)
     True
     """
-    key = json.dumps([_short(call.call_id), _short(call.name), _normalized(call.text)])
-    return hashlib.sha256(key.encode()).hexdigest()
+    key = [_short(call.call_id), _short(call.name), _normalized(call.text)]
+    if (own := place_of(call, place)) is not None:
+        key.append(str(own))
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
 
-def call_digests(response: Response) -> list[str]:
+def call_digests(response: Response, place: int | None) -> list[str]:
     """The digests of a response's calls; none where it has no reasoning, as they are only used
     to find it."""
     if Reasoning not in map(type, response.output):
         return []
     calls = [item for item in response.output if isinstance(item, FunctionCall | CustomToolCall)]
-    return sorted(set(map(call_digest, latest(calls, APART))))
+    return sorted({call_digest(call, place) for call in latest(calls, APART)})
 
 
 def _normalized(text: str) -> str:

@@ -416,13 +416,14 @@ def digests(joined: bytes | None) -> Iterator[bytes]:
 
 class Parts:
     """The parts that some records refer to; each is decoded once, for all of them, and takes its
-    bytes of the room as often as it is referred to."""
+    bytes of the room as often as it is referred to: `taken` in all."""
 
     def __init__(self, rows: Iterable[Sequence[Any]] = (), room: Room | None = None) -> None:
         self._packed = {bytes(digest): data for digest, data in rows}
         self._values: dict[bytes | tuple[bytes, ...], Any] = {}
         self._room = room or Room()
         self.size = sum([len(data) for data in self._packed.values()])
+        self.taken = 0
 
     def have(self, digests: Iterable[bytes]) -> bool:
         """Whether all of these parts are there."""
@@ -430,7 +431,9 @@ class Parts:
 
     def take(self, digests: Iterable[bytes]) -> None:
         """Take the bytes of these. Raises TooMuchError."""
-        self._room.take(sum([len(self._packed[digest]) for digest in digests]))
+        size = sum([len(self._packed[digest]) for digest in digests])
+        self.taken += size
+        self._room.take(size)
 
     def value(self, digest: bytes, type: Any) -> Any:
         """The value of a part."""

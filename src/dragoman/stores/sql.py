@@ -225,12 +225,12 @@ class Store(Files):
         messages: Sequence[OutboxMessage] = (),
         size: int = 0,
         tenant: str = "",
+        place: int | None = None,
     ) -> Awaitable[bool]:
         """End a run with its response, the last segment of its log, the items it adds to its
-        conversation, and the messages that announce its end, in one step. An item whose id is
-        taken in the conversation gets another. False, and nothing is written, when the run had
-        ended before or is not known. `size` is in bytes, where the answer is so large that it is
-        packed in a thread, for the `tenant` of the run."""
+        conversation (one whose id is taken gets another), and the messages that announce its end,
+        in one step. False, and nothing is written, when the run had ended or is not known.
+        `size`: in bytes, of an answer that is packed in a thread, for the `tenant`."""
 
         def made() -> Callable[[], Steps[bool]]:
             parts: dict[bytes, bytes] = {}
@@ -238,7 +238,7 @@ class Store(Files):
             data, added = packed(response), pack_items(items) if items else ()
             events = b"" if segment is None else pack_events(segment.events, packed)
             others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
-            keys, calls = index_keys(others), call_digests(response)
+            keys, calls = index_keys(others), call_digests(response, place)
 
             def steps() -> Steps[bool]:
                 if parts:
@@ -353,8 +353,7 @@ class Store(Files):
         return tuple(found.values())
 
     async def log_size(self, id: str, most: int) -> tuple[int, int]:
-        """How many bytes the log of a response has, and `most` segments in a row at the most; 0
-        where there is none."""
+        """The bytes of a response's log, and of `most` segments in a row at most; 0 without one."""
         statement = f"""SELECT coalesce(sum(size), 0), coalesce(max(together), 0) FROM (
             SELECT length(s.events) AS size,
                 sum(length(s.events)) OVER (ORDER BY s.first ROWS {most - 1} PRECEDING) AS together
@@ -464,8 +463,7 @@ class Store(Files):
         more: Iterable[bytes] = (),
         room: Room | None = None,
     ) -> T:
-        """Unpack values, with the pieces of their long texts and the parts with
-        these digests. Raises TooMuchError where there is no room for them."""
+        """Unpack values with the pieces of their long texts and these parts. Raises TooMuchError."""
         room, found = room or Room(), list[Row]()
         for some in chunks({*more, *[digest for data in packed for digest in texts_of(data)]}):
             where = f"digest IN ({places(len(some), 2)})"
@@ -481,7 +479,9 @@ class Store(Files):
                 data = await self._read(statement, size, *some)
             found += [row[:2] for row in data if row[1] is not None]
         parts = Parts(found, room)
-        return await self.apart(parts.size + sum(map(len, packed)), work, *given, parts)
+        whole = await self.apart(parts.size + sum(map(len, packed)), work, *given, parts)
+        room.hold(max(parts.taken - parts.size, 0))  # a text may be the same piece again and again
+        return whole
 
     # ---- leases --------------------------------------------------------------------------
 

@@ -132,7 +132,8 @@ def inserts_of(record: Record) -> list[Insert]:
         items += record.response.output
         if Reasoning in map(type, items):
             call = _CALL.format(f"({_SEQ}, $2, $3)")
-            inserts += [(call, (id, tenant, digest)) for digest in call_digests(record.response)]
+            found = call_digests(record.response, record.place)
+            inserts += [(call, (id, tenant, digest)) for digest in found]
     own = f"_{record.id}_"
     if others := [item.id for item in items if item.id and own not in item.id]:
         entry = _ITEM.format(f"({_SEQ}, $2, $3)")

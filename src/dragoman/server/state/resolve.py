@@ -398,22 +398,24 @@ async def recalled(
     # The reasoning of a chain is in it; only its origin may matter.
     answers = [answer for answer in asked.answers if answer.model != whole.model]
     near = {id(item) for answer in asked.answers for item in answer.response.output}
-    calls, place, places = list[Call](), 0, set[int | None]((None,))
+    calls, place, places = list[Call](), 0, dict[int, int]()
     for item in whole.items:
         if isinstance(item, _CALLS) and id(item) not in near:
             calls.append(item)
-            places.add(place)
+            places[id(item)] = place
         place = place_behind(place, item)
     found, forgone = latest(calls), tuple[Loss, ...]()
     if len(found) < len(calls):
         forgone = (Loss("reasoning", "dropped", TOO_MANY_CALLS),)
     if found:
         size = sum([PER_CALL + len(call.text) for call in found])
-        digests = await store.apart(COSTLY * size, lambda: dict.fromkeys(map(call_digest, found)))
+
+        def digested() -> dict[str, None]:
+            return dict.fromkeys([call_digest(call, places[id(call)]) for call in found])
+
+        digests = await store.apart(COSTLY * size, digested)
         try:
-            stored = await store.find_answers(tenant, tuple(digests), room)
-            # Some servers count the ids of calls from 0: other conversations have the same calls.
-            answers += [answer for answer in stored if answer.place in places]
+            answers += await store.find_answers(tenant, tuple(digests), room)
         except TooMuchError:
             forgone = (Loss("reasoning", "dropped", TOO_LARGE_ANSWERS),)
         except StoreError:  # an answer without earlier reasoning is better than none

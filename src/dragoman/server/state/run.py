@@ -337,7 +337,7 @@ class Run:
             left = tuple(self.events[self._stored - self._first :])
             rest = LogSegment(self._stored, left, self._runs.owner)
             size = self._size + (record.size if turn else 0)
-            given = record.id, response, rest, turn, messages, size, record.tenant
+            given = record.id, response, rest, turn, messages, size, record.tenant, record.place
             finish = partial(self._runs.store.finish, *given)
             ending = self._runs.held(finish, HELD) if record.background else finish()
         self._ending = asyncio.ensure_future(ending)
@@ -696,4 +696,5 @@ class Runs:
         response = await self.store.apart(8 * len(events), fold, events)  # many take long
         rest, size = LogSegment(stored, tuple(events[stored:]), self.owner), size_of(response)
         end = self.announce(record, response) if record.background else ()
-        await self.store.finish(record.id, response, rest, (), end, size, record.tenant)
+        more = rest, (), end, size, record.tenant, record.place
+        await self.store.finish(record.id, response, *more)
