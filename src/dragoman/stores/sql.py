@@ -463,7 +463,7 @@ class Store(Files):
         more: Iterable[bytes] = (),
         room: Room | None = None,
     ) -> T:
-        """Unpack values with the pieces of their long texts and these parts. Raises TooMuchError."""
+        """Unpack values with pieces of their long texts, and with parts. Raises TooMuchError."""
         room, found = room or Room(), list[Row]()
         for some in chunks({*more, *[digest for data in packed for digest in texts_of(data)]}):
             where = f"digest IN ({places(len(some), 2)})"
