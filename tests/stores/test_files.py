@@ -17,6 +17,7 @@ from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
+from dragoman.tools.chunks import asked_words, find_words
 from tests.postgres import Postgres
 
 NOW = 1_000_000
@@ -358,9 +359,8 @@ async def test_rare_words_come_before_common_ones_however_much_another_tenant_ha
     made = await filled(store, "cat", "dog", "emu")
     await filled(store, *(f"fox{n}" for n in range(20)), tenant="other", id="w")
     await filled(store, *(f"ape{n}" for n in range(9)), tenant="third", id="x")
-    if store.FULL_TEXT == "fts5":  # in PostgreSQL no word weighs more
-        assert await texts(store, made, "both", "dog", most=1) == ["dog both"]
-        assert await texts(store, made, "other", "emu", "gnu", most=1) == ["emu both"]
+    assert await texts(store, made, "both", "dog", most=1) == ["dog both"]
+    assert await texts(store, made, "other", "emu", "gnu", most=1) == ["emu both"]
     assert sorted(await texts(store, made, "both", "emu")) == ["cat both", "dog both", "emu both"]
     assert await texts(store, made, "gnu") == []
     monkeypatch.setattr(files, "HITS", 1)
@@ -368,3 +368,28 @@ async def test_rare_words_come_before_common_ones_however_much_another_tenant_ha
     assert len(found) == (1 if store.FULL_TEXT == "fts5" else 3)
     (cat, *_) = await store.searched(made, 0, 10)
     assert len(await store.matching([made], {cat.seq}, ["both", "dog"], 10)) == 1
+
+
+@pytest.mark.parametrize("old", [False, True])
+async def test_the_best_chunk_is_found_among_many_with_the_same_words(store: Store, old) -> None:
+    """Of 2,000 with an invoice's words. `old`: what was indexed before words were counted."""
+    made = await filled(store)
+    noise = find_words("invoice number date " + " ".join([f"w{n}" for n in range(40)]))
+    short = find_words("The invoice number is written beside the invoice date.")
+    often = [*noise, *4 * noise[:3]]
+    best = [list(dict.fromkeys(short))] if old else [short, often]
+    for name, chunks in (("a", 1000 * [noise]), ("b", best), ("c", 1000 * [noise])):
+        await index(store, name, chunks)
+    wanted = {" ".join(words) for words in best}
+    for question in (
+        "invoice",
+        "invoice date",
+        "What is the invoice number?",
+        "Where is the date of an invoice?",
+        "Is the number beside the date of an invoice?",
+    ):
+        found = await texts(store, made, *asked_words(question), most=len(best))
+        assert set(found) == wanted, question
+    files = {each.seq for each in await store.searched(made, 0, 10)}
+    found = await store.get_chunks(await store.matching([made], files, ["invoic"], 1), Room())
+    assert [each.text for each in found if each.text in wanted] == [found[0].text]

@@ -6,8 +6,11 @@ with a word; the caller ranks them.
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import ClassVar, Literal, TypeVar
@@ -29,8 +32,13 @@ UNFINISHED = 3_600
 """Seconds after which the indexing of a file has failed: its worker is gone."""
 LOST = ("server_error", "The server ended before the file was indexed. Add it again.")
 
-HITS = 50_000
+HITS = 150_000
 """Words of chunks that a search in SQLite compares, those of rare words first."""
+TIMES = ("", "\ue002", "\ue004")
+"""What stands before a word in the index that a chunk has once, twice and four times: letters that
+no word has, and that are part of words for FTS5."""
+_SATURATION, _LENGTH = 0.6, 0.75
+"""As in `tools.chunks`."""
 PURGED = 100
 """Chunks that one transaction deletes, so that writers do not wait for long."""
 
@@ -284,13 +292,13 @@ class Files(ABC):
         if self.FULL_TEXT == "tsvector":
             statement = """INSERT INTO chunks (store, file, text, vector, words)
                 VALUES ($1, $2, $3, $4, array_to_tsvector(CAST($5 AS TEXT[])))"""
-            yield statement, (*row, piece.words)
+            yield statement, (*row, _with_counts(piece.words))
             return
         statement = """INSERT INTO chunks (store, file, text, vector) VALUES ($1, $2, $3, $4)
             RETURNING seq"""
         ((seq,),) = yield statement, row
         statement = "INSERT INTO chunk_words (rowid, store, words) VALUES ($1, $2, $3)"
-        yield statement, (seq, str(store), " ".join(piece.words))
+        yield statement, (seq, str(store), " ".join(_with_counts(piece.words)))
 
     async def end_indexing(self, file: IndexedFile) -> bool:
         """Set the result of indexing a file, by its `seq`; a failed file has no chunks."""
@@ -395,47 +403,114 @@ class Files(ABC):
         words: Iterable[str],
         most: int,
     ) -> list[int]:
-        """The `seq` of at most `most` chunks with one of these words, those with the most of them
-        first; of all files, or of these."""
+        """The `seq` of at most `most` chunks with one of these words, those first that match them
+        best; of all files, or of these."""
         listed = list(dict.fromkeys(words))
         if not listed or not stores:
             return []
+        statement = f"""SELECT sum(chunks), sum(size) FROM indexed_files
+            WHERE store IN ({places(len(stores))}) AND status = 'completed'"""
+        ((total, size),) = await self._read(statement, *(store.seq for store in stores))
+        if not total:
+            return []
+        # By BM25. The database's own ranks know no rare words, or read what all tenants have.
+        mean = max(int(size) / int(total), 1.0)
+        long = f"{1 - _LENGTH} + {_LENGTH / mean} * length(c.text)"
         if self.FULL_TEXT == "tsvector":
-            queries = [" | ".join([f"'{word}'" for word in listed])]
-            words_of = "CAST(CAST($1 AS TEXT) AS TSQUERY)"
-            origin, match = "chunks c", f"c.words @@ {words_of}"
-            rank = f"ts_rank(c.words, {words_of}) DESC, c.seq"
+            rows = await self._by_tsvector(stores, files, listed, most, int(total), long)
         else:
-            ours = " OR ".join([f'"{store.seq}"' for store in stores])
-            queries = [f'store : ({ours}) AND words : "{word}"' for word in listed]
-            hit = "FROM chunk_words WHERE chunk_words MATCH"
-            # Rare words weigh more. bm25() would read what all tenants have of each word.
-            counted = [f"SELECT count(*), {n} {hit} ${n}" for n in range(1, len(queries) + 1)]
-            weighed, hits = list[str](), 0
-            counts = await self._read(" UNION ALL ".join(counted), *queries)
-            for count, n in sorted(map(tuple, counts)):
-                if count and (hits < HITS or files is not None):  # these may have common ones alone
-                    weighed.append(f"SELECT rowid, {1 / count} {hit} ${n}")
-                    hits += count
-            if not weighed:
-                return []
-            origin = f"""(WITH hits (chunk, weight) AS ({" UNION ALL ".join(weighed)})
-                SELECT chunk, sum(weight) AS weight FROM hits GROUP BY chunk) h
-                JOIN chunks c ON c.seq = h.chunk"""
-            match = "h.weight > 0"
-            rank = "h.weight DESC, c.seq"
-        found: list[int] = []
+            rows = await self._by_fts5(stores, files, listed, most, int(total), long)
+        return [seq for seq, _ in heapq.nsmallest(most, rows, key=lambda row: (-row[1], row[0]))]
+
+    async def _by_tsvector(
+        self,
+        stores: Sequence[VectorStore],
+        files: Collection[int] | None,
+        words: Sequence[str],
+        most: int,
+        total: int,
+        long: str,
+    ) -> Sequence[Row]:
+        """Chunks, and how well each matches, with a length that `long` says."""
+        asked = [f"'{times}{word}'" for word in words for times in TIMES]
+        values: list[object] = [" | ".join(asked[:: len(TIMES)]), most, *asked]
+        parsed = [f"CAST(CAST(${n + 3} AS TEXT) AS TSQUERY) AS q{n}" for n in range(len(asked))]
+        where = f"c.store IN ({places(len(stores), len(values) + 1)})"
+        values += [store.seq for store in stores]
+        if files is not None:
+            where += f" AND c.file = ANY(CAST(${len(values) + 1} AS BIGINT[]))"
+            values.append(list(files))
+        counts, having, scores = list[str](), list[str](), list[str]()
+        for n, first in enumerate(range(0, len(asked), len(TIMES))):
+            often = f"CASE WHEN words @@ q{first} THEN CASE "
+            for place in range(len(TIMES) - 1, 0, -1):
+                often += f"WHEN words @@ q{first + place} THEN {place * 2} "
+            counts.append(f"{often} ELSE 1 END ELSE 0 END AS w{n}")
+            count = f"CAST(count(nullif(w{n}, 0)) AS DOUBLE PRECISION)"
+            rare = f"(greatest({total} - {count}, 0) + 0.5) / ({count} + 0.5)"
+            having.append(f"ln(1 + {rare}) AS i{n}")
+            scores.append(f"i{n} * w{n} / (w{n} + {_SATURATION} * long)")
+        # What is read of the rows, which may be large, is read once.
+        statement = f"""WITH hits AS MATERIALIZED (SELECT seq, long, {", ".join(counts)} FROM
+            (SELECT c.seq, CAST({long} AS DOUBLE PRECISION) AS long, strip(c.words) AS words
+                FROM chunks c JOIN indexed_files f ON f.seq = c.file
+                WHERE c.words @@ CAST(CAST($1 AS TEXT) AS TSQUERY) AND {where}
+                AND f.status = 'completed' OFFSET 0) c, (SELECT {", ".join(parsed)} OFFSET 0) q),
+            weights AS MATERIALIZED (SELECT {", ".join(having)} FROM hits)
+            SELECT seq, {" + ".join(scores)} AS score
+            FROM hits, weights ORDER BY score DESC, seq LIMIT $2"""
+        return await self._read(statement, *values)
+
+    async def _by_fts5(
+        self,
+        stores: Sequence[VectorStore],
+        files: Collection[int] | None,
+        words: Sequence[str],
+        most: int,
+        total: int,
+        long: str,
+    ) -> Sequence[Row]:
+        """The same. bm25() would read what all tenants have of each word."""
+        ours = " OR ".join([f'"{store.seq}"' for store in stores])
+        asked = [f'store : ({ours}) AND words : "{t}{word}"' for t in TIMES for word in words]
+        hit = "FROM chunk_words WHERE chunk_words MATCH"
+        # With `files`, these may have common words alone.
+        left = most_hits = HITS if files is None else 2 * HITS
+        counted = [
+            f"SELECT count(*), {n} FROM (SELECT 1 {hit} ${n} LIMIT {most_hits})"
+            for n in range(1, len(words) + 1)
+        ]
+        counts = await self._read(" UNION ALL ".join(counted), *asked[: len(words)])
+        weighed = list[str]()
+        for count, n in sorted(map(tuple, counts)):
+            if not count or left <= 0:
+                continue
+            left -= count
+            weight = math.log(1 + (max(total - count, 0) + 0.5) / (count + 0.5))
+            for place in range(len(TIMES)):
+                columns = ", ".join([f"{weight if each == place else 0}" for each in range(3)])
+                found = f"SELECT rowid {hit} ${n + place * len(words)} LIMIT {most_hits}"
+                weighed.append(f"SELECT rowid, {columns} FROM ({found})")
+        if not weighed:
+            return []
+        rows: list[Row] = []
         for some in [None] if files is None else chunks(files, LISTED - len(stores)):
-            values: list[object] = [*queries, most, *(store.seq for store in stores)]
-            where = f"c.store IN ({places(len(stores), len(queries) + 2)})"
+            values: list[object] = [*asked, most, *(store.seq for store in stores)]
+            where = f"c.store IN ({places(len(stores), len(asked) + 2)})"
             if some is not None:
                 where += f" AND c.file IN ({places(len(some), len(values) + 1)})"
                 values += some
-            statement = f"""SELECT c.seq FROM {origin} JOIN indexed_files f ON f.seq = c.file
-                WHERE {match} AND {where} AND f.status = 'completed' ORDER BY {rank}
-                LIMIT ${len(queries) + 1}"""
-            found += [seq for (seq,) in await self._read(statement, *values)]
-        return found
+            statement = f"""WITH hits (chunk, one, two, four) AS ({" UNION ALL ".join(weighed)})
+                SELECT seq, one / (1 + k) + two * (2 / (2 + k) - 1 / (1 + k))
+                    + four * (4 / (4 + k) - 2 / (2 + k)) AS score
+                FROM (SELECT c.seq, one, two, four, {_SATURATION} * ({long}) AS k
+                    FROM (SELECT chunk, sum(one) AS one, sum(two) AS two, sum(four) AS four
+                        FROM hits GROUP BY chunk) h
+                    JOIN chunks c ON c.seq = h.chunk JOIN indexed_files f ON f.seq = c.file
+                    WHERE {where} AND f.status = 'completed')
+                ORDER BY score DESC, seq LIMIT ${len(asked) + 1}"""
+            rows += await self._read(statement, *values)
+        return rows
 
     async def vectors(self, store: VectorStore, after: int, most: int) -> Sequence[Row]:
         """The vectors of a vector store, as rows with the `seq` of the chunk and of its file,
@@ -541,6 +616,14 @@ def _unindex(where: str, values: Values) -> Steps[list[int]]:
     """Hide files in vector stores from searches; returns their `seq`. Chunks are deleted later."""
     statement = f"UPDATE indexed_files SET status = 'deleted' WHERE {where} AND {_THERE} "
     return [seq for (seq,) in (yield f"{statement} RETURNING seq", values)]
+
+
+def _with_counts(words: Sequence[str]) -> list[str]:
+    """Words of a chunk for the index, which tells how often it has each."""
+    found = list[str]()
+    for word, count in Counter(words).items():
+        found += [times + word for place, times in enumerate(TIMES) if count >= 2**place]
+    return found
 
 
 def _file(row: Row) -> StoredFile:

@@ -249,6 +249,8 @@ MIGRATION = 3_600.0
 """The timeout of a migration step, which may copy every row."""
 WATCH = "SET client_connection_check_interval TO '1s'"
 """Has the database end a statement soon after its connection was dropped."""
+PLAIN = "SET jit TO off"
+"""To compile the many expressions of a search would take longer than the search."""
 
 
 class PostgresStore(Store):
@@ -487,9 +489,10 @@ class PostgresStore(Store):
             SET default_transaction_isolation TO 'read committed';
             SET idle_in_transaction_session_timeout TO {self._patience * 1_000:.0f}"""
         await connection.execute(settings, timeout=self._patience)
-        with suppress(asyncpg.PostgresError):  # PostgreSQL before 14, or on Windows
-            # Otherwise a statement that was given up waits for its locks, beyond `CONNECTIONS`.
-            await connection.execute(WATCH, timeout=self._patience)
+        # Without WATCH, a statement that was given up waits for its locks, beyond `CONNECTIONS`.
+        for setting in (PLAIN, WATCH):
+            with suppress(asyncpg.PostgresError):  # PostgreSQL before 14, or on Windows
+                await connection.execute(setting, timeout=self._patience)
 
     @contextmanager
     def _errors_as(

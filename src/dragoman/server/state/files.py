@@ -247,7 +247,7 @@ def _read(pieces: Iterator[str]) -> list[str]:
 
 def _pieces(text: str, entry: IndexedFile) -> Iterator[Piece]:
     for chunk in cut_text(text, entry.tokens, entry.overlap):
-        yield Piece(chunk, sorted(set(find_words(chunk))))
+        yield Piece(chunk, sorted(find_words(chunk)))
 
 
 def _several(pieces: Iterator[Piece], most: int) -> list[Piece]:
