@@ -5,7 +5,9 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,7 +20,7 @@ from dragoman.engines.child import here
 from dragoman.engines.remote import Remote
 from dragoman.engines.script import Script, spoken
 from dragoman.engines.turns import InTurn, ThreadPool
-from dragoman.net.threads import TenantLock
+from dragoman.net.threads import Lanes, TenantLock
 from tests.engines.receiving import Receiver
 
 
@@ -110,6 +112,21 @@ async def test_those_who_leave_a_line_leave_nothing_there() -> None:
     lock.release("a")
     await waiting[0]
     assert not lock._lines
+
+
+def test_large_work_of_several_event_loops_does_not_wait_for_ever() -> None:
+    """A turn that one loop gave to a waiter of another did not wake it."""
+    lanes, begun = Lanes(), threading.Barrier(2)
+
+    async def work() -> list[None]:
+        return await asyncio.gather(*[lanes.take(1, time.sleep, 0.02) for _ in range(3)])
+
+    def loop() -> list[None]:
+        begun.wait()
+        return asyncio.run(asyncio.wait_for(work(), 20))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [each.result() for each in [pool.submit(loop) for _ in "ab"]] == [[None] * 3] * 2
 
 
 async def test_choices_wait_for_a_turn_each() -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 _T = TypeVar("_T")
 
@@ -161,14 +162,18 @@ class Turns:
 
 
 class Lanes:
-    """Turns for work on much data, and for work on less, which does not wait for the former."""
+    """Turns for work on much data, and for work on less, which does not wait for the former. Each
+    event loop has its own: a client may be used in several at once."""
 
     def __init__(self) -> None:
-        self._much, self._less = Turns(), Turns()
+        self._turns = WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Turns, Turns]]()
 
     async def take(self, size: int, work: Callable[..., _T], *given: object) -> _T:
         """Run work on so many bytes in a thread, in turn."""
-        return await (self._much if size > MUCH else self._less).take(work, *given)
+        loop = asyncio.get_running_loop()
+        if (turns := self._turns.get(loop)) is None:
+            turns = self._turns[loop] = Turns(), Turns()
+        return await turns[size > MUCH].take(work, *given)
 
 
 async def outlasting(work: Callable[[], _T], over: Callable[[], None]) -> _T:
