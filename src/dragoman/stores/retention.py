@@ -70,6 +70,10 @@ SWEPT = 250
 QUICK = 0.05
 """Seconds after which it deletes no more, so that writers do not wait for what is large."""
 
+TURN = 600
+"""Seconds for which a turn uses its conversation in advance: a unary answer is stored at its end,
+and nothing tells before that it goes on."""
+
 OLD = """SELECT seq, parts, tenant FROM (
         SELECT seq, parts, tenant, created_at FROM responses WHERE seq NOT IN (SELECT seq FROM runs)
         ORDER BY seq LIMIT $1

@@ -48,7 +48,7 @@ from .base import (
     slower,
 )
 from .files import Files
-from .retention import SWEPT, Retention
+from .retention import SWEPT, TURN, Retention
 from .serialize import (
     BLOCK_BYTES,
     DIGEST,
@@ -107,6 +107,7 @@ DIGESTS = 50
 """Digests of calls in one statement."""
 
 _Making = Callable[[], Steps[None]] | None
+_Packed = Sequence[tuple[Item, bytes]]
 _ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
 _JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
 _ANSWER = "SELECT r.id, r.record, coalesce(r.response, e.response)"
@@ -192,8 +193,8 @@ class Store(Files):
         self._added += 1
         steps, packed = None, list[tuple[Item, bytes]]()
         if items or messages:
-            moment, talk = int(self.now()), record.conversation
-            steps = partial(add_to, moment, record.tenant, talk, packed, messages)
+            given = int(self.now()), record.tenant, record.conversation, packed, messages
+            steps = partial(add_to, *given)
         if not record.size:
             packed += pack_items(items) if items else ()
             return self._transact(inserts_of(record), steps)
@@ -588,10 +589,9 @@ class Store(Files):
 
         return await self._transact((), steps)
 
-    def _use(self, tenant: str, id: str, items: Sequence[tuple[Item, bytes]] = ()) -> Steps[bool]:
-        """Record that a conversation is used; false where it is not known. Raise FaultError where
-        it has no room for items, or for any."""
-        if not (yield USED, (id, tenant, int(self.now()))):
+    def _use(self, tenant: str, id: str, items: _Packed = (), ahead: int = 0) -> Steps[bool]:
+        """Record a conversation's use; false for an unknown one. Raise FaultError for no room."""
+        if not (yield USED, (id, tenant, int(self.now()) + ahead)):
             return False
         ((count, size),) = yield _FILLED, (id,)
         self._retention.check_room(count + len(items), size + sum(len(data) for _, data in items))
@@ -599,7 +599,7 @@ class Store(Files):
 
     async def begin_turn(self, tenant: str, id: str) -> None:
         """Raise FaultError where a conversation is full; items of an answer are stored anyway."""
-        await self._transact((), partial(self._use, tenant, id))
+        await self._transact((), partial(self._use, tenant, id, ahead=TURN))
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None, room: Room | None = None
