@@ -652,3 +652,7 @@ async def test_model_searches_and_cites(include) -> None:
             "POST", "/responses", {**asked, "tools": [{"type": "file_search"}]}
         )
         assert refused.json["error"]["param"] == "tools[0].vector_store_ids"
+        for unknown in ("docs", "vs_docs"):  # is named as it was given
+            tool = {"type": "file_search", "vector_store_ids": [unknown]}
+            refused = await server.ask("POST", "/responses", {**asked, "tools": [tool]})
+            assert f"no vector store '{unknown}'" in refused.json["error"]["message"]

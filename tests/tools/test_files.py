@@ -278,7 +278,7 @@ async def test_model_is_shown_numbered_pieces_and_the_client_results() -> None:
     )
     assert result.fields["queries"] == ["tea?"]
     assert [each["file_id"] for each in result.fields["results"]] == ["file-1", "file-2"]
-    assert shelf.asked[0] == ("1",)
+    assert shelf.asked[0] == ("vs_1",)
     assert (shelf.asked[1].queries, shelf.asked[1].most) == (("tea?",), 3)
     text, note = Citations([reading.cited]).feed("Hot【102†b.md】")
     assert (text, note) == (

@@ -256,7 +256,7 @@ def test_search_has_its_options() -> None:
         ("a", "b"), Combination(False, conditions), 5, 0.5, (1.0, 3.0)
     )
     tool = {"type": "file_search", "vector_store_ids": ["vs_1", "2"], "ranking_options": {}}
-    assert decode_options(tool) == (("1", "2"), Search(most=20))
+    assert decode_options(tool) == (("vs_1", "2"), Search(most=20))
 
 
 @pytest.mark.parametrize("ids", [None, [], ["1"] * 17, [1]])

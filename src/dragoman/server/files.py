@@ -239,7 +239,9 @@ class FileHandlers:
             case ["search"]:
                 search = await read(exchange, caller, wire.decode_search)
                 found = await self._waited(
-                    exchange, caller, lambda asking: self._library.search(asking, (id,), search)
+                    exchange,
+                    caller,
+                    lambda asking: self._library.search(asking, (STORE_PREFIX + id,), search),
                 )
                 exchange.reply(200, wire.encode_found(search.queries, found))
             case ["files"]:

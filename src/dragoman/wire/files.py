@@ -230,7 +230,7 @@ def decode_search(data: bytes, limits: Limits = LIMITS) -> Search:
 
 
 def decode_options(asked: Mapping[str, JSON]) -> tuple[tuple[str, ...], Search]:
-    """The bare ids of the vector stores of a request's tool, and its options. Raises
+    """The ids of the vector stores of a request's tool, as given, and its options. Raises
     FaultError naming the field that is wrong."""
     fields = Fields(dict(asked))
     ids = fields.strings("vector_store_ids")
@@ -238,7 +238,7 @@ def decode_options(asked: Mapping[str, JSON]) -> tuple[tuple[str, ...], Search]:
         raise fields.wrong("vector_store_ids", "is missing" if ids is None else "is empty")
     if len(ids) > MOST_STORES:
         raise json.too_many("vector_store_ids", MOST_STORES, "of one tool")
-    return tuple([id.removeprefix(STORE_PREFIX) for id in ids]), _search(fields, (), 20)
+    return tuple(ids), _search(fields, (), 20)
 
 
 def _search(fields: Fields, queries: tuple[str, ...], most: int) -> Search:

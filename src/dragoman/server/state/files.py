@@ -84,11 +84,12 @@ class Library:
         await self._opened(caller, stores)
 
     async def _opened(self, caller: Caller, ids: Sequence[str]) -> list[VectorStore]:
-        found = await self.store.get_vector_stores(caller.tenant, ids)
+        bare = [id.removeprefix(STORE_PREFIX) for id in ids]
+        found = await self.store.get_vector_stores(caller.tenant, bare)
         there = {store.id for store in found}
         for number, id in enumerate(ids):
-            if id not in there:
-                problem = f"there is no vector store {quoted(STORE_PREFIX + id)}, or no longer"
+            if bare[number] not in there:
+                problem = f"there is no vector store {quoted(id)}, or no longer"
                 place = f"vector_store_ids[{number}]"
                 raise FaultError(replace(bad_request(problem, place), code="not_found"))
         return found
