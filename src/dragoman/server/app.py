@@ -66,8 +66,8 @@ def with_middleware(
 
 _HOPS = HOPS_HEADER.encode()
 _SECRET = secrets.token_bytes(32)
-"""Derives tenant names where there is no store, and signs client secrets. The
-workers of a server share it."""
+"""Derives tenant names, and the key of client secrets, where there is no store. The workers of a
+server share it."""
 MAX_HOPS = 8
 """Dragomans in a row before the request is refused as a loop."""
 
@@ -124,7 +124,7 @@ class App:
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         self._sockets = Sockets(service)
-        self._realtime = Realtime(service, _SECRET, studio)
+        self._realtime = Realtime(service, self._keys.signing, studio)
         self._calls = Calls(service, self._realtime, share)
         routes = [
             Route("GET", SOCKET, self._sockets.plain),

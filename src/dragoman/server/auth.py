@@ -52,7 +52,8 @@ ADDRESSES = 1024
 class Keys:
     """Checks the keys that clients present; with none configured, every client may call.
 
-    `secret` returns the secret for deriving tenant names, that of the store where there is one.
+    `secret` returns the secret for deriving tenant names and the signing key, that of the store
+    where there is one.
     """
 
     def __init__(self, settings: Settings, secret: Callable[[], bytes]) -> None:
@@ -81,6 +82,11 @@ class Keys:
             raise FaultError(self._guess(exchange))
         key = Secret(credential)
         return tenant_of(key, self._secret()), key
+
+    def signing(self) -> bytes:
+        """The key for signing what every server of this store accepts. The clients' keys are in it,
+        so that who can only read the store cannot sign."""
+        return hmac.digest(self._secret(), b"".join(sorted(self._digests)), sha256)
 
     def name(self, tenant: str) -> str:
         """The name of a tenant's key in the log: its variable, or the tenant."""

@@ -1,7 +1,7 @@
 """Makes and checks client secrets: keys for pages, each for one session with a configuration.
 
-A secret holds its configuration, signed by a key that the workers of a server share: any of them
-accepts it. Each worker stores the ids of those that were used.
+A secret holds its configuration, signed by a key that the workers of a server share, and the
+servers of one store: any of them accepts it. Each worker stores the ids of those that it accepted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from hashlib import sha256
 
 from msgspec import Struct
@@ -66,15 +67,15 @@ class ClientSecret(Struct, frozen=True):
 
 
 class ClientSecrets:
-    """The client secrets of a server; `key` signs them.
+    """The client secrets of a server; `key` returns what signs them, once its store is open.
 
     Its clients' own keys are never in them. Where those are passed on, the process that made a
     secret remembers the key.
     """
 
-    def __init__(self, service: Service, key: bytes) -> None:
+    def __init__(self, service: Service, key: Callable[[], bytes]) -> None:
         self._service = service
-        self._key = hmac.digest(key, b"dragoman client secrets 1", sha256)
+        self._key = key
         self._used: dict[str, tuple[str, float]] = {}  # tenant, and Unix seconds of its expiry
         self._counts: Counter[str] = Counter()  # of those, by tenant
         self._passed: OrderedDict[str, tuple[str, Secret | None]] = OrderedDict()  # with the tenant
@@ -145,8 +146,11 @@ class ClientSecrets:
         return 2 * mine > MOST - (len(self._used) - mine)
 
     def _signed(self, content: bytes) -> str:
-        signature = hmac.digest(self._key, content, sha256)
-        return urlsafe_b64encode(signature + content).decode().rstrip("=")
+        return urlsafe_b64encode(self._signature(content) + content).decode().rstrip("=")
+
+    def _signature(self, content: bytes) -> bytes:
+        key = hmac.digest(self._key(), b"dragoman client secrets 1", sha256)
+        return hmac.digest(key, content, sha256)
 
     def _content(self, text: str) -> dict[str, JSON]:
         """The content of a secret. Raises FaultError without a valid signature."""
@@ -155,7 +159,7 @@ class ClientSecrets:
         except ValueError:
             raise FaultError(SPENT) from None
         signature, content = data[:_SIGNATURE], data[_SIGNATURE:]
-        if not hmac.compare_digest(signature, hmac.digest(self._key, content, sha256)):
+        if not hmac.compare_digest(signature, self._signature(content)):
             raise FaultError(SPENT)
         found: dict[str, JSON] = json.load(zlib.decompress(content))
         return found

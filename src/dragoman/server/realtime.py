@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -405,9 +405,12 @@ def encode_event(event: dict[str, JSON]) -> bytes | Later:
 
 
 class Realtime:
-    """Serves the sessions of one engine; `key` signs client secrets, `studio` has their voices."""
+    """Serves the sessions of one engine; `key` returns what signs client secrets, `studio` has
+    their voices."""
 
-    def __init__(self, service: Service, key: bytes, studio: Studio | None = None) -> None:
+    def __init__(
+        self, service: Service, key: Callable[[], bytes], studio: Studio | None = None
+    ) -> None:
         self._service = service
         self._studio = studio
         self.calls: dict[str, ServedSession] = {}

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI, OpenAI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+import dragoman.server.app
 from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Finished, ItemAdded, ItemDone
 from dragoman.core.interfaces import Secret
@@ -28,6 +29,7 @@ from dragoman.server.app import App
 from dragoman.server.client_secrets import ClientSecrets
 from dragoman.server.log import LINES
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import open_memory
 from dragoman.tools.run import Display, Shown
 from dragoman.voice.studio import Studio
 from tests.agent.hosting import Fake, Tool
@@ -404,12 +406,41 @@ async def test_another_worker_takes_a_client_secret() -> None:
             assert (created["instructions"], created["model"]) == ("Be brief.", "stub")
 
 
+async def test_another_server_of_the_store_takes_a_client_secret(tmp_path, monkeypatch) -> None:
+    def settings(*keys: str) -> Settings:
+        store = f"sqlite:{tmp_path}/store.db"
+        return Settings(store=store, keys=tuple(Secret(key) for key in keys))
+
+    async def tried(port: int, value: str) -> int:
+        bearer = {"Authorization": f"Bearer {value}"}
+        try:
+            async with connect(f"ws://127.0.0.1:{port}{PATH}", additional_headers=bearer):
+                return 101
+        except InvalidStatus as refused:
+            return refused.response.status_code
+
+    first = settings("red-key-1", "blue-key-1")
+    async with served_app(None, first, memory=open_memory(first, {}, ())) as (_, port):
+        url = f"http://127.0.0.1:{port}{PATH}/client_secrets"
+        async with httpx2.AsyncClient(headers={"Authorization": "Bearer red-key-1"}) as http:
+            asked = {"session": {"type": "realtime", "model": "stub"}}
+            values = [(await http.post(url, json=asked)).json()["value"] for _ in range(2)]
+    monkeypatch.setattr(dragoman.server.app, "_SECRET", b"of another process" * 2)
+    again = settings("blue-key-1", "red-key-1")
+    async with served_app(None, again, memory=open_memory(again, {}, ())) as (_, port):
+        assert [await tried(port, values[0]) for _ in range(2)] == [101, 401]
+    # Without the keys, the store alone does not make one.
+    other = settings("red-key-1")
+    async with served_app(None, other, memory=open_memory(other, {}, ())) as (_, port):
+        assert await tried(port, values[1]) == 401
+
+
 SIGNING = b"k" * 32
 
 
 def secrets_of(engine: Any = None, **settings: Any) -> ClientSecrets:
     service: Any = SimpleNamespace(engine=engine, settings=Settings(**settings))
-    return ClientSecrets(service, SIGNING)
+    return ClientSecrets(service, lambda: SIGNING)
 
 
 def test_a_client_secret_is_refused_where_it_is_forged_used_or_one_of_too_many(monkeypatch) -> None:
@@ -424,7 +455,7 @@ def test_a_client_secret_is_refused_where_it_is_forged_used_or_one_of_too_many(m
     opened = found.redeem(good)
     assert opened is not None
     assert (opened.caller.tenant, opened.caller.key) == ("t", None)
-    other = ClientSecrets(found._service, b"another key")
+    other = ClientSecrets(found._service, lambda: b"another key")
     garbage = ["ek_", "ek_!", "ek_\u00e9", "ek_" + "A" * 99]
     for each in [good, value(expires=1), good[:-4] + "AAAA", *garbage]:
         with pytest.raises(FaultError) as refused:
