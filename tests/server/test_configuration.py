@@ -319,6 +319,13 @@ def test_a_key_in_place_of_its_variables_name_is_refused_unsaid(key) -> None:
     assert key not in str(caught.value)
 
 
+def test_two_variables_with_the_same_key_are_named_without_it() -> None:
+    environ = {"RED": "a-shared-key", "BLUE": "another-key", "GREEN": "a-shared-key "}
+    with pytest.raises(ConfigurationError, match="RED and GREEN hold the same key") as refused:
+        with_keys(Settings(api_key_env=("RED", "BLUE", "GREEN")), environ)
+    assert "a-shared-key" not in str(refused.value)
+
+
 @pytest.mark.parametrize("environ", [{}, {"ONE": ""}, {"ONE": "  "}])
 def test_a_variable_without_a_key_is_named(environ) -> None:
     with pytest.raises(ConfigurationError, match="ONE"):

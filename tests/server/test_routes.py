@@ -392,6 +392,25 @@ async def test_path_with_the_base_missing_or_doubled_gets_a_suggestion(path) -> 
 
 
 @pytest.mark.parametrize(
+    ("path", "meant", "base"),
+    [
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions", "ends in /v1."),
+        ("/v1/responses/responses", "/v1/responses", "ends in /v1."),
+        ("/v1/responses/chat/completions/responses/compact", "/v1/responses/compact", "ends in"),
+        ("/v1/messages/v1/messages", "/v1/messages", "ends before /v1."),
+        ("/v1/chat/completions/v1/messages/count_tokens", "/v1/messages/count_tokens", "before"),
+        ("/v1/responses/models", "/v1/models", "ends in /v1."),
+    ],
+)
+async def test_base_url_with_the_path_of_a_request_gets_a_suggestion(path, meant, base) -> None:
+    for method in ("POST", "GET"):
+        call = await get(path, method)
+        assert call.status == 404
+        assert f"Did you mean {meant}? " in call.body.decode()
+        assert base in call.body.decode()
+
+
+@pytest.mark.parametrize(
     ("root", "path", "status"),
     [
         ("/llm", "/llm/v1/models", 200),

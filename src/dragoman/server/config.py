@@ -269,7 +269,15 @@ def read(text: str, name: str = FILE) -> Configuration:
 def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """The settings with the keys that the named variables hold. Raises ConfigurationError."""
     what = "a key for clients (api_key_env)"
-    keys = [read_key(environ, name, what) for name in settings.api_key_env]
+    keys: list[Secret] = []
+    names: dict[str, str] = {}  # by their keys
+    for name in settings.api_key_env:
+        keys.append(key := read_key(environ, name, what))
+        if (other := names.setdefault(key.reveal(), name)) != name:
+            problem = f"The variables {other} and {name} hold the same key: their clients"
+            raise ConfigurationError(
+                f"{problem} would be one. Name only one of them (api_key_env)."
+            )
     return msgspec.structs.replace(settings, keys=(*settings.keys, *keys))
 
 

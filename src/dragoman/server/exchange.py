@@ -338,13 +338,24 @@ class Router:
             methods[route.method] = route
             if route.method == "GET":
                 methods["HEAD"] = route
+        named = [path.removeprefix(BASE) for path in self._paths if path.startswith(BASE)]
+        posted = [path for path in named if "POST" in self._paths[BASE + path]]
+        first, other = "|".join(map(re.escape, posted)), "|".join(map(re.escape, named))
+        # A base URL with the path of a request, which clients add theirs to. No id is such a path.
+        joined = rf"{BASE}(?:{first})(?:(?:{BASE})?(?:{other}))*?(?P<base>{BASE})?(?P<path>{other})"
+        self._joined = re.compile(joined)
         for path, methods in self._paths.items():
             for method, route in methods.items():
                 self.handlers[method, path] = route.handler
 
     def find(self, method: str, path: str) -> Route:
         """The route of a request. Raises FaultError where there is none."""
-        methods = self._paths.get(path) or self._below(path)
+        methods = self._paths.get(path)
+        if methods is None and (joined := self._joined.fullmatch(path)):
+            where = f"ends before {BASE}" if joined["base"] else f"ends in {BASE}"
+            hint = f" Did you mean {BASE}{joined['path']}? The base URL of this client {where}."
+            raise FaultError(nothing_at(path, hint))
+        methods = methods or self._below(path)
         if methods is None:
             near = (BASE + path, path.removeprefix(BASE))  # some clients add the base again
             known = [each for each in near if each in self._paths]
