@@ -295,6 +295,20 @@ def test_server_that_lists_nothing_needs_the_models_name(install, capfd) -> None
     assert "lists no models: name the one to use with --model" in capfd.readouterr().err
 
 
+def test_upstream_that_does_not_answer_is_reported_although_the_model_is_named(
+    install, capfd
+) -> None:
+    install("codex", RECORD)
+    words = ["run", "codex", "--model", "m"]
+    assert main([*words, "--upstream", "http://127.0.0.1:9/v1"]) == 7
+    used, down = capfd.readouterr().err.splitlines()
+    assert used.startswith("Codex uses m, at ")
+    assert "lists no models: The model's server cannot be reached" in down
+    with upstream(plain(500, {}), plain(404, {"error": {"message": "There is no list."}})) as up:
+        assert main([*words, "--at", up.base_url]) == 7
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
 def test_server_that_wants_a_key_is_reported_although_the_model_is_named(
     install, monkeypatch, capfd
 ) -> None:

@@ -86,11 +86,13 @@ Streams = tuple[int, int]
 
 
 class Listed(Struct, frozen=True):
-    """A model that a server lists, with its context where that is known; `of` how many."""
+    """A model that a server lists, with its context where that is known; `of` how many. `problem`
+    says why it is not listed, for one that was named."""
 
     name: str
     context: int | None = None
     of: int = 1
+    problem: str = ""
 
 
 class Server(Struct, frozen=True):
@@ -139,6 +141,8 @@ def run(options: Namespace) -> int:
         others = f"; --model names another of {model.of}" if model.of > 1 else ""
         line = f"{program.title} uses {visible(model.name, True)}{others}, at {server.base_url}"
         os.write(streams[1], f"{line} ({server.about}).\n".encode())
+        if model.problem:
+            os.write(streams[1], f"{visible(model.problem, True)}\n".encode())
         status = supervise([executable, *options.arguments], environ, streams)
         if not server.serving():
             text = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:]
@@ -335,11 +339,14 @@ async def _model(server: Server, named: str | None, program: Program) -> Listed:
     wants_key = answer.status == 401
     if wants_key and server.key is None:
         raise ConfigurationError(WANTS_KEY.format(who=f"The server at {place}"))
+    problem = _message(answer.value) or f"it answered {answer.status or 'nothing'}."
+    unanswered = UNANSWERED.format(place=place, problem=problem)
     if named is not None and not wants_key:
-        return next((each for each in listed if each.name == named), Listed(named))
+        failed = unanswered if answer.status >= 500 else ""  # 404 is of one without a listing
+        missing = Listed(named, problem=failed)
+        return next((each for each in listed if each.name == named), missing)
     if answer.status != 200:
-        problem = _message(answer.value) or f"it answered {answer.status or 'nothing'}."
-        raise ConfigurationError(UNANSWERED.format(place=place, problem=problem))
+        raise ConfigurationError(unanswered)
     usable = [each for each in listed if each.name != POCKET]
     if not usable:
         problem = ONLY_POCKET if listed else UNLISTED
