@@ -342,7 +342,7 @@ async def _model(server: Server, named: str | None, program: Program) -> Listed:
     problem = _message(answer.value) or f"it answered {answer.status or 'nothing'}."
     unanswered = UNANSWERED.format(place=place, problem=problem)
     if named is not None and not wants_key:
-        failed = unanswered if answer.status >= 500 else ""  # 404 is of one without a listing
+        failed = "" if 0 < answer.status < 500 else unanswered  # 404 is of one without a listing
         missing = Listed(named, problem=failed)
         return next((each for each in listed if each.name == named), missing)
     if answer.status != 200:
