@@ -59,6 +59,9 @@ async def test_stream_holds_only_names_and_is_trimmed(address: str, monkeypatch)
     await pubsub.close()
 
 
+UNUSED = "Redis cannot be used (ConnectionError): servers poll the database meanwhile."
+
+
 async def test_without_redis_waiters_poll(postgres: Postgres, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(PostgresStore, "POLL", 0.01)
     monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
@@ -80,16 +83,19 @@ async def test_without_redis_waiters_poll(postgres: Postgres, tmp_path, monkeypa
     await there.close()
 
 
-async def test_redis_that_starts_later_is_used(tmp_path, monkeypatch) -> None:
+async def test_redis_that_starts_later_is_used(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
     place = tmp_path / "socket"
     pubsub = RedisPubSub(f"unix://{place}")
     async with pubsub.subscribe("a") as notified:
+        await asyncio.sleep(0.1)  # it is tried several times
+        assert caplog.messages == [UNUSED]
         with redis.running() as url:
             place.symlink_to(url.removeprefix("unix://"))
             await pubsub._listening.wait()
             await pubsub.publish(["a"])
             await notified.wait()
+            assert caplog.messages == [UNUSED, "Redis answers again."]
             await pubsub.close()
 
 

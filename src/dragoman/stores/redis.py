@@ -7,6 +7,7 @@ nothing is lost: subscribers also poll. Importing this needs redis (the extra `r
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from .base import PubSub, StoreError
+
+_log = logging.getLogger("dragoman.stores")
 
 STREAM = "dragoman:news"
 """The key of the stream; servers of earlier versions use the same one."""
@@ -72,12 +75,20 @@ class RedisPubSub(PubSub):
                 await self._reader
 
     async def _read(self) -> None:
+        failing = ""  # the kind of failure that was logged
         last: bytes | None = None  # reading continues after it, so a cut connection loses no entry
         while not self._closed:
             try:
                 last = await self._newest() if last is None else await self._next(last)
                 self._listening.set()
-            except Exception:  # also for an answer that is no stream's
+                if failing:
+                    failing = ""
+                    _log.warning("Redis answers again.")
+            except Exception as error:  # also for an answer that is no stream's
+                # Not its message, which may have a part of the address.
+                if failing != (failing := type(error).__name__):
+                    problem = "Redis cannot be used (%s): servers poll the database meanwhile."
+                    _log.warning(problem, failing)
                 await asyncio.sleep(RETRY)
 
     async def _newest(self) -> bytes:
