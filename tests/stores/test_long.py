@@ -334,3 +334,19 @@ async def test_history_that_is_sent_again_is_added_in_few_statements(store: Stor
 
 def _put(id: str) -> Record:
     return record(id, status="completed", response=answer(id), conversation="v")
+
+
+async def test_long_ids_are_found_and_listed(store: Store) -> None:
+    sent = [Message("user", f"{place}", id=id * 5_000 + "x") for place, id in enumerate("aab")]
+    sent[1] = replace(sent[1], id=f"msg_{sent[1].id}_in0")
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50))
+    await store.put(replace(_put("a"), request=replace(record("a").request, items=tuple(sent))))
+    await store.put(_put("b"), [*sent, *sent])
+    for item in sent:
+        assert await store.find_items("t", [item.id or ""]) == {item.id: item}
+    page = await store.list_items("t", "v")
+    assert page is not None
+    assert [item.text for item in page.items if isinstance(item, Message)] == [*"012"] * 2
+    ids = {item.id or "" for item in page.items}
+    assert len(ids) == 6
+    assert max(map(len, ids)) < 600

@@ -226,6 +226,8 @@ class Room(Struct):
 
 AT_ONCE = 64 * 1024
 """Bytes that may be read without accounting."""
+LONGEST_ID = 512
+"""Characters of an id in an index: longer ones make each of its pages a search of its own."""
 APART = 256 * 1024
 """Bytes from which values are packed and unpacked in a thread."""
 
@@ -550,13 +552,17 @@ class PubSub(Subscribers, ABC):
 
 
 def index_key(item: str) -> str:
-    """The index key of an item: the part of its id that all items of one turn share, or its id.
+    """The index key of an item: the part of its id that all items of one turn share, or its id, or
+    the digest of what is long.
 
     >>> index_key("msg_018f_in0"), index_key("fc_018f_2"), index_key("item_of_a_client")
     ('018f', '018f', 'item_of_a_client')
     """
     ours = _ITEM_ID.fullmatch(item)
-    return item if ours is None else ours[1]
+    key = item if ours is None else ours[1]
+    if len(key) <= LONGEST_ID:
+        return key
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 _ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")

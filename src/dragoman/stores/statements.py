@@ -11,6 +11,7 @@ from dragoman.core.item import Item, Reasoning
 
 from .base import (
     AT_ONCE,
+    LONGEST_ID,
     ConflictError,
     LogSegment,
     OutboxMessage,
@@ -251,14 +252,16 @@ def add_to(
 
 
 def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False) -> Steps[None]:
-    """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
+    """Add items at the end of a conversation; one whose id is taken, or long, is renamed, or
+    refused where it is taken."""
     problem = "An item of a conversation needs an id of its own: %r."
     if nameless := [item for item, _ in items if not item.id]:
         raise ConflictError(problem % nameless[0].id)
     statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
     ((last,),) = yield statement, (id,)
     first, again = last + 1, False
-    rows = [(place, item.id or "", data) for place, (item, data) in enumerate(items, first)]
+    names = [(item.id or "")[: LONGEST_ID if rename else None] for item, _ in items]
+    rows = [(place, names[place - first], data) for place, (_, data) in enumerate(items, first)]
     while rows:
         refused: list[_Placed] = []
         for some in _together(rows):
@@ -268,7 +271,7 @@ def extend(id: str, items: Sequence[tuple[Item, bytes]], *, rename: bool = False
             raise ConflictError(problem % refused[0][1])
         # A client may have chosen an id that ends with a place, too, but none that is random.
         rows = [
-            (place, f"{items[place - first][0].id}_{token_hex(8) if again else place}", data)
+            (place, f"{names[place - first]}_{token_hex(8) if again else place}", data)
             for place, _, data in refused
         ]
         again = True
