@@ -30,7 +30,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 from dragoman.engines.fan_out import AT_ONCE, MOST_SENT, Merge, add_usage, fan_out
-from dragoman.net.threads import reading
+from dragoman.net.threads import TenantLock, reading
 
 
 def asking(n: int, seed: int | None = None) -> Request:
@@ -89,7 +89,7 @@ class Held:
 
 async def test_answers_with_many_choices_leave_room_to_others(monkeypatch) -> None:
     """A key's 130 answers of 128 choices held each connection to the model's server."""
-    monkeypatch.setattr("dragoman.engines.fan_out.MORE", 16)
+    monkeypatch.setattr("dragoman.engines.fan_out._more", TenantLock(16, 16, left=4))
     held, tasks = Held(), []
 
     async def collected(tenant: str) -> list[Event]:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -88,14 +90,14 @@ async def test_those_without_a_credential_leave_a_place_to_a_key() -> None:
     for _ in range(2):
         await lock.acquire("")
     waiting = [asyncio.ensure_future(lock.acquire(tenant)) for tenant in ("", "a")]
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     lock.release("")
     lock.release("")
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     assert [turn.done() for turn in waiting] == [True, True]
     again = asyncio.ensure_future(lock.acquire(""))
     lock.release("a")
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     assert not again.done()
     again.cancel()
 
@@ -112,6 +114,30 @@ async def test_those_who_leave_a_line_leave_nothing_there() -> None:
     lock.release("a")
     await waiting[0]
     assert not lock._lines
+
+
+def test_several_event_loops_take_turns_and_leave_nothing() -> None:
+    lock, inside, most = TenantLock(3, 2, left=1), set[object](), [0]
+
+    async def one(number: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout((0.001, 0.01, 30)[number % 3]):
+                async with lock.turn("abcd"[number % 4]):
+                    inside.add(mine := object())
+                    most[0] = max(most[0], len(inside))
+                    try:
+                        await asyncio.sleep(0.0005)
+                    finally:
+                        inside.discard(mine)
+
+    async def many() -> None:
+        await asyncio.gather(*[one(number) for number in range(200)])
+
+    with ThreadPoolExecutor(4) as pool:
+        for ended in [pool.submit(asyncio.run, many()) for _ in range(4)]:
+            ended.result(60)
+    assert most == [3]
+    assert (lock._free, lock._held, lock._lines, lock._given) == (3, Counter(), {}, set())
 
 
 def test_large_work_of_several_event_loops_does_not_wait_for_ever() -> None:

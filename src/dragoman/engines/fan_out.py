@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from itertools import repeat
-from weakref import WeakKeyDictionary
 
 from msgspec.structs import asdict, replace
 
@@ -38,7 +36,7 @@ AT_ONCE = 8
 """Concurrent requests; the others wait for one to end."""
 MORE = 256
 """Concurrent requests beside one for each answer, of all answers: for these, tenants take turns."""
-_more: WeakKeyDictionary[AbstractEventLoop, TenantLock] = WeakKeyDictionary()
+_more = TenantLock(MORE, MORE, left=MORE // 4)
 
 _SEVERAL = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
 
@@ -87,7 +85,6 @@ async def gather(
     """
     queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
     choices = iter(range(count))
-    more = _more.setdefault(asyncio.get_running_loop(), TenantLock(MORE, MORE, left=MORE // 4))
 
     async def run(place: AbstractAsyncContextManager[None]) -> None:
         async with place:
@@ -103,7 +100,7 @@ async def gather(
 
     tasks = [asyncio.ensure_future(run(nullcontext()))]
     for _ in range(min(count, AT_ONCE) - 1):
-        tasks.append(asyncio.ensure_future(run(more.turn(reading.get()))))
+        tasks.append(asyncio.ensure_future(run(_more.turn(reading.get()))))
     try:
         merge = Merge(count, losses)
         while not merge.over:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 _T = TypeVar("_T")
 
@@ -75,7 +74,7 @@ class Threads:
 class TenantLock:
     """A lock for which the tenants that wait take turns. It has so many `places`, of which one
     tenant has at most its `share`; where there are several tenants, fewer by `left`, which are
-    left to the others."""
+    left to the others. Several event loops may use it at once."""
 
     def __init__(self, places: int = 1, share: int = 1, left: int = 0) -> None:
         self._share = share
@@ -84,44 +83,58 @@ class TenantLock:
         self._free = places
         self._held: Counter[str] = Counter()
         self._lines: dict[str, OrderedDict[asyncio.Future[None], None]] = {}  # the next one first
+        self._given: set[asyncio.Future[None]] = set()  # those who may not have noticed
+        self._change = threading.Lock()
 
     async def acquire(self, tenant: str) -> None:
         """Wait for a turn."""
-        if self._first is None:
-            self._first = tenant
-        elif tenant != self._first:
-            self._share, self._left = max(self._share - self._left, 1), 0
-        if self._free and self._held[tenant] < self._share:
-            self._free -= 1
-            self._held[tenant] += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(tenant, OrderedDict())[turn] = None
+        with self._change:
+            if self._first is None:
+                self._first = tenant
+            elif tenant != self._first:
+                self._share, self._left = max(self._share - self._left, 1), 0
+            if self._free and self._held[tenant] < self._share:
+                self._free -= 1
+                self._held[tenant] += 1
+                return
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._lines.setdefault(tenant, OrderedDict())[turn] = None
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it had its turn already
+            with self._change:
+                given = turn in self._given
+                if not given and (line := self._lines.get(tenant)):
+                    line.pop(turn, None)
+                    if not line:
+                        del self._lines[tenant]
+            if given:
                 self.release(tenant)
-            elif line := self._lines.get(tenant):
-                line.pop(turn, None)
-                if not line:
-                    del self._lines[tenant]
             raise
+        finally:
+            self._given.discard(turn)
 
     def release(self, tenant: str) -> None:
         """Let the next one in."""
-        self._free += 1
-        self._held -= Counter((tenant,))
-        while waiting := [each for each in self._lines if self._held[each] < self._share]:
-            line = self._lines.pop(waiting[0])
-            turn, _ = line.popitem(last=False)
-            if line:
-                self._lines[waiting[0]] = line  # behind the others
-            if not turn.done():
-                self._free -= 1
-                self._held[waiting[0]] += 1
-                turn.set_result(None)
-                return
+        with self._change:
+            self._free += 1
+            self._held -= Counter((tenant,))
+            while waiting := [each for each in self._lines if self._held[each] < self._share]:
+                line = self._lines.pop(waiting[0])
+                turn, _ = line.popitem(last=False)
+                if line:
+                    self._lines[waiting[0]] = line  # behind the others
+                if turn.done():
+                    continue
+                self._given.add(turn)
+                try:
+                    turn.get_loop().call_soon_threadsafe(_settle, turn)
+                except RuntimeError:  # its loop was closed
+                    self._given.discard(turn)
+                else:
+                    self._free -= 1
+                    self._held[waiting[0]] += 1
+                    return
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
@@ -162,18 +175,19 @@ class Turns:
 
 
 class Lanes:
-    """Turns for work on much data, and for work on less, which does not wait for the former. Each
-    event loop has its own: a client may be used in several at once."""
+    """Turns for work on much data, and for work on less, which does not wait for the former."""
 
     def __init__(self) -> None:
-        self._turns = WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Turns, Turns]]()
+        self._much, self._less = Turns(), Turns()
 
     async def take(self, size: int, work: Callable[..., _T], *given: object) -> _T:
         """Run work on so many bytes in a thread, in turn."""
-        loop = asyncio.get_running_loop()
-        if (turns := self._turns.get(loop)) is None:
-            turns = self._turns[loop] = Turns(), Turns()
-        return await turns[size > MUCH].take(work, *given)
+        return await (self._much if size > MUCH else self._less).take(work, *given)
+
+
+def _settle(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 async def outlasting(work: Callable[[], _T], over: Callable[[], None]) -> _T:
