@@ -221,7 +221,7 @@ async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch)
         await search(
             id, query=["word " + " ".join(f"w{n * m}" for n in range(600)) for m in (1, 7, 9, 11)]
         )
-        assert taken[2:] == ["_asked", "_ranked"]
+        assert taken[2:] == ["_asked", *["_scored"] * 4]
 
 
 async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(monkeypatch) -> None:
@@ -233,7 +233,7 @@ async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(mo
         reading = ["_read", "_read", "whole_text"]  # the last of its pieces, and that none are left
         assert taken == [*reading, "_several", "_several"]
         await server.ada.vector_stores.search(id, query="word \ufdfa")
-        assert taken[5:] == ["_ranked"]
+        assert taken[5:] == ["_counted"]
         taken.clear()
         large: Any = {"max_chunk_size_tokens": 4_096, "chunk_overlap_tokens": 2_048}
         monkeypatch.setattr(library_module, "TOKENS", 8_192)

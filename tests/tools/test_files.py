@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -217,18 +218,18 @@ def test_question_is_what_says_something() -> None:
 
 def test_scores_are_higher_for_what_is_rare_and_frequent_and_short() -> None:
     texts = {
-        1: ["rare", "word"],
-        2: ["common", "word"],
-        3: ["common", "x"],
-        4: ["common", "y", "rare", "z", "z", "z", "z", "z", "z"],
+        1: Counter(rare=1, word=1),
+        2: Counter(common=1, word=1),
+        3: Counter(common=1, x=1),
+        4: Counter(common=1, y=1, rare=1, z=6),
     }
     scores = score_texts(["rare", "common"], texts, 100)
     assert scores[4] > scores[1] > scores[2]
     assert all(0 <= score < 1 for score in scores.values())
-    assert score_texts(["rare"], {1: ["rare"] * 3, 2: ["rare"]}, 10)[1] > 0.7
-    assert score_texts([], {1: ["a"]}, 1) == {1: 0.0}
+    assert score_texts(["rare"], {1: Counter(rare=3), 2: Counter(rare=1)}, 10)[1] > 0.7
+    assert score_texts([], {1: Counter("a")}, 1) == {1: 0.0}
     assert score_texts(["a"], {}, 0) == {}
-    assert score_texts(["a"], {1: []}, 1) == {1: 0.0}
+    assert score_texts(["a"], {1: Counter()}, 1) == {1: 0.0}
 
 
 # ---- the tool --------------------------------------------------------------------------------

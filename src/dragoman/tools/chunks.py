@@ -287,26 +287,27 @@ _SATURATION, _LENGTH = 0.6, 0.75
 
 
 def score_texts(
-    query: Sequence[str], texts: Mapping[int, Sequence[str]], total: int
+    query: Sequence[str], texts: Mapping[int, Counter[str]], total: int
 ) -> dict[int, float]:
-    """How well texts match a question, from 0 to 1, by their words: BM25 as a part of the most
-    that it could be. Of `total` texts those with none of the words may be left out.
+    """How well texts match a question, from 0 to 1, by how often they have each word: BM25 as a
+    part of the most that it could be. Of `total` texts those with none of its words may be left
+    out.
 
-    >>> texts = {1: ["red", "fox"], 2: ["red", "hen"]}
+    >>> texts = {1: Counter(["red", "fox"]), 2: Counter(["red", "hen"])}
     >>> scores = score_texts(["red", "fox"], texts, 9)
     >>> scores[1] > scores[2] > 0
     True
     """
-    counts = {key: Counter(words) for key, words in texts.items()}
     weights: dict[str, float] = {}
     for word in query:
-        having = sum(word in count for count in counts.values())
+        having = sum(word in count for count in texts.values())
         weights[word] = math.log(1 + (max(total, having) - having + 0.5) / (having + 0.5))
     most = sum(weights.values())
-    mean = sum(map(len, texts.values())) / len(texts) if texts else 1.0
+    lengths = {key: count.total() for key, count in texts.items()}
+    mean = sum(lengths.values()) / len(texts) if texts else 1.0
     scores: dict[int, float] = {}
-    for key, count in counts.items():
-        length = 1 - _LENGTH + _LENGTH * len(texts[key]) / (mean or 1.0)
+    for key, count in texts.items():
+        length = 1 - _LENGTH + _LENGTH * lengths[key] / (mean or 1.0)
         found = sum(
             weights[word] * count[word] / (count[word] + _SATURATION * length)
             for word in query

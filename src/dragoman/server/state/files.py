@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -45,6 +46,8 @@ WEIGHT = 6
 """What the bytes of a file weigh while it is indexed, as its text and as that of its chunks."""
 CANDIDATES = 300
 """Chunks that are compared closely: those that have most of the words, and as many by vectors."""
+COUNTED = 256 * 1024
+"""Characters of them whose words are found in one turn: all of them may take half a second."""
 MOST_WORDS = 64
 """Words of all questions that are searched for."""
 VECTORS = 500
@@ -208,14 +211,29 @@ class Library:
             chunks = await self.store.get_chunks(seqs, room)
             found = await self.store.indexed([chunk.file for chunk in chunks])
             total = await self.store.count_chunks(opened, only)
+            owners = {file.seq: file for file in found}
+            chunks = [chunk for chunk in chunks if chunk.file in owners]  # others were deleted
             size = CHARACTER * sum([len(chunk.text) for chunk in chunks])
-            size += 2 * len(chunks) * sum(map(len, questions))
+            texts: dict[int, Counter[str]] = {}
+            while some := _first(chunks, len(texts)):
+                texts |= await self.store.apart(size, _counted, some)
+            size = 2 * len(chunks) * sum(map(len, questions))
             size += len(vectors) * sum([len(chunk.vector or b"") for chunk in chunks])
-            rank = partial(_ranked, chunks, found, questions, vectors, total, search)
-            ranked = await self.store.apart(size, rank)
+            best = dict.fromkeys(texts, 0.0)
+            for number, asked in enumerate(questions):
+                vector = vectors[number] if vectors else b""
+                score = partial(_scored, chunks, texts, asked, vector, total, search)
+                for seq, by_this in (await self.store.apart(size, score)).items():
+                    best[seq] = max(best[seq], by_this)
         finally:
             room.hold(-room.held)
-        return ranked[: search.most]
+        ranked = [
+            Found(file.file, file.name, chunk.text, round(best[chunk.seq], 4), file.attributes)
+            for chunk in sorted(chunks, key=lambda chunk: (-best[chunk.seq], chunk.seq))
+            for file in (owners[chunk.file],)
+        ]
+        good = [each for each in ranked if each.score > 0 and each.score >= search.threshold]
+        return good[: search.most]
 
     async def _nearest(
         self, stores: Sequence[VectorStore], files: Collection[int] | None, vectors: Sequence[bytes]
@@ -288,35 +306,35 @@ def _normalised(vector: Sequence[float]) -> bytes:
     return array("f", [value / length for value in vector]).tobytes()
 
 
-def _ranked(
+def _first(chunks: Sequence[Chunk], start: int) -> Sequence[Chunk]:
+    """Those from here on whose words are found in one turn."""
+    end, left = start, COUNTED
+    while end < len(chunks) and left > 0:
+        left -= len(chunks[end].text)
+        end += 1
+    return chunks[start:end]
+
+
+def _counted(chunks: Sequence[Chunk]) -> dict[int, Counter[str]]:
+    return {chunk.seq: Counter(find_words(chunk.text)) for chunk in chunks}
+
+
+def _scored(
     chunks: Sequence[Chunk],
-    indexed: Sequence[IndexedFile],
-    questions: Sequence[Sequence[str]],
-    vectors: Sequence[bytes],
+    texts: dict[int, Counter[str]],
+    words: Sequence[str],
+    vector: bytes,
     total: int,
     search: Search,
-) -> list[Found]:
-    """What was found, the best first. A chunk is as good as it is for one of the questions."""
-    files = {file.seq: file for file in indexed}
-    chunks = [chunk for chunk in chunks if chunk.file in files]  # others were deleted meanwhile
-    texts = {chunk.seq: find_words(chunk.text) for chunk in chunks}
-    best = dict.fromkeys(texts, 0.0)
-    meaning, by_words = search.weights
-    for number, words in enumerate(questions):
-        scores = score_texts(words, texts, total)
-        if vectors:
-            asked = array("f", vectors[number])
-            for chunk in chunks:
-                both = meaning * _cosine(asked, chunk.vector) + by_words * scores[chunk.seq]
-                scores[chunk.seq] = both / (meaning + by_words)
-        for seq, score in scores.items():
-            best[seq] = max(best[seq], score)
-    found = [
-        Found(file.file, file.name, chunk.text, round(best[chunk.seq], 4), file.attributes)
-        for chunk in sorted(chunks, key=lambda chunk: (-best[chunk.seq], chunk.seq))
-        for file in (files[chunk.file],)
-    ]
-    return [each for each in found if each.score > 0 and each.score >= search.threshold]
+) -> dict[int, float]:
+    """How good each chunk is for one of the questions."""
+    scores = score_texts(words, texts, total)
+    if vector:
+        asked, (meaning, by_words) = array("f", vector), search.weights
+        for chunk in chunks:
+            both = meaning * _cosine(asked, chunk.vector) + by_words * scores[chunk.seq]
+            scores[chunk.seq] = both / (meaning + by_words)
+    return scores
 
 
 def _cosine(asked: array[float], vector: bytes | None) -> float:
