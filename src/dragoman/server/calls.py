@@ -433,9 +433,10 @@ class Calls:
             raise FaultError(SHARED)
         self._check_room(caller)
         offer, changes = await self._read(exchange, caller)
-        config = SessionConfig(**({} if secret is None else secret.changes))
-        config = replace(config, **changes)
-        config = replace(config, model=query_of(exchange).get("model") or config.model)
+        given = {} if secret is None else secret.changes
+        config = replace(SessionConfig(**given), **changes)
+        model = given.get("model") or query_of(exchange).get("model") or config.model
+        config = replace(config, model=model)  # a secret is for its model alone
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing, in `session` and in the query", "model"))
         if await self._realtime.upstream(config.model, caller) is not None:

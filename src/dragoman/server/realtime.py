@@ -472,7 +472,7 @@ class Realtime:
         config = SessionConfig(**changes)
         if query.get("intent") == "transcription":
             config = replace(config, kind="transcription")
-        if query.get("model"):
+        if query.get("model") and not changes.get("model"):  # a secret is for its model alone
             config = replace(config, model=query["model"])
         if not config.model and config.kind == "realtime":
             raise FaultError(bad_request("is missing in the query, ?model=…", "model"))

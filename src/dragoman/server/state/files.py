@@ -38,7 +38,7 @@ from dragoman.wire.files import FILE_PREFIX, STORE_PREFIX, Search
 
 BATCH = 64
 """Chunks that are embedded and stored together: writers wait for no more."""
-TOKENS = 64 * 1024
+TOKENS = 32 * 1024
 """Their tokens, at the most: the words of many take long to find, and others wait for the turn."""
 READ = 2
 """Pieces of a file that are read in one turn."""
