@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -255,3 +257,28 @@ def test_a_dragoman_behind_a_proxy_is_known_though_its_models_are_of_others() ->
     found = recognise(Answer(200, "nginx", listing, ours=True))
     assert found is not None
     assert found.name == "dragoman"
+
+
+# ---- event loops -------------------------------------------------------------------------------
+
+
+def test_each_of_several_event_loops_decodes_its_own_answers_and_looks_for_itself() -> None:
+    """One of two that used a client at once hung, or got an error of the other."""
+    begun, address = threading.Barrier(2), upstream(Client(), "http://127.0.0.1:9", "k")
+
+    async def use() -> set[int]:
+        begun.wait()
+        threads = list[int]()
+        for _ in range(50):
+            address.take_turns(lambda: threads.append(threading.get_ident()))
+            await asyncio.sleep(0)
+        while len(threads) < 50:
+            await asyncio.sleep(0.001)
+        for ask in (address.find_out, address.models):
+            with pytest.raises(FaultError):
+                await ask(ANYONE)
+        return {*threads, threading.get_ident()}
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(asyncio.run, asyncio.wait_for(use(), 30)) for _ in "ab"]
+        assert [len(each.result()) for each in asked] == [1, 1]

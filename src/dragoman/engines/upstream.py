@@ -13,6 +13,7 @@ from math import ceil, inf
 from time import time
 from typing import Any, TypeVar
 from urllib.parse import urljoin
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Struct
@@ -295,8 +296,7 @@ async def question(
 
 
 PIECES = 1
-"""Pieces of large answers that are decoded in one turn of the event loop, all answers together: one
-with hundreds of calls takes 20 ms."""
+"""Pieces of all large answers that are decoded in a turn of the event loop: one may take 20 ms."""
 LISTING = 5.0
 """Seconds for a server to list its models."""
 LONGEST_LISTING, MAX_MODELS = 4 * 1024 * 1024, 10_000
@@ -318,6 +318,11 @@ class Listing(Struct):
         """The listing was loaded, or failed: errors are cached, too, except a cancellation."""
         failed = task.cancelled() or task.exception()  # retrieve the exception
         self.until = 0.0 if failed is True else task.get_loop().time() + FRESH
+
+
+def _elsewhere(task: asyncio.Task[Any]) -> bool:
+    """Whether it is under way in another event loop: this one cannot wait for it."""
+    return not task.done() and task.get_loop() is not asyncio.get_running_loop()
 
 
 class Room(Struct):
@@ -377,7 +382,7 @@ class Upstream:
         self.senses: Senses = {}
         self._redirect = ""  # its last redirect
         self._listings: dict[HeaderFields, Listing] = {}
-        self._turns: deque[Callable[[], None]] = deque()
+        self._turns = WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Callable[[], None]]]()
         self._large = Lanes()
 
     def at(self, path: str) -> str:
@@ -388,7 +393,7 @@ class Upstream:
         """Probe the server's kind and wires once, also for concurrent callers. A timeout is
         no error. Raises FaultError where no connection to the server is
         possible; the next caller probes again, as where only a caller's key was refused."""
-        if own := (looking := self._looking) is None:
+        if own := (looking := self._looking) is None or _elsewhere(looking):
             looking = self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
             looking.add_done_callback(self._looked)
         await asyncio.shield(looking)
@@ -439,7 +444,7 @@ class Upstream:
             headers = (*headers, *WIRES[self.wires[0]].upstream_headers)
         now = asyncio.get_running_loop().time()
         self._listings = {k: known for k, known in self._listings.items() if known.until > now}
-        if (listing := self._listings.get(headers)) is None:
+        if (listing := self._listings.get(headers)) is None or _elsewhere(listing.task):
             listing = Listing(asyncio.ensure_future(self._list(headers, caller)))
             listing.task.add_done_callback(listing.listed)
             if len(self._listings) < MOST_FRESH:
@@ -576,16 +581,17 @@ class Upstream:
         return Fault(code, f"{who} {problem} this request ({status}).", "client", status=status)
 
     def take_turns(self, work: Callable[[], None]) -> None:
-        """Schedule work on a large answer: a little in each turn of
-        the event loop, for all answers together."""
-        if not self._turns:
-            asyncio.get_running_loop().call_soon(self._take_turns)
-        self._turns.append(work)
+        """Schedule work on a large answer: a little in each turn of the loop, for all together."""
+        loop = asyncio.get_running_loop()
+        turns = self._turns.setdefault(loop, deque())
+        if not turns:
+            loop.call_soon(self._take_turns, turns)
+        turns.append(work)
 
-    def _take_turns(self) -> None:
-        works = [self._turns.popleft() for _ in range(min(PIECES, len(self._turns)))]
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self._take_turns)
+    def _take_turns(self, turns: deque[Callable[[], None]]) -> None:
+        works = [turns.popleft() for _ in range(min(PIECES, len(turns)))]
+        if turns:
+            asyncio.get_running_loop().call_soon(self._take_turns, turns)
         for work in works:
             work()
 
