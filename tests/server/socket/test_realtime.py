@@ -357,7 +357,6 @@ async def test_a_client_secret_opens_one_session_with_its_configuration(monkeypa
         assert made["session"]["instructions"] == "Be brief."
         socket = f"ws://127.0.0.1:{port}{PATH}"
         bearer = {"Authorization": f"Bearer {made['value']}"}
-        # Whatever model the page names.
         async with connect(f"{socket}?model=dear", additional_headers=bearer) as connection:
             created = json.loads(await connection.recv())
             assert created["session"]["instructions"] == "Be brief."
