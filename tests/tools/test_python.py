@@ -505,16 +505,12 @@ async def test_errors_of_code_are_not_kept(monty) -> None:
     gc.collect()
     gc.disable()
     try:
-        for _ in range(5):
+        for _ in range(30):
             assert "ValueError: aaa" in await ran(session, "raise ValueError('a' * 1_000)")
-        for _ in range(500):  # threads of Monty may be about to release theirs
-            names = [type(each).__name__ for each in gc.get_objects()]
-            if names.count("MontyRuntimeError") <= 1:
-                break
-            await asyncio.sleep(0.01)
+        names = [type(each).__name__ for each in gc.get_objects()]
     finally:
         gc.enable()
-    assert names.count("MontyRuntimeError") <= 1  # the last may be Monty's own
+    assert names.count("MontyRuntimeError") < 10  # each thread of Monty may have its last one
 
 
 async def test_a_traceback_is_that_of_the_code(monty) -> None:
