@@ -22,6 +22,14 @@ def test_invalid_field_is_named(fields, param) -> None:
     assert caught.value.fault.param == param
 
 
+def test_as_many_tokens_as_openai_takes_are_within_the_default_limit() -> None:
+    """LangChain fills its requests up to exactly so many."""
+    given = [[7] * 146 for _ in range(2_047)] + [[7] * 1_138]
+    assert sum(map(len, given)) == 300_000
+    said = {"model": "m", "input": given, "encoding_format": "base64"}
+    assert json.check_size(json.dump(said), json.Limits()) > 300_000
+
+
 def test_answer_passes_unchanged() -> None:
     said = {"object": "list", "data": [{"index": 0, "embedding": "AAAA"}], "usage": {}, "x": 1}
     assert json.load(json.dump(embeddings.decode_response(json.dump(said)))) == said

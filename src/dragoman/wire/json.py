@@ -53,7 +53,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     max_json_values: Annotated[
         int, Meta(description="Maximum number of JSON values and names in a request body.", ge=1)
-    ] = 300_000
+    ] = 310_000  # an embeddings request has up to 300,000 tokens, in 2,048 inputs (OpenAI)
     max_items: Annotated[
         int, Meta(description="Maximum number of messages or input items in a request.", ge=1)
     ] = 10_000
