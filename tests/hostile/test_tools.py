@@ -3,6 +3,7 @@
 import asyncio
 import json
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -222,6 +223,13 @@ async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch)
             id, query=["word " + " ".join(f"w{n * m}" for n in range(600)) for m in (1, 7, 9, 11)]
         )
         assert taken[2:] == ["_asked", *["_scored"] * 4]
+
+
+@pytest.mark.parametrize(("letter", "count"), [("x", 2), ("\ufdfa", 1)])
+def test_words_of_chunks_are_found_in_turns_by_what_they_weigh(letter: str, count: int) -> None:
+    """A turn of 256 Ki characters, each of which stands for eighteen, took half a second."""
+    chunks: Any = [SimpleNamespace(text=letter * 16_384)] * 9
+    assert len(library_module._first(chunks, 0)) == count
 
 
 async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(monkeypatch) -> None:
