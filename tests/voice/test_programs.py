@@ -164,7 +164,7 @@ async def test_a_process_is_started_before_its_text_is_there_and_ends_without_on
     await asyncio.sleep(0.05)  # until that is known
     assert await said(speaker) == PCM
     await started(4)
-    monkeypatch.setattr(programs, "_AHEAD_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "_AHEAD_SECONDS", 1)  # enough to note its id
     speaker.expect(HI)
     await gone(await started(5))
     monkeypatch.setattr(programs, "_AHEAD_SECONDS", 30)
