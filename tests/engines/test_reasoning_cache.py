@@ -15,6 +15,7 @@ from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, St
 from dragoman.core.fold import fold, unfold
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
+    KNOWN_BY,
     CustomToolCall,
     FunctionCall,
     FunctionCallOutput,
@@ -286,7 +287,7 @@ def test_long_encrypted_content_is_known_by_its_ends(monkeypatch) -> None:
         kept = cache(whole)
         _, losses = kept.restore("ada", "other", (ASK, whole, SAID, ASK))
         assert losses
-    assert max(hashed) < 2_000 * reasoning_cache.KNOWN_BY
+    assert max(hashed) < 2_000 * KNOWN_BY
     _, losses = cache(wholes[0]).restore("ada", "other", (ASK, Reasoning(encrypted=long + "b")))
     assert not losses  # it is another
 

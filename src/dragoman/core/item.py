@@ -174,9 +174,15 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
         return "".join(part.text for part in self.content if isinstance(part, Text))
 
 
-READ = 2048
+KNOWN_BY = 2048
 """Characters of each end of a long text that tell it from others."""
 _RUN = re.compile("[0-9A-Za-z]{8,}")
+
+
+def in_short(text: str) -> str:
+    """A text, or of a long one its length and ends, which tell it from others."""
+    long = len(text) > 2 * KNOWN_BY
+    return f"{len(text)} {text[:KNOWN_BY]} {text[-KNOWN_BY:]}" if long else text
 
 
 def place_behind(place: int, item: Item) -> int:
@@ -191,9 +197,7 @@ def place_behind(place: int, item: Item) -> int:
     for part in item.parts:
         for name in ("text", "url", "data", "file_id", "id"):  # also of pictures, sound and files
             if isinstance(text := getattr(part, name, None), str):
-                if len(text) > 2 * READ:
-                    text = f"{len(text)} {text[:READ]} {text[-READ:]}"
-                place = crc32(text.encode("utf-8", "surrogatepass"), place)
+                place = crc32(in_short(text).encode("utf-8", "surrogatepass"), place)
     return place
 
 

@@ -23,6 +23,7 @@ from dragoman.core.item import (
     Item,
     Message,
     Reasoning,
+    in_short,
     place_behind,
     place_of,
 )
@@ -254,8 +255,8 @@ def _value(arguments: str) -> ItemsView[str, object]:
     return value.items() if isinstance(value, dict) else {"": value}.items()
 
 
-KNOWN_BY, MANY = 2048, 500
-"""Characters of each end of a long text, and the most texts, that identify encrypted content."""
+MANY = 500
+"""The most texts that identify encrypted content."""
 
 
 def _digest(item: Reasoning) -> bytes:
@@ -275,10 +276,8 @@ def _texts(value: JSON) -> Iterator[str]:
         case list():
             for each in value:
                 yield from _texts(each)
-        case str() if len(value) > 2 * KNOWN_BY:
-            yield f"{len(value)} {value[:KNOWN_BY]} {value[-KNOWN_BY:]}"
         case _:
-            yield str(value)
+            yield in_short(str(value))
 
 
 _RESTORING = frozenset((FunctionCall, CustomToolCall, Reasoning))

@@ -269,9 +269,8 @@ async def earlier_items(
         own = [there[id] for id in ids if id in there]
         first = max(own, default=0) - len(ids)  # others before had some of these ids
         end = min([place for place in own if place > first], default=len(items)) - 1
-        while (
-            end >= 0 and (items[end].id or "").rpartition("_")[0] in ids
-        ):  # so that it got another
+        # Its id was taken, so that it got another.
+        while end >= 0 and (items[end].id or "").rpartition("_")[0] in ids:
             end -= 1
     return await _resolved(items[: end + 1], store, record.tenant, recent or {}, room)
 

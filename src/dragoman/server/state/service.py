@@ -174,9 +174,8 @@ class Memory:
             recent=recent,
         )
         if stored and asked.conversation is not None:
-            with suppress(
-                StoreError
-            ):  # it could be read, and the answer says that it is not stored
+            # It could be read, and the answer says that it is not stored.
+            with suppress(StoreError):
                 await self.store.begin_turn(caller.tenant, bare(asked.conversation))
         room = room_of(self.settings, count)
         whole, found = await recalled(asked, self.store, caller.tenant, room)
