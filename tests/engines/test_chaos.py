@@ -95,3 +95,21 @@ async def test_same_seed_gives_the_same_answers() -> None:
         return [len([event async for event in engine.stream(ASKED)]) for _ in range(12)]
 
     assert await answers(1) == await answers(1) != await answers(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: Chaos("script", Faults()), "engine: is 'script', and must be an engine"),
+        (lambda: Chaos(Script, Faults()), "engine: is <class .*, and must be an engine"),
+        (lambda: Chaos(Script("Hi"), 0.5), "faults: is of type float, and must be Faults"),
+        (lambda: Faults(cut="often"), "cut: is of type str, and must be a number"),
+        (lambda: Faults(slow=None), "slow: is of type NoneType, and must be a number"),
+        (lambda: Faults(cut=20), "cut: is 20, and must be between 0 and 1"),
+        (lambda: Faults(seconds=-1), "seconds: is -1, and must be between 0 and 86400"),
+        (lambda: Faults(broken=float("nan")), "broken: is nan, and must be between 0 and 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(make, problem) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        make()

@@ -26,6 +26,8 @@ LIMITED = Fault(
     "rate_limited", "Too many requests (chaos).", "upstream", status=429, retry_after="1"
 )
 BROKEN = Fault("upstream_error", "The model's server broke (chaos).", "upstream", status=500)
+DAY = 86_400
+"""The most seconds of a late answer."""
 
 
 class Faults(Struct, frozen=True, kw_only=True):
@@ -45,6 +47,15 @@ class Faults(Struct, frozen=True, kw_only=True):
     interleave: float = 0.0
     silent: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value, most = getattr(self, name), DAY if name == "seconds" else 1
+            if not isinstance(value, int | float):
+                problem = f"is of type {type(value).__name__}, and must be a number"
+                raise TypeError(f"{name}: {problem}")
+            if not 0 <= value <= most:
+                raise ValueError(f"{name}: is {value}, and must be between 0 and {most}")
+
 
 class Chaos(Wrapper):
     """The engine inside, with some faults. The n-th answer depends on the seed and n alone.
@@ -53,6 +64,12 @@ class Chaos(Wrapper):
     """
 
     def __init__(self, engine: Engine, faults: Faults, *, seed: int = 0) -> None:
+        if isinstance(engine, type) or not callable(getattr(engine, "stream", None)):
+            problem = f"is {engine!r:.100}, and must be an engine, such as Script('Hello.')"
+            raise TypeError(f"engine: {problem}")
+        if not isinstance(faults, Faults):
+            problem = f"is of type {type(faults).__name__}, and must be Faults(…)"
+            raise TypeError(f"faults: {problem}")
         super().__init__(engine)
         self.faults = faults
         self._seed = seed
