@@ -430,7 +430,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "a format for what has its own": (
         ["pocket", "--format", "hermes"],
-        "pocket has no options, and format was given.",
+        "pocket has no option format.",
     ),
     "a format that is none": (
         ["--upstream", NOBODY, "--wire", "completions", "--format", "morse"],

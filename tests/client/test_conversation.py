@@ -170,7 +170,7 @@ async def test_a_key_is_for_the_server_at_an_address_and_for_nothing_else() -> N
     async with mock(reply) as server, Conversation(server.base_url, model="m", key="k1") as talk:
         assert (await talk.say("Hello!")).text == "Hi"
     assert server.asked[-1].headers["authorization"] == "Bearer k1"
-    with pytest.raises(TypeError, match="key"):
+    with pytest.raises(ValueError, match="pocket has no option key"):
         Conversation("pocket", key="k1")
     wrong: Any = 3
     async with Conversation(Stub(), model="stub") as talk:

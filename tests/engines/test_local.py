@@ -46,7 +46,7 @@ def test_unknown_target_is_reported() -> None:
         find_target("moon")
     with pytest.raises(ValueError, match="hf: names no model"):
         find_target("hf:")
-    with pytest.raises(ValueError, match="pocket has no options, and format was given"):
+    with pytest.raises(ValueError, match="pocket has no option format"):
         find_target("pocket", format="hermes")
 
 

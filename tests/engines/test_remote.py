@@ -36,6 +36,7 @@ from dragoman.engines.upstream import without
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, remote
+from tests.engines.stage import answered
 from tests.mock import Reply, chunk, completion, head, mock, plain, response, said, stream
 
 
@@ -315,11 +316,14 @@ async def test_failed_listing_is_a_fault(probed, code) -> None:
     assert caught.value.fault.code == code
 
 
-async def test_missing_listing_suggests_v1() -> None:
-    async with mock(HELLO) as up:
+async def test_address_without_a_path_where_nothing_is_suggests_v1() -> None:
+    async with mock(plain(404, b"404 page not found")) as up:
         engine = Remote(up.base_url.removesuffix("/v1"), wire="chat")
-        with pytest.raises(FaultError, match="many servers have theirs below /v1"):
+        suggested = "many servers want an address that ends with /v1"
+        with pytest.raises(FaultError, match=suggested):
             await engine.models()
+        assert (answer := await answered(engine)).error is not None
+        assert answer.error.message.endswith(f"404 page not found ({suggested})")
         await engine.close()
 
 

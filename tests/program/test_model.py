@@ -299,6 +299,10 @@ def test_settings_of_the_model_apply_where_the_node_has_none() -> None:
     assert (stage.asked[3].sampling.min_p, stage.asked[3].sampling.top_k) == (0.1, 4)
     with pytest.raises(TypeError, match="no setting 'heat'"):
         lm.with_sampling_params(heat=1)
+    with pytest.raises(TypeError, match="no setting temprature; did you mean temperature"):
+        Model("script", temprature=0)
+    with pytest.raises(ValueError, match="script has no option heat"):
+        Model("script", heat=0)
 
 
 def test_limits_around_a_program_apply_to_what_it_generates() -> None:

@@ -484,8 +484,6 @@ def engine_of(target: str | Engine, options: Mapping[str, Any] = {}) -> Engine:
     # Local engines import wires and formats, which `import dragoman` alone does not need.
     from dragoman.engines.local import KINDS, SHIPPED, find_target, is_local
 
-    if target in SHIPPED:
-        return SHIPPED[target](**options)
     if not is_local(target):
         known = ", ".join((*SHIPPED, *(f"{kind}:…" for kind in KINDS)))
         host, _, port = target.partition("/")[0].partition(":")

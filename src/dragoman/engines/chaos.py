@@ -67,7 +67,7 @@ class Chaos(Wrapper):
         if isinstance(engine, type) or not callable(getattr(engine, "stream", None)):
             problem = f"is {engine!r:.100}, and must be an engine, such as Script('Hello.')"
             raise TypeError(f"engine: {problem}")
-        if not isinstance(faults, Faults):
+        if type(faults) is not Faults:
             problem = f"is of type {type(faults).__name__}, and must be Faults(…)"
             raise TypeError(f"faults: {problem}")
         super().__init__(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -63,9 +64,10 @@ def find_target(target: str, **options: Any) -> Target:
     'pocket'
     """
     if target in SHIPPED:
-        if options:
-            raise ValueError(f"{target} has no options, and {', '.join(options)} was given.")
-        return Target(target, NOTES[target], SHIPPED[target])
+        make = SHIPPED[target]
+        if foreign := options.keys() - signature(make).parameters.keys():
+            raise ValueError(f"{target} has no option {', '.join(sorted(foreign))}.")
+        return Target(target, NOTES[target], partial(make, **options))
     kind, colon, place = target.partition(":")
     if not colon or kind not in KINDS:
         names = ", ".join((*SHIPPED, *(f"{each}:…" for each in KINDS)))

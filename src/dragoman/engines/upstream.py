@@ -360,6 +360,8 @@ class Upstream:
                 problem = f"the URL ends with {wire_path}, which is added to it: leave that out"
                 raise InvalidUrlError(problem)
         self.place = str(parse_url(self.url))
+        bare = "/" not in self.url.partition("://")[2]
+        self._no_path = " (many servers want an address that ends with /v1)" if bare else ""
         self.name = f"the upstream {name}" if name else "the upstream"
         self._password = Secret((url.credentials or "").partition(":")[2])
         self._key = sendable(key)
@@ -425,9 +427,8 @@ class Upstream:
 
     async def _alone(self, headers: HeaderFields) -> Profile | None:
         """The profile of a server with its own protocol and no Chat."""
-        chat = await question(
-            self.client, "POST", self.at(WIRES["chat"].path), headers, content=b"{}"
-        )
+        url = self.at(WIRES["chat"].path)
+        chat = await question(self.client, "POST", url, headers, b"{}")
         if chat.status not in _ABSENT:
             return None
         wire = WIRES[ALONE.wires[0]]
@@ -462,10 +463,7 @@ class Upstream:
         if answer.status in REDIRECTS:
             raise FaultError(self._redirected(answer.status, answer.location))
         if answer.status != 200:
-            problem = f"{self.name} has no model listing"
-            if "/" not in self.url.partition("://")[2]:
-                problem += " (many servers have theirs below /v1)"
-            raise FaultError(unreachable(problem))
+            raise FaultError(unreachable(f"{self.name} has no model listing{self._no_path}"))
         self._recognise(recognise(answer))
         listing = entries(answer.value)
         if len(listing) > MAX_MODELS:
@@ -561,6 +559,8 @@ class Upstream:
                         break
         retry_after = bounded(response.header("retry-after"))
         fault = wire_error.decode(response.status, body, retry_after)
+        if response.status in _ABSENT and fault.upstream_code is None:
+            return replace(fault, message=fault.message + self._no_path)
         if response.status not in (401, 403):
             return fault
         refused = self._unauthorised(response.status, caller)

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from dragoman.client.answer import Spent
 from dragoman.client.client import LOOP, Client, SyncClient, connect, write_file
+from dragoman.core.error import hint
 from dragoman.core.interfaces import Engine
 from dragoman.core.item import Item, Token
 from dragoman.core.request import Sampling
@@ -112,7 +113,13 @@ class Model:
         if isinstance(target, Client) and not options:
             client = target
         else:
-            client = connect(target, model=model, **options)
+            try:
+                client = connect(target, model=model, **options)
+            except (TypeError, ValueError) as error:
+                near = [each + found for each in options if (found := hint(each, _SETTINGS))]
+                if not near:
+                    raise
+                raise TypeError(f"there is no setting {near[0]} ({error})") from None
         self._target = Target(client, model, logprobs)
         self._settings: Mapping[str, Any] = settings
         self._state = State()
