@@ -106,6 +106,22 @@ async def test_a_model_that_has_moved_is_found_after_a_while(monkeypatch) -> Non
     await routed.close()
 
 
+async def test_models_of_a_server_that_was_down_are_found_soon(monkeypatch) -> None:
+    """They went to another server for half a minute, which may take any name."""
+    first, starting = Server("first", "x"), Server("starting", "y", error=DOWN)
+    routed = Router([Route(first), Route(starting)])
+    assert [await told(routed, "y") for _ in "ab"] == ["first:y"] * 2
+    assert starting.asked == 1
+    starting._error = None
+    monkeypatch.setattr(router, "BRIEF", 0.0)
+    assert await told(routed, "y") == "first:y"  # which does not wait for the listing
+    await asyncio.sleep(0.01)
+    assert [await told(routed, m) for m in ("y", "z")] == ["starting:y", "first:z"]
+    await asyncio.sleep(0.01)
+    assert (first.asked, starting.asked) == (1, 2)  # nothing is missing any more
+    await routed.close()
+
+
 async def test_names_that_are_listed_no_more_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(router, "MEMORY", 0.0)
     ever, silent = Server("ever"), Server("silent", "b")

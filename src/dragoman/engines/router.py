@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, field
@@ -77,6 +78,9 @@ PATIENCE = 1.0
 """Seconds for an engine to list its models when a name is looked up."""
 MEMORY = 30.0
 """Seconds after which the listings are refreshed for a name that was not in them."""
+BRIEF = 3.0
+"""Seconds after which an engine is asked again that could not list its models, which go to another
+one until then; no request waits for it."""
 MOST_LISTED = 100_000
 """Names in the listings that are remembered, where each caller has its own."""
 MOST_NAMES = 20
@@ -105,13 +109,21 @@ class Listed(Struct, eq=False):
     whose own key was sent."""
 
     engines: dict[str, Engine] = {}
-    looked: float | None = None
+    looked: float = -inf
+    silent: Sequence[Engine] = ()  # those that could not list their models, when they were
+    tried: float = -inf  # asked for the last time
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def outdated(self) -> bool:
-        """Whether the engines are asked again for a name that is not there."""
-        return self.looked is None or time.monotonic() - self.looked >= MEMORY
+        """Whether all engines are asked again."""
+        return time.monotonic() - self.looked >= MEMORY
+
+    def due(self, engines: Sequence[Engine]) -> Sequence[Engine]:
+        """Those of the engines that are to be asked again."""
+        if self.outdated:
+            return engines
+        return self.silent if time.monotonic() - self.tried >= BRIEF else ()
 
 
 class Router(Wrapper):
@@ -202,21 +214,24 @@ class Router(Wrapper):
         if (listed := self._listings.get(tenant)) is None:
             listed = Listed()
             self._listings.put(tenant, listed, 1)
-        if name not in listed.engines:
+        if name not in listed.engines and listed.outdated:
             await self._list(listed, tenant, caller)
-        elif listed.outdated and (self._renewal is None or self._renewal.done()):
-            # It may have moved to another server, which is not waited for.
+        elif listed.due(self._open) and (self._renewal is None or self._renewal.done()):
+            # It may be at another server by now, which is not waited for.
             self._renewal = asyncio.ensure_future(self._list(listed, tenant, caller))
         engine = listed.engines.get(name) or self._listed.get(name) or self._open[0]
         return engine, name
 
     async def _list(self, listed: Listed, tenant: str, caller: Caller) -> None:
         async with listed.looking:
-            if not listed.outdated:
+            if not (asked := listed.due(self._open)):
                 return
-            listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
-            listed.looked = time.monotonic()
-            found = list(zip(self._open, listings, strict=True))
+            listings = await asyncio.gather(*(_listing(e, caller) for e in asked))
+            listed.tried = time.monotonic()
+            if asked is self._open:
+                listed.looked = listed.tried
+            found = list(zip(asked, listings, strict=True))
+            listed.silent = [engine for engine, models in found if models is None]
             listed.engines = _renewed(listed.engines, found)
             self._listed = _renewed(self._listed, found)
             self._listings.put(tenant, listed, min(1 + len(listed.engines), MOST_LISTED))
