@@ -1,6 +1,7 @@
 """Names to engines: routes, aliases, engines that take any name, and names nobody has."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -175,6 +176,22 @@ async def test_silent_engine_does_not_delay_routing(monkeypatch) -> None:
 
     routed = Router([Route(Silent("silent")), Route(Server("second", "y"))])
     assert await told(routed, "y") == "second:y"
+
+
+def test_a_router_in_several_event_loops_looks_for_a_model() -> None:
+    class Slow(Server):
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+            await asyncio.sleep(0.05)
+            return await super().models(caller)
+
+    routed = Router([Route(Slow("one", "a")), Route(Slow("two", "b"))])
+
+    async def both() -> list[str]:
+        return await asyncio.gather(told(routed, "b"), told(routed, "b"))
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(asyncio.run, both()) for _ in "ab"]
+        assert [each.result(20) for each in answers] == [["two:b"] * 2] * 2
 
 
 async def test_failing_engine_is_left_out_of_the_listing() -> None:

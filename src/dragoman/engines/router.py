@@ -17,6 +17,7 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
 from dragoman.core.item import JSON
 from dragoman.core.request import Completion, Request
+from dragoman.net.threads import TenantLock
 
 from .base import LRU, Prepared, Wrapper
 from .fan_out import alternative, gather
@@ -112,7 +113,7 @@ class Listed(Struct, eq=False):
     looked: float = -inf
     silent: Sequence[Engine] = ()  # those that could not list their models, when they were
     tried: float = -inf  # asked for the last time
-    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looking: TenantLock = field(default_factory=TenantLock)  # also in several event loops
 
     @property
     def outdated(self) -> bool:
@@ -223,7 +224,7 @@ class Router(Wrapper):
         return engine, name
 
     async def _list(self, listed: Listed, tenant: str, caller: Caller) -> None:
-        async with listed.looking:
+        async with listed.looking.turn(tenant):
             if not (asked := listed.due(self._open)):
                 return
             listings = await asyncio.gather(*(_listing(e, caller) for e in asked))
