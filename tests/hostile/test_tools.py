@@ -3,7 +3,6 @@
 import asyncio
 import json
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -18,7 +17,9 @@ from dragoman.core.item import Unknown
 from dragoman.core.request import AllowedTools, FunctionTool, NamedTool, Namespace, UnknownTool
 from dragoman.core.tools import ToolFilter
 from dragoman.server.state import files as library_module
-from dragoman.server.state.files import AT_ONCE
+from dragoman.server.state.files import AT_ONCE, COUNT
+from dragoman.stores import files as store_files
+from dragoman.stores.base import Room
 from dragoman.tools import chunks, files, web
 from dragoman.tools.mcp import LIST, MOST_KNOWN, Server, _known
 from dragoman.tools.run import MOST_WRITTEN, ToolError
@@ -218,18 +219,51 @@ async def test_f1_f5_what_takes_long_of_a_search_is_done_in_threads(monkeypatch)
         await search(id, query="word", filters={"type": "ne", "key": "k", "value": 1})
         assert taken == ["_meant"]
         await search(id, query="word " * 800)
-        assert taken == ["_meant", "_asked"]
+        assert taken == ["_meant", "_some"]  # the words of the question
         await search(
             id, query=["word " + " ".join(f"w{n * m}" for n in range(600)) for m in (1, 7, 9, 11)]
         )
-        assert taken[2:] == ["_asked", *["_scored"] * 4]
+        assert taken[2:] == ["_some", *["_some"] * 4]  # and the scores for each of them
 
 
-@pytest.mark.parametrize(("letter", "count"), [("x", 2), ("\ufdfa", 1)])
-def test_words_of_chunks_are_found_in_turns_by_what_they_weigh(letter: str, count: int) -> None:
-    """A turn of 256 Ki characters, each of which stands for eighteen, took half a second."""
-    chunks: Any = [SimpleNamespace(text=letter * 16_384)] * 9
-    assert len(library_module._first(chunks, 0)) == count
+async def test_others_have_their_turn_between_the_steps_of_a_search(monkeypatch) -> None:
+    """Three hundred large chunks in one turn held other large work up for seconds."""
+    monkeypatch.setattr(store_files, "SLICE", 0.0)
+    async with filing() as server:
+        large: Any = {"max_chunk_size_tokens": 4_096, "chunk_overlap_tokens": 0}
+        id, _ = await library(server.ada)
+        file = await server.ada.files.create(
+            file=("a.txt", b"word " * 20_000), purpose="assistants"
+        )
+        await server.ada.vector_stores.files.create(
+            id, file_id=file.id, chunking_strategy={"type": "static", "static": large}
+        )
+        taken = work_in_turn(server, monkeypatch)
+        unlike = " ".join(f"w{n}" for n in range(600))
+        monkeypatch.setattr("dragoman.stores.sql.APART", 4_096)
+        await server.ada.vector_stores.search(id, query="word " + unlike)
+        question, pieces, none_left = 1, 7, 1
+        assert len(taken) == question + 2 * pieces + 3 * none_left
+
+
+async def test_words_of_chunks_are_counted_where_a_question_has_them(monkeypatch) -> None:
+    """Those of three hundred large chunks took 160 MB, whatever was asked."""
+    counted: list[int] = []
+
+    def search(asked: list[str], text: str) -> int:
+        matches = chunks.Matches(asked)
+        matches.add(text)
+        return sum(len(counts) for _, counts in matches._texts)
+
+    text = " ".join(f"w{n}" for n in range(5_000))
+    assert search(["w1", "w2", "other"], text) == 2
+    asked = " ".join(f"w{n}" for n in range(900))
+    async with filing() as server:
+        id, _ = await library(server.ada, **{f"n{n}": f"w1 {text}"[:3_000].encode() for n in "ab"})
+        monkeypatch.setattr(Room, "hold", lambda _, size: counted.append(size))
+        await server.ada.vector_stores.search(id, query=asked[:4_000])
+    words = len(chunks.asked_words(asked[:4_000]))
+    assert COUNT * 2 * words in counted
 
 
 async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(monkeypatch) -> None:
@@ -238,10 +272,9 @@ async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(mo
         await library(server.ada, short=b"word " * 400)
         assert taken == []
         id, _ = await library(server.ada, long="\ufdfa".encode() * 2_100)  # eighteen letters each
-        reading = ["_read", "_read", "whole_text"]  # the last of its pieces, and that none are left
-        assert taken == [*reading, "_several", "_several"]
+        assert taken == ["_some", "whole_text", "_some", "_some"]  # the last: none are left
         await server.ada.vector_stores.search(id, query="word \ufdfa")
-        assert taken[5:] == ["_counted"]
+        assert taken[4:] == ["_some"]
         taken.clear()
         large: Any = {"max_chunk_size_tokens": 4_096, "chunk_overlap_tokens": 2_048}
         monkeypatch.setattr(library_module, "TOKENS", 8_192)
@@ -250,7 +283,8 @@ async def test_files_are_read_and_their_words_found_in_threads_some_at_a_time(mo
         await server.ada.vector_stores.files.create(
             id, file_id=file.id, chunking_strategy={"type": "static", "static": large}
         )
-        assert taken == [*reading, *["_several"] * 5]  # two of them each, and none are left
+        assert taken[:2] == ["_some", "whole_text"]
+        assert len(taken) >= 2 + 5  # two of them each, and none are left
 
 
 async def test_few_searches_read_at_a_time(monkeypatch) -> None:

@@ -202,7 +202,7 @@ async def test_chunks_are_found_by_their_words(store: Store) -> None:
     assert [chunk.file for chunk in await store.get_chunks(only, Room())] == [cat.seq]
     assert await store.count_chunks([made, other], None) == 6
     assert await store.count_chunks([made], [dog.seq]) == 2
-    assert await store.indexed([cat.seq, cat.seq]) == [cat]
+    assert await store.indexed([cat.seq, cat.seq], Room()) == [cat]
 
 
 async def test_words_of_every_language_are_found(store: Store) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -20,12 +19,12 @@ from dragoman.tools import chunks, files
 from dragoman.tools import page as page_module
 from dragoman.tools.chunks import (
     LONGEST_WORD,
+    Matches,
     UnreadableError,
     asked_words,
     cut_text,
     find_words,
     read_text,
-    score_texts,
     whole_text,
 )
 from dragoman.tools.files import NOTHING, FileSearch
@@ -217,19 +216,20 @@ def test_question_is_what_says_something() -> None:
 
 
 def test_scores_are_higher_for_what_is_rare_and_frequent_and_short() -> None:
-    texts = {
-        1: Counter(rare=1, word=1),
-        2: Counter(common=1, word=1),
-        3: Counter(common=1, x=1),
-        4: Counter(common=1, y=1, rare=1, z=6),
-    }
-    scores = score_texts(["rare", "common"], texts, 100)
-    assert scores[4] > scores[1] > scores[2]
-    assert all(0 <= score < 1 for score in scores.values())
-    assert score_texts(["rare"], {1: Counter(rare=3), 2: Counter(rare=1)}, 10)[1] > 0.7
-    assert score_texts([], {1: Counter("a")}, 1) == {1: 0.0}
-    assert score_texts(["a"], {}, 0) == {}
-    assert score_texts(["a"], {1: Counter()}, 1) == {1: 0.0}
+    def scores(asked: list[str], *texts: str, total: int) -> list[float]:
+        matches = Matches(asked)
+        for text in texts:
+            matches.add(text)
+        return list(matches.scores(asked, total))
+
+    texts = "rar word", "common word", "common x", f"common y rar {'z ' * 6}"
+    found = scores(["rar", "common"], *texts, total=100)
+    assert found[3] > found[0] > found[1]
+    assert all(0 <= score < 1 for score in found)
+    assert scores(["rar"], "rar " * 3, "rar", total=10)[1] > 0.7
+    assert scores([], "a", total=1) == [0.0]
+    assert scores(["a"], total=0) == []
+    assert scores(["a"], "", total=1) == [0.0]
 
 
 # ---- the tool --------------------------------------------------------------------------------

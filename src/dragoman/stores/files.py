@@ -11,7 +11,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar, Literal, TypeVar
 
@@ -39,6 +39,8 @@ TIMES = ("", "\ue002", "\ue004")
 no word has, and that are part of words for FTS5."""
 _SATURATION, _LENGTH = 0.6, 0.75
 """As in `tools.chunks`."""
+SLICE = 0.02
+"""Seconds of the processor that a turn of large work takes which has many steps, about."""
 PURGED = 100
 """Chunks that one transaction deletes, so that writers do not wait for long."""
 
@@ -86,6 +88,14 @@ class Files(ABC):
     @abstractmethod
     async def apart(self, size: int, work: Callable[[], T]) -> T:
         """What is made of so many bytes; in a thread where they are many."""
+
+    async def in_turns(self, size: int, steps: Iterator[T]) -> list[T]:
+        """The same, step by step: where they are many, others have their turn between two steps,
+        however long those before took."""
+        made = list[T]()
+        while await self.apart(size, partial(_some, steps, made)):
+            pass
+        return made
 
     # ---- files ---------------------------------------------------------------------------
 
@@ -375,12 +385,12 @@ class Files(ABC):
         rows = await self._read(f"{_INDEXED} {where}", store.seq, after, most)
         return await self._indexed(rows, Room())
 
-    async def indexed(self, files: Iterable[int]) -> list[IndexedFile]:
-        """Searchable files in vector stores, by their `seq`."""
+    async def indexed(self, files: Iterable[int], room: Room) -> list[IndexedFile]:
+        """Searchable files in vector stores, by their `seq`. Raises what `room` raises."""
         found: list[IndexedFile] = []
         for some in chunks(dict.fromkeys(files)):
             where = f"WHERE seq IN ({places(len(some))}) AND status = 'completed'"
-            found += await self._indexed(await self._read(f"{_INDEXED} {where}", *some), Room())
+            found += await self._indexed(await self._read(f"{_INDEXED} {where}", *some), room)
         return found
 
     async def count_chunks(
@@ -612,6 +622,16 @@ class Files(ABC):
 
         find = f"SELECT {key} FROM {table} WHERE expires_at <= CAST($1 AS BIGINT) LIMIT $2"
         return (yield from delete_quickly((yield find, (now, SWEPT)), delete))
+
+
+def _some(steps: Iterator[T], made: list[T]) -> bool:
+    """Take some steps; true if there may be more."""
+    end = time.thread_time() + SLICE
+    for each in steps:
+        made.append(each)
+        if time.thread_time() > end:
+            return True
+    return False
 
 
 def _unindex(where: str, values: Values) -> Steps[list[int]]:

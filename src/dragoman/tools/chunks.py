@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 BYTES_PER_TOKEN = 4
@@ -286,32 +286,44 @@ _SATURATION, _LENGTH = 0.6, 0.75
 """Of BM25: how soon more of a word says no more, and how much the length of a text counts."""
 
 
-def score_texts(
-    query: Sequence[str], texts: Mapping[int, Counter[str]], total: int
-) -> dict[int, float]:
-    """How well texts match a question, from 0 to 1, by how often they have each word: BM25 as a
-    part of the most that it could be. Of `total` texts those with none of its words may be left
-    out.
+class Matches:
+    """How often texts have the words of questions, and how well they match each question: BM25 as
+    a part of the most that it could be.
 
-    >>> texts = {1: Counter(["red", "fox"]), 2: Counter(["red", "hen"])}
-    >>> scores = score_texts(["red", "fox"], texts, 9)
-    >>> scores[1] > scores[2] > 0
+    >>> matches = Matches(["red", "fox"])
+    >>> matches.add("A red fox"), matches.add("Red hens"), matches.add("A hen")
+    (None, None, None)
+    >>> one, other, neither = matches.scores(["red", "fox"], 9)
+    >>> one > other > neither == 0
     True
     """
-    weights: dict[str, float] = {}
-    for word in query:
-        having = sum(word in count for count in texts.values())
-        weights[word] = math.log(1 + (max(total, having) - having + 0.5) / (having + 0.5))
-    most = sum(weights.values())
-    lengths = {key: count.total() for key, count in texts.items()}
-    mean = sum(lengths.values()) / len(texts) if texts else 1.0
-    scores: dict[int, float] = {}
-    for key, count in texts.items():
-        length = 1 - _LENGTH + _LENGTH * lengths[key] / (mean or 1.0)
-        found = sum(
-            weights[word] * count[word] / (count[word] + _SATURATION * length)
-            for word in query
-            if word in count
-        )
-        scores[key] = found / most if most else 0.0
-    return scores
+
+    def __init__(self, asked: Iterable[str]) -> None:
+        self._asked = {word: word for word in asked}
+        self._texts: list[tuple[int, Counter[str]]] = []
+        self._having = Counter[str]()
+
+    def add(self, text: str) -> None:
+        """Count the words of a text."""
+        words = find_words(text)
+        counts = Counter(filter(None, map(self._asked.get, words)))  # others would take much memory
+        self._texts.append((len(words), counts))
+        self._having.update(counts.keys())
+
+    def scores(self, query: Iterable[str], total: int) -> Iterator[float]:
+        """How well each text matches a question, from 0 to 1, in the order in which they were
+        added. Of `total` texts those with none of its words may be left out."""
+        weights: dict[str, float] = {}
+        for word in query:
+            having = self._having[word]
+            weights[word] = math.log(1 + (max(total, having) - having + 0.5) / (having + 0.5))
+        most = sum(weights.values())
+        mean = sum([length for length, _ in self._texts]) / max(len(self._texts), 1)
+        for length, counts in self._texts:
+            relative = 1 - _LENGTH + _LENGTH * length / (mean or 1.0)
+            found = sum(
+                weights[word] * counts[word] / (counts[word] + _SATURATION * relative)
+                for word in weights
+                if word in counts
+            )
+            yield found / most if most else 0.0

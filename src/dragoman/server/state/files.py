@@ -5,9 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import mul
 
@@ -25,12 +23,12 @@ from dragoman.server.settings import Settings
 from dragoman.stores.base import Chunk, Piece, Room
 from dragoman.stores.sql import Store
 from dragoman.tools.chunks import (
+    Matches,
     UnreadableError,
     asked_words,
     cut_text,
     find_words,
     read_text,
-    score_texts,
     whole_text,
 )
 from dragoman.wire import json
@@ -39,16 +37,13 @@ from dragoman.wire.files import FILE_PREFIX, STORE_PREFIX, Search
 BATCH = 64
 """Chunks that are embedded and stored together: writers wait for no more."""
 TOKENS = 32 * 1024
-"""Their tokens, at the most: the words of many take long to find, and others wait for the turn."""
-READ = 2
-"""Pieces of a file that are read in one turn."""
+"""Their tokens, at the most."""
 WEIGHT = 6
 """What the bytes of a file weigh while it is indexed, as its text and as that of its chunks."""
 CANDIDATES = 300
 """Chunks that are compared closely: those that have most of the words, and as many by vectors."""
-COUNTED = 32 * 1024
-"""Bytes of them whose words are found in one turn: all of them may take half a second, and several
-where a character stands for eighteen (NFKC)."""
+COUNT = 64
+"""What a word of a question weighs for each of these chunks that may have it."""
 MOST_WORDS = 64
 """Words of all questions that are searched for."""
 VECTORS = 500
@@ -141,9 +136,9 @@ class Library:
             return "unsupported_file", str(error)
         del data
         most, pieces = self._settings.max_vector_store_chunks, _pieces(text, entry)
-        size, several = CHARACTER * len(text), partial(_several, pieces, TOKENS // entry.tokens)
+        size, count = CHARACTER * len(text), min(BATCH, TOKENS // entry.tokens)
         try:
-            while some := await self.store.apart(size, several):
+            while some := await self.store.in_turns(size, islice(pieces, count)):
                 if entry.model:
                     vectors = await self._embed([piece.text for piece in some], caller)
                     some = [
@@ -159,10 +154,9 @@ class Library:
 
     async def _text(self, name: str, data: bytes) -> str:
         """The text of a file. Raises UnreadableError."""
-        size, pieces, text = CHARACTER * len(data), read_text(name, data), list[str]()
-        while some := await self.store.apart(size, _read, pieces):
-            text += some
-        return await self.store.apart(size, whole_text, text)
+        size = CHARACTER * len(data)
+        pieces = await self.store.in_turns(size, read_text(name, data))
+        return await self.store.apart(size, whole_text, pieces)
 
     async def _embed(self, texts: list[str], caller: Caller) -> list[bytes]:
         """The vectors of texts, each of length 1."""
@@ -202,35 +196,38 @@ class Library:
             if not only:
                 return []
         length = sum(map(len, search.queries))
-        questions = await self.store.apart(CHARACTER * length, _asked, search.queries)
-        words = list(dict.fromkeys(chain.from_iterable(questions)))[:MOST_WORDS]
+        asking = map(asked_words, search.queries)
+        questions = await self.store.in_turns(CHARACTER * length, asking)
+        asked = dict.fromkeys(chain.from_iterable(questions))
+        words = [*islice(asked, MOST_WORDS)]
         seqs = dict.fromkeys(await self.store.matching(opened, only, words, CANDIDATES))
         if vectors:
             seqs |= dict.fromkeys(await self._nearest(opened, only, vectors))
         room = Room(count=caller.count)
         try:
             chunks = await self.store.get_chunks(seqs, room)
-            found = await self.store.indexed([chunk.file for chunk in chunks])
+            found = await self.store.indexed([chunk.file for chunk in chunks], room)
             total = await self.store.count_chunks(opened, only)
             owners = {file.seq: file for file in found}
             chunks = [chunk for chunk in chunks if chunk.file in owners]  # others were deleted
-            size = CHARACTER * sum([len(chunk.text) for chunk in chunks])
-            texts: dict[int, Counter[str]] = {}
-            while some := _first(chunks, len(texts)):
-                texts |= await self.store.apart(size, _counted, some)
+            texts, matches = [chunk.text for chunk in chunks], Matches(asked)
+            room.hold(COUNT * sum([min(len(asked), len(text)) for text in texts]))
+            await self.store.in_turns(CHARACTER * sum(map(len, texts)), map(matches.add, texts))
             size = 2 * len(chunks) * sum(map(len, questions))
             size += len(vectors) * sum([len(chunk.vector or b"") for chunk in chunks])
-            best = dict.fromkeys(texts, 0.0)
-            for number, asked in enumerate(questions):
-                vector = vectors[number] if vectors else b""
-                score = partial(_scored, chunks, texts, asked, vector, total, search)
-                for seq, by_this in (await self.store.apart(size, score)).items():
-                    best[seq] = max(best[seq], by_this)
+            best = [0.0] * len(chunks)
+            given = vectors or [b""] * len(questions)
+            for words, vector in zip(questions, given, strict=True):
+                scores = matches.scores(words, total)
+                if vector:
+                    scores = _with_meaning(scores, chunks, vector, search.weights)
+                best = [*map(max, best, await self.store.in_turns(size, scores))]
         finally:
             room.hold(-room.held)
+        scored = zip(best, chunks, strict=True)
         ranked = [
-            Found(file.file, file.name, chunk.text, round(best[chunk.seq], 4), file.attributes)
-            for chunk in sorted(chunks, key=lambda chunk: (-best[chunk.seq], chunk.seq))
+            Found(file.file, file.name, chunk.text, round(score, 4), file.attributes)
+            for score, chunk in sorted(scored, key=lambda pair: (-pair[0], pair[1].seq))
             for file in (owners[chunk.file],)
         ]
         good = [each for each in ranked if each.score > 0 and each.score >= search.threshold]
@@ -261,21 +258,9 @@ class Library:
         return [seq for _, seq in best]
 
 
-def _read(pieces: Iterator[str]) -> list[str]:
-    return list(islice(pieces, READ))
-
-
 def _pieces(text: str, entry: IndexedFile) -> Iterator[Piece]:
     for chunk in cut_text(text, entry.tokens, entry.overlap):
         yield Piece(chunk, sorted(find_words(chunk)))
-
-
-def _several(pieces: Iterator[Piece], most: int) -> list[Piece]:
-    return list(islice(pieces, min(most, BATCH)))
-
-
-def _asked(queries: Sequence[str]) -> list[list[str]]:
-    return [asked_words(query) for query in queries]
 
 
 def _meant(files: Sequence[IndexedFile], condition: Condition) -> set[int]:
@@ -307,35 +292,17 @@ def _normalised(vector: Sequence[float]) -> bytes:
     return array("f", [value / length for value in vector]).tobytes()
 
 
-def _first(chunks: Sequence[Chunk], start: int) -> Sequence[Chunk]:
-    """Those from here on whose words are found in one turn."""
-    end, left = start, COUNTED
-    while end < len(chunks) and left > 0:
-        left -= len(chunks[end].text.encode("utf-8", "surrogatepass"))
-        end += 1
-    return chunks[start:end]
-
-
-def _counted(chunks: Sequence[Chunk]) -> dict[int, Counter[str]]:
-    return {chunk.seq: Counter(find_words(chunk.text)) for chunk in chunks}
-
-
-def _scored(
+def _with_meaning(
+    scores: Iterable[float],
     chunks: Sequence[Chunk],
-    texts: dict[int, Counter[str]],
-    words: Sequence[str],
     vector: bytes,
-    total: int,
-    search: Search,
-) -> dict[int, float]:
-    """How good each chunk is for one of the questions."""
-    scores = score_texts(words, texts, total)
-    if vector:
-        asked, (meaning, by_words) = array("f", vector), search.weights
-        for chunk in chunks:
-            both = meaning * _cosine(asked, chunk.vector) + by_words * scores[chunk.seq]
-            scores[chunk.seq] = both / (meaning + by_words)
-    return scores
+    weights: tuple[float, float],
+) -> Iterator[float]:
+    """The scores of chunks with how near each is to a vector."""
+    asked, (meaning, by_words) = array("f", vector), weights
+    for chunk, score in zip(chunks, scores, strict=True):
+        both = meaning * _cosine(asked, chunk.vector) + by_words * score
+        yield both / (meaning + by_words)
 
 
 def _cosine(asked: array[float], vector: bytes | None) -> float:
