@@ -220,6 +220,12 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
                        "\uac00-\ud7af\uf900-\ufaff]+")  # fmt: skip
 _ACCENTS = re.compile(r"([\W\uff9e\uff9f]{32})[\W\uff9e\uff9f]+")
 """More signs in a row than a text has: to order them takes quadratic time (UAX #15, 13)."""
+_SIGNS = [sign for sign in map(chr, range(0x300, 0x2000)) if unicodedata.category(sign)[0] == "M"]
+_VOWELS = re.compile(f"[{''.join(_SIGNS)}\u200d]+")
+"""Signs of vowels, which `re` and FTS5 take for the end of a word."""
+_INDIC = "".join([sign for sign in _SIGNS if "\u0900" <= sign < "\u0e00"])
+_SIGNED = re.compile(rf"(?<![^\W_])[^\W_]++(?:[{_INDIC}\u200d]++[^\W_]*+)++")
+"""A word of Hindi, Tamil and the like with such signs."""
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _LITTLE = """a an and are as at be but by can do does for from had has have how i if in into is it
 its me my no not of on or our she so that the their them then there they thi to wa we were what when
@@ -229,14 +235,19 @@ COMMON = frozenset(_LITTLE.split())
 
 
 def find_words(text: str) -> list[str]:
-    """The words of a text, without case and the endings of English; of languages without spaces,
-    all pairs of letters. A name such as `readFile` counts as its words, too.
+    """The words of a text, without case, the endings of English, and signs of vowels; of languages
+    without spaces, all pairs of letters. A name such as `readFile` counts as its words, too, and a
+    word of Hindi both with its signs and without.
 
     >>> find_words("Running tests: readFile, \u6771\u4eac\u90fd!")
     ['run', 'test', 'readfil', 'read', 'fil', '\u6771\u4eac', '\u4eac\u90fd']
     """
     found: list[str] = []
-    for match in _WORD.finditer(unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", text))):
+    text = unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", text))
+    plain, signs = _VOWELS.subn("", text)
+    if signs:
+        found += [word[:LONGEST_WORD] for word in _SIGNED.findall(text)]
+    for match in _WORD.finditer(plain):
         word = match[0]
         if word.isascii():
             word = word[:LONGEST_WORD]
