@@ -212,6 +212,20 @@ async def test_call_that_needs_consent_waits_for_it(stored, approve) -> None:
         assert len([item for item in last if isinstance(item, FunctionCallOutput)]) == 1
 
 
+@pytest.mark.parametrize("field", ["previous_response_id", None])
+async def test_consent_that_nothing_asked_for_is_refused(field) -> None:
+    model = Model(wants("buy", "shop", what="tea"), "Well.")
+    async with storing(HostedTools(model, [mcp()])) as server:
+        first = await server.ask(stream=True, tools=[MCP])
+        body = checked(parse(first.body)[0])[-1]["response"]
+        answer = {"type": "mcp_approval_response", "approval_request_id": "no", "approve": True}
+        history = [] if field else body["output"]
+        call = await server.ask(input=[*history, answer], **({field: body["id"]} if field else {}))
+    error = call.json["error"]
+    assert (call.status, error["param"]) == (400, f"input[{len(history)}].approval_request_id")
+    assert len(model.asked) == 1
+
+
 async def test_consent_without_the_tool_is_answered_for_the_model() -> None:
     model = Model(wants("buy", "shop", what="tea"), "Well.")
     async with storing(HostedTools(model, [mcp()])) as server:

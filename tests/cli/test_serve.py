@@ -277,6 +277,13 @@ def test_a_model_that_two_upstreams_list_is_shown_with_the_one_asked(up: Mock) -
     assert f"  second: {up.base_url} is asked, not {other.base_url}, which has it too\n" in shown
 
 
+@pytest.mark.parametrize("name", ["first", "third"])
+def test_a_model_for_vectors_that_nothing_lists_is_reported(name, up: Mock, tmp_path) -> None:
+    configured(tmp_path, f'[server]\nembedding_model = "{name}"')
+    shown = serve("--port", "0", "--upstream", up.base_url)
+    assert ("  embedding_model: no server lists 'third'\n" in shown) == (name == "third")
+
+
 def test_a_file_without_upstreams_is_reported(tmp_path, capsys) -> None:
     configured(tmp_path, "[server]\nheartbeat = 5\n")
     serve("--port", "0")
@@ -443,6 +450,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a path that is added": (
         ["--upstream", f"{NOBODY}/chat/completions/"],
         f"{NOBODY}/chat/completions/: the URL ends with /chat/completions, which is added to it",
+    ),
+    "files that are not stored": (
+        ["script", "--tool", "files", "--store", "none"],
+        "files: This server stores nothing (--store none), and so no files.",
     ),
     "no such file": (["--config", "none.toml"], "none.toml cannot be read: No such file"),
 }

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from dragoman.core.conversation import NO_RESULT, config_weight, weight
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Delta, Event, ItemAdded
+from dragoman.core.event import Delta, Event, Finished, ItemAdded, Started
 from dragoman.core.item import Audio, FunctionCall, FunctionCallOutput, ItemReference, Message, Text
+from dragoman.core.request import NamedTool
 from dragoman.core.session import FORGOTTEN, LIMITS
 from dragoman.core.session_values import (
     ROOT,
@@ -403,3 +404,25 @@ def test_a_cut_copies_none_of_many_pieces() -> None:
     spoken.cut(9_999)
     assert peak_of(lambda: spoken.cut(8_001)) < 100_000
     assert (spoken.length, len(spoken.text), spoken.text[-4:]) == (8_001, 16_002, "9 0 ")
+
+
+def test_what_a_session_never_does_is_reported() -> None:
+    session = opened(MANUAL, **VOICE)
+    (updated,) = session.receive(Configure(changes={"model": "n", "tracing": "auto"}))
+    assert isinstance(updated, SessionUpdated)
+    assert updated.config.model == MANUAL.model
+    assert [loss.field for loss in updated.losses] == ["tracing", "model"]
+
+
+@pytest.mark.parametrize("choice", ["required", NamedTool("f")])
+def test_a_choice_of_an_answer_without_tools_is_reported(choice) -> None:
+    session = opened(replace(MANUAL, modalities=("text",)))
+    (updated,) = session.receive(Configure(changes={"tool_choice": choice}))
+    assert isinstance(updated, SessionUpdated)
+    assert updated.losses == ()
+    session.receive(Respond())
+    (work,) = of(session, Generate)
+    answer = [Started("1", 0, "m"), Finished("completed")]
+    done = session.receive(Answered(work.response_id, answer))[-1]
+    assert isinstance(done, ResponseDone)
+    assert [loss.field for loss in done.response.losses] == ["tool_choice"]

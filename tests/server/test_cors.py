@@ -110,6 +110,14 @@ async def test_an_unlisted_page_gets_no_cors_headers() -> None:
     ).status == 405
 
 
+@pytest.mark.parametrize("settings", [OPEN, GUARDED])
+async def test_the_preflight_of_a_page_is_told_what_lists_pages(settings) -> None:
+    asks = {"origin": "http://localhost:3000", "access_control_request_method": "POST"}
+    call = await ask(settings, "OPTIONS", **asks)
+    assert call.status == 403
+    assert "list it in cors_origins" in call.json["error"]["message"]
+
+
 async def test_host_is_checked_on_every_path() -> None:
     for path in (*PATHS.values(), "/v1/models", "/nowhere"):
         call = await Call(App(Stub(), OPEN), path, headers={"host": "evil.example"})()

@@ -378,6 +378,7 @@ async def test_a_path_that_is_nearly_one_is_set_right() -> None:
         ("/v1/moderations", "There is nothing at /v1/moderations."),
         ("/", "There is nothing at /. The API begins with /v1, as in /v1/models."),
         ("/v1/", "There is nothing at /v1/. The API begins with /v1, as in /v1/models."),
+        ("/api/chat", "There is nothing at /api/chat. The API begins with /v1, as in /v1/models."),
     ],
 )
 async def test_a_path_that_is_like_none_is_not_guessed_at(path, words) -> None:

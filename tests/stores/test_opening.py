@@ -233,6 +233,10 @@ async def test_path_that_none_can_have_is_explained() -> None:
     )
 
 
+async def test_memory_of_sqlite_is_refused() -> None:
+    assert "the store of this process is `memory`" in await error_of("sqlite::memory:")
+
+
 async def test_file_of_somebody_else_is_left_as_it_is(tmp_path) -> None:
     path = tmp_path / "store.db"
     others("bookmarks")(path)

@@ -130,7 +130,11 @@ def test_servers_are_configured_in_the_file() -> None:
         (asked(tunnel_id="tunnel_1"), "tunnel_id", "is not supported"),
         (asked("web1", defer_loading=True), "defer_loading", "is not supported"),
         (asked("web1", allowed_callers=["programmatic"]), "allowed_callers", "only be called"),
-        (asked("web1", require_approval="maybe"), "require_approval", "none it may be"),
+        (
+            asked("web1", require_approval="maybe"),
+            "require_approval",
+            "must be one of always, never, an",
+        ),
         (
             asked("web1", allowed_tools={"names": []}),
             "allowed_tools",

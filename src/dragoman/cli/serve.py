@@ -20,7 +20,7 @@ from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, POCKET, stand_in
 from dragoman.engines.pocket import MISSING
 from dragoman.engines.router import Router
-from dragoman.server.app import App
+from dragoman.server.app import NO_STORE, App
 from dragoman.server.auth import generate_key
 from dragoman.server.build import (
     as_upstreams,
@@ -44,6 +44,7 @@ from dragoman.server.config import (
 from dragoman.server.host import address, bind, check, reachable, run
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import check_memory, open_memory
+from dragoman.tools.files import FileSearch
 
 
 class Row(Struct, frozen=True):
@@ -177,7 +178,9 @@ def serve(options: Namespace) -> int:
     # Its errors come before anything else is printed.
     prepare(upstreams, targets, settings, os.environ, loading)
     named = (*configuration.tools, *(HostedTool(use=each) for each in options.tools))
-    hosted(named, os.environ)
+    tools = hosted(named, os.environ)
+    if settings.store == "none" and any(isinstance(tool, FileSearch) for tool in tools):
+        raise ConfigurationError(f"files: {NO_STORE}")
     studio_of(settings, os.environ)
     local = {each.name: ("this server", kind) for kind, each in find(targets, loading).items()}
     if settings.pubsub and not settings.store.startswith("postgres"):
@@ -204,7 +207,8 @@ def serve(options: Namespace) -> int:
 
     def ready() -> None:  # the start of the server does not wait for the models
         url = f"{reachable(address(listener))}/v1"
-        announcing = _announce(engines[-1], url, key_env, upstreams, local)
+        asked = settings.embedding_model
+        announcing = _announce(engines[-1], url, key_env, upstreams, local, asked)
         tasks.append(asyncio.get_running_loop().create_task(announcing))
 
     run(build, settings, listener, ready)
@@ -223,8 +227,10 @@ async def _announce(
     key_env: str | None,
     upstreams: Sequence[Upstream],
     places: Mapping[str, tuple[str, str]],
+    embedding: str,
 ) -> None:
-    """Print the banner, with the models that are listed in time and why others are not."""
+    """Print the banner, with the models that are listed in time and why others are not; and where
+    all are, whether the one for vectors is none of them."""
     listings = await engine.listings(patience=LISTING)
     problems, places = [], dict(places)
     listed: dict[str, str] = {}
@@ -252,7 +258,11 @@ async def _announce(
             ]
             listed |= {name: upstream.name for name in kinds if name not in listed}
     try:
-        rows = [row(model, "this server", places) for model in engine.merge(listings)]
+        models = engine.merge(listings)
+        rows = [row(model, "this server", places) for model in models]
+        known = models and not any(isinstance(each, BaseException) for each in listings)
+        if embedding and known and embedding not in {model.id for model in models}:
+            problems.append(f"embedding_model: no server lists {embedding!r}")
     except (FaultError, TimeoutError):
         rows = []
     print(banner(base_url, rows, key_env=key_env, problems=problems), flush=True)

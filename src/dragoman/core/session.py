@@ -260,14 +260,14 @@ class Session:
         return config if self._detects else replace(config, turn_detection=None)
 
     def _configure(self, command: Configure) -> None:
-        changes = {**command.changes, "model": self.config.model}
+        changes, model = command.changes, self.config.model
         if changes.get("kind", self.config.kind) != self.config.kind:
             raise FaultError(bad_request("cannot be changed", "session.type"))
         if self._voice_used and changes.get("voice", self.config.voice) != self.config.voice:
             raise FaultError(bad_request("cannot be changed once audio was sent", "session.voice"))
         asked = replace(self.config, **changes)
         self._config_size = config_weight(asked, self._limits.config)
-        before, self.config = self.config.turn_detection, self._fitting(asked)
+        before, self.config = self.config.turn_detection, self._fitting(replace(asked, model=model))
         losses = unread(command.changes) + unfit(asked, self.config)
         if self.config.turn_detection != before:  # many clients repeat it with each change
             self.work.append(Forget())
@@ -523,7 +523,7 @@ class Session:
         )
         view = AnswerView(lambda: self._id("item"))
         answer = _Answer(response, config, command.conversation, entries, view, size)
-        answer.losses = unread(command.changes) + unfit(asked, config)
+        answer.losses = unread(command.changes) + unfit(asked, config, answer=True)
         self._answers[response.id] = answer
         self._emit(ResponseCreated(response))
         given = self.items.entries() if entries is None else entries

@@ -86,8 +86,13 @@ class SessionConfig(Struct, frozen=True, omit_defaults=True, kw_only=True):
 Changes = dict[str, JSON]
 """Fields of a `SessionConfig` by name, those that a command gives: all others stay."""
 
-_UNUSED = ("noise_reduction", "truncation", "tracing", "include")
-"""Fields of a configuration that nothing here acts on."""
+_UNUSED: dict[str, tuple[JSON, ...]] = {
+    "noise_reduction": (),
+    "truncation": ("auto", "disabled"),
+    "tracing": (),
+    "include": ((),),
+}
+"""Fields of a configuration that nothing here acts on, and their values that ask for nothing."""
 
 
 def unread(changes: Changes) -> tuple[Loss, ...]:
@@ -95,21 +100,25 @@ def unread(changes: Changes) -> tuple[Loss, ...]:
     that ask for what no session here does."""
     given = (changes.get("extra") or {}).values()
     unknown = [Loss(name, "dropped", "no such field") for fields in given for name in fields]
-    unused = [name for name in _UNUSED if changes.get(name) not in (None, (), "auto", "disabled")]
+    unused = [name for name, usual in _UNUSED.items() if changes.get(name) not in (None, *usual)]
     return (*unknown, *[Loss(name, "dropped", "nothing here does that") for name in unused])
 
 
 _NEEDED = {
+    "model": ("model", "a session keeps the model that it was opened for"),
     "modalities": ("output_modalities", "nothing here speaks"),
     "turn_detection": ("turn_detection", "nothing here listens for turns"),
     "transcription": ("transcription", "nothing here transcribes"),
 }
 
 
-def unfit(asked: SessionConfig, config: SessionConfig) -> tuple[Loss, ...]:
-    """What of a configuration cannot hold here."""
-    found = [name for name in _NEEDED if getattr(asked, name) != getattr(config, name)]
-    return tuple([Loss(_NEEDED[name][0], "dropped", _NEEDED[name][1]) for name in found])
+def unfit(asked: SessionConfig, config: SessionConfig, *, answer: bool = False) -> tuple[Loss, ...]:
+    """What of a configuration cannot hold here; of that of an `answer`, a choice without tools,
+    too: those of a session may come later."""
+    found = [_NEEDED[name] for name in _NEEDED if getattr(asked, name) != getattr(config, name)]
+    if answer and not config.tools and config.tool_choice not in ("auto", "none"):
+        found.append(("tool_choice", "there are no tools to choose from"))
+    return tuple([Loss(name, "dropped", why) for name, why in found])
 
 
 # ---- limits ------------------------------------------------------------------------------------

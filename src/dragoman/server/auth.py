@@ -223,8 +223,14 @@ class Browsers:
             )
 
     def preflight(self, exchange: Exchange) -> bool:
-        """Answer OPTIONS from a browser that asks whether it may ask; False for any other."""
+        """Answer OPTIONS from a browser that asks whether it may ask; False for any other. Raises
+        FaultError for a page, where none is listed."""
         asks = exchange.header(b"access-control-request-method")
+        if asks and not self._origins and (origin := exchange.header(b"origin")):
+            problem = "asks whether it may use this server; list it in cors_origins if it may"
+            raise FaultError(
+                Fault("permission", f"The origin {quoted(origin)} {problem}.", "client")
+            )
         if not asks or not self._origins:
             return False
         wanted = exchange.header(b"access-control-request-headers")

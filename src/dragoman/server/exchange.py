@@ -361,7 +361,7 @@ class Router:
             known = [each for each in near if each in self._paths]
             known += get_close_matches(path[:200], self._paths, 1, 0.85)
             hint = f" Did you mean {known[0]}?" if known else ""
-            if path.strip("/") in ("", BASE[1:]):
+            if path.strip("/") in ("", BASE[1:]) or not (known or path.startswith(BASE + "/")):
                 hint = f" The API begins with {BASE}, as in {BASE}/models."
             raise FaultError(nothing_at(path, hint))
         route = methods.get(method)

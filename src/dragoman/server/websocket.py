@@ -188,6 +188,7 @@ class Turn(Responder):
             known = self._losses or self._guarantee
             if isinstance(first, Started) and (known or first.losses or first.guarantee):
                 self._report(frames, 0, first)
+            known = self._losses or self._guarantee  # with those of a first event beside it
             if isinstance(last, Finished) and (known or last.losses or last.guarantee):
                 self._report(frames, -1, last)
             if self._ending:

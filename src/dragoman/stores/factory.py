@@ -76,6 +76,8 @@ def store_path(address: str, environ: Mapping[str, str]) -> Path | None:
     kind, _, path = address.partition(":")
     if kind != "sqlite":
         return None
+    if path == ":memory:":  # to SQLite one database for each connection, to others a file's name
+        raise StoreError("sqlite::memory: is no file: the store of this process is `memory`.")
     return _expanded(path) if path else data_directory(environ) / "store.db"
 
 

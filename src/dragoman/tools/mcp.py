@@ -78,6 +78,7 @@ _LABEL = r"^[A-Za-z0-9_-]{1,64}$"
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]{0,8192}")
 _MEDIA_TYPE = re.compile(r"[a-z]{1,20}/[A-Za-z0-9.+-]{1,100}")
+_CONSENT = {"require_approval": ["always", "never", "an object with these, each a filter of tools"]}
 _NO_FIELD = re.compile(r"Object contains unknown field (`.{0,100}).*`\$\.(\w+)", re.DOTALL)
 _OURS = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade", "te"}
@@ -331,7 +332,7 @@ class MCP:
             if (found := _NO_FIELD.match(str(error))) is not None:
                 problem = f"has a field that is not known: {found[1]}"
                 raise FaultError(bad_request(problem, found[2])) from None
-            raise json.invalid(error, "") from None
+            raise json.invalid(error, "", _CONSENT) from None
         server, headers = self._find(wanted)
         key, link = self._acquire(server, headers, caller, wanted.server_url)
         session = _Session(wanted, lambda: self._release(key, link))

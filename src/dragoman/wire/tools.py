@@ -179,12 +179,16 @@ class ToolCodec:
         return None, None, form.rest() | ({"type": kind} if kind != "text" else {})
 
     def _inner(self, fields: Fields, kind: str) -> Fields:
-        """The fields of a tool or choice: the object under the kind, or all the fields."""
+        """The fields of a tool, choice or format: the object under the kind, or all the fields."""
         if not self._nested:
+            if kind in fields and "name" not in fields and "mode" not in fields:
+                problem = f"is missing; what {kind} holds stands beside type here"
+                raise fields.wrong("name", problem)
             return fields
         inner = fields.object(kind)
         if inner is None:
-            raise fields.wrong(kind, "is missing")
+            beside = "; the fields beside type stand in it here" if "name" in fields else ""
+            raise fields.wrong(kind, f"is missing{beside}")
         return inner
 
     def _rest(

@@ -15,8 +15,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import Secret
+from dragoman.core.interfaces import Caller, Handle, Secret, Sink
 from dragoman.core.loss import Loss
+from dragoman.core.request import Request
+from dragoman.engines.base import Immediate
 from dragoman.engines.remote import Remote
 from dragoman.server import websocket
 from dragoman.server.app import App
@@ -112,6 +114,23 @@ async def test_h1_losses_and_the_guarantee_are_in_the_first_event_and_all_in_the
     async with talking(Stub(*saying("a"))) as socket:
         await say(socket)
         assert not any("headers" in event for event in await hear(socket))
+
+
+class Once(Stub):
+    """Gives its whole answer in one batch."""
+
+    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
+        return Immediate([*self.cues], sink)
+
+
+async def test_losses_of_a_first_event_are_in_a_last_one_that_comes_with_it() -> None:
+    begun = replace(STARTED, losses=(Loss("wibble", "dropped", "why"),))
+    _, *events = saying("a")
+    async with talking(Once(begun, *events)) as socket:
+        await say(socket)
+        heard = await hear(socket)
+    found = [event.get("headers", {}).get("x-dragoman-loss") for event in heard]
+    assert (found[0], found[-1]) == ("dropped: wibble", "dropped: wibble")
 
 
 async def test_turns_follow_one_another() -> None:

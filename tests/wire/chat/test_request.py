@@ -54,6 +54,19 @@ def test_request_is_decoded_and_encoded_as_expected(case) -> None:
     assert {loss.field: loss.action for loss in losses} == case.get("losses", {})
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "name": "f"}]),
+        ("tool_choice", {"type": "function", "name": "f"}),
+        ("response_format", {"type": "json_schema", "name": "n", "schema": {}}),
+    ],
+)
+def test_fields_that_are_not_nested_are_refused_with_a_hint(field, value) -> None:
+    with pytest.raises(FaultError, match="is missing; the fields beside type stand in it here"):
+        decode(**{field: value})
+
+
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
 def test_malformed_or_out_of_range_field_is_refused_by_its_path(fields, param) -> None:
     with pytest.raises(FaultError) as caught:

@@ -98,6 +98,19 @@ def test_d8_encoded_request_has_only_the_given_fields(name) -> None:
     assert None not in again.values()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("text", {"format": {"type": "json_schema", "json_schema": {"name": "n"}}}),
+    ],
+)
+def test_fields_nested_as_in_another_protocol_are_refused_with_a_hint(field, value) -> None:
+    with pytest.raises(FaultError, match=r"name: is missing; what \w+ holds stands"):
+        asked(**{field: value})
+
+
 @pytest.mark.parametrize(("body", "param"), REFUSED)
 def test_r4_8_a_request_that_makes_no_sense_is_a_400_that_names_the_field(body, param) -> None:
     with pytest.raises(FaultError) as caught:

@@ -41,6 +41,7 @@ from dragoman.stores.base import (
 from dragoman.stores.serialize import size_of
 from dragoman.stores.sql import Store
 from dragoman.wire.responses.items import RESULTS
+from dragoman.wire.responses.request import unasked
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
 NOT_ENCRYPTED = Loss(
@@ -204,7 +205,7 @@ async def understand(
     return Asked(whole, conversation, after, tuple(answers), size, tuple(whose))
 
 
-_OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
+_OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput, Unknown))
 REFERRING = frozenset((ItemReference,))
 _CALLS = (FunctionCall, CustomToolCall)
 RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall, Unknown))
@@ -231,12 +232,18 @@ def for_engine(
 
 
 def check_outputs(items: Sequence[Item], start: int) -> None:
-    """Raises FaultError for an output, among the items from `start` on, that no call asked for."""
+    """Raises FaultError for an output or a consent, among the items from `start` on, that nothing
+    asked for."""
     if _OUTPUTS.isdisjoint(map(type, items[start:])):
         return
-    calls: set[str] = set()
+    calls, asked = set[str](), set[str | None]()
     for place, item in enumerate(items):
         match item:
+            case Unknown(kind="mcp_approval_request"):
+                asked.add(item.id)
+            case Unknown(kind="mcp_approval_response", value={"approval_request_id": str(id)}):
+                if place >= start and id not in asked:
+                    raise unasked(id, f"input[{place - start}]")
             case FunctionCall() | CustomToolCall():
                 calls.add(item.call_id)
             case Unknown(value={"call_id": str(call_id)}):

@@ -66,7 +66,7 @@ def check(request: Request, limits: Limits = LIMITS) -> None:
         strayed = "messages" in (request.extra or {}).get(WIRE, {})
         hint = "; `messages` is what /v1/chat/completions takes" if strayed else ""
         raise _wrong(f"is missing or empty{hint}", "input")
-    calls: set[str] = set()
+    calls, asked = set[str](), set[str | None]()
     for number, item in enumerate(request.items):
         parts: str | tuple[Part, ...] = ()
         match item:
@@ -85,6 +85,11 @@ def check(request: Request, limits: Limits = LIMITS) -> None:
                 whole = False
             case Unknown(value={"call_id": str(call_id)}):
                 calls.add(call_id)
+            case Unknown(kind="mcp_approval_request"):
+                asked.add(item.id)
+            case Unknown(kind="mcp_approval_response", value={"approval_request_id": str(id)}):
+                if whole and id not in asked:
+                    raise unasked(id, f"input[{number}]")
         if not isinstance(parts, str) and len(parts) > limits.max_parts:
             raise json.too_many(f"input[{number}].{name}", limits.max_parts, "max_parts")
         for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
@@ -99,6 +104,12 @@ def check(request: Request, limits: Limits = LIMITS) -> None:
 
 def _wrong(problem: str, param: str) -> FaultError:
     return FaultError(bad_request(problem, param))
+
+
+def unasked(id: str, path: str) -> FaultError:
+    """The error for the answer to a request for consent that is not there."""
+    problem = f"No approval request found with the id {quoted(id)}"
+    return _wrong(problem, f"{path}.approval_request_id")
 
 
 def _check_choice(request: Request) -> None:
