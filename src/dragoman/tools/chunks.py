@@ -16,8 +16,8 @@ from functools import lru_cache
 BYTES_PER_TOKEN = 4
 """Bytes of UTF-8 in a token, about, for estimates."""
 LONGEST_WORD = 64
-LONGEST_QUESTION = 8_192
-"""Characters of a question once it is normalised, which may make twenty of one."""
+GROWTH = 1_024
+"""Characters of a text beyond twice as many once it is normalised: it may make eighteen of one."""
 
 
 class UnreadableError(Exception):
@@ -243,7 +243,7 @@ def find_words(text: str) -> list[str]:
     ['run', 'test', 'readfil', 'read', 'fil', '\u6771\u4eac', '\u4eac\u90fd']
     """
     found: list[str] = []
-    text = unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", text))
+    text = unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", text))[: 2 * len(text) + GROWTH]
     plain, signs = _VOWELS.subn("", text)
     if signs:
         found += [word[:LONGEST_WORD] for word in _SIGNED.findall(text)]
@@ -286,8 +286,7 @@ def asked_words(query: str) -> list[str]:
     >>> asked_words("What is the sun?"), asked_words("Who is it?")
     (['sun'], ['who', 'is', 'it'])
     """
-    plain = unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", query))[:LONGEST_QUESTION]
-    words = list(dict.fromkeys(find_words(plain)))
+    words = list(dict.fromkeys(find_words(query)))
     return [word for word in words if word not in COMMON] or words
 
 
@@ -329,12 +328,13 @@ class Matches:
             having = self._having[word]
             weights[word] = math.log(1 + (max(total, having) - having + 0.5) / (having + 0.5))
         most = sum(weights.values())
+        there = [word for word in weights if self._having[word]]
         mean = sum([length for length, _ in self._texts]) / max(len(self._texts), 1)
         for length, counts in self._texts:
             relative = 1 - _LENGTH + _LENGTH * length / (mean or 1.0)
             found = sum(
                 weights[word] * counts[word] / (counts[word] + _SATURATION * relative)
-                for word in weights
+                for word in there
                 if word in counts
             )
             yield found / most if most else 0.0
