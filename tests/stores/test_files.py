@@ -12,7 +12,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.files import IndexedFile, StoredFile, VectorStore
 from dragoman.stores import files
 from dragoman.stores.base import APART, Page, Paging, Piece, Room
-from dragoman.stores.files import PURGED, UNFINISHED
+from dragoman.stores.files import PURGED, PURGED_BYTES, UNFINISHED
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sql import Store
@@ -294,6 +294,18 @@ async def test_deleted_file_is_out_of_all_vector_stores(store: Store) -> None:
     tables = ["chunks", "indexed_files"] + ["chunk_words"] * (store.FULL_TEXT == "fts5")
     for table in tables:  # and its room is free
         assert await store._read(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+async def test_large_chunks_are_deleted_a_few_at_a_time(store: Store) -> None:
+    """A hundred of 16 KiB held others' writes for half a second."""
+    await filled(store, "cat")
+    await index(store, "cat", [["x" * (PURGED_BYTES // 4)]] * 9)
+    await store._write("UPDATE indexed_files SET status = 'deleted' RETURNING seq")
+    left = [9]
+    while await store._transact((), store._purge):
+        left += [count for (count,) in await store._read("SELECT count(*) FROM chunks")]
+    assert left == [9, 5, 1]
+    assert await store._read("SELECT count(*) FROM chunks") == [(0,)]
 
 
 async def test_chunks_of_a_file_that_is_removed_during_a_purge_are_deleted(store: Store) -> None:

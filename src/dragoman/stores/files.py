@@ -43,6 +43,8 @@ SLICE = 0.02
 """Seconds of the processor that a turn of large work takes which has many steps, about."""
 PURGED = 100
 """Chunks that one transaction deletes, so that writers do not wait for long."""
+PURGED_BYTES = 128 * 1024
+"""Their bytes, about: FTS5 takes as long for words that it deletes as for new ones."""
 
 _FILE = "SELECT seq, id, tenant, name, purpose, size, created_at, expires_at FROM files"
 _LIVE = "(expires_at IS NULL OR expires_at > CAST($2 AS BIGINT))"
@@ -585,12 +587,17 @@ class Files(ABC):
         ours = f"AND f.seq IN ({places(len(files), 2)})" if files else ""
         statement = f"""SELECT c.seq FROM chunks c JOIN indexed_files f ON f.seq = c.file
             WHERE f.status IN ('deleted', 'failed') {ours} ORDER BY c.seq LIMIT $1"""
-        found = yield statement, (PURGED, *files)
-        for some in chunks([seq for (seq,) in found]):
+        statement = f"SELECT seq, length(text) FROM chunks WHERE seq IN ({statement}) ORDER BY seq"
+        found, room = list[int](), PURGED_BYTES
+        for seq, size in (yield statement, (PURGED, *files)):
+            if room > 0:
+                found.append(seq)
+                room -= size
+        for some in chunks(found):
             if self.FULL_TEXT == "fts5":
                 yield f"DELETE FROM chunk_words WHERE rowid IN ({places(len(some))})", some
             yield f"DELETE FROM chunks WHERE seq IN ({places(len(some))})", some
-        if len(found) == PURGED:
+        if len(found) == PURGED or room <= 0:
             return True
         # Another server may have marked some since: those still have chunks.
         left = "EXISTS (SELECT 1 FROM chunks c WHERE c.file = indexed_files.seq)"
