@@ -334,6 +334,7 @@ class Losses(Struct, frozen=True):
 OTHER = Row("(any other field)", "dropped", "a field of one wire only, sent where it is spoken")
 BOUND = Row("(guided_regex …)", "refused", "this wire has no such bound on an answer")
 """Fields that some servers enforce: an answer that ignores them would be wrong."""
+_MOVED = "only Chat has it: it is `text.format` in Responses, `output_config.format` in Messages"
 BUDGET = Row("ReasoningOptions.thinking", "emulated", "an effort stands for it")
 """The thinking budget of Messages, for which its decoder has found an effort."""
 SERVERS = Row(
@@ -452,7 +453,8 @@ def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[Not
         if name in _NESTED and isinstance(value, dict):
             yield from _unknown(value, field, place)
         elif field in CONSTRAINT_FIELDS or field == "response_format.type":
-            yield field, BOUND.action, BOUND.why, place
+            chats = field not in CONSTRAINT_FIELDS and value in ("json_object", "json_schema")
+            yield field, BOUND.action, _MOVED if chats else BOUND.why, place
         elif field == SERVERS.field and value:
             yield field, SERVERS.action, SERVERS.why, place
         elif field == "reasoning.thinking" and value.get("type") in ("enabled", "disabled"):

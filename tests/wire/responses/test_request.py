@@ -247,6 +247,15 @@ def test_fields_of_another_wire_are_refused_or_reported() -> None:
     assert [item["type"] for item in json.loads(body)["input"]] == ["message"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("json_schema", "`text.format` in Responses"), ("regex", "no such bound")]
+)
+def test_the_format_of_another_wire_is_refused_with_its_name_here(kind, words) -> None:
+    request = asked(response_format={"type": kind, "json_schema": {"name": "n"}})
+    with pytest.raises(FaultError, match=words):
+        CHAT.encode_request(request, STANDARD)
+
+
 def test_field_the_server_refuses_is_dropped_and_reported() -> None:
     dialect = Dialect(drop=frozenset({"metadata", "user"}))
     body, losses = RESPONSES.encode_request(asked(metadata={"a": "b"}), dialect)
