@@ -4,6 +4,7 @@ import asyncio
 import threading
 from array import array
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -305,6 +306,32 @@ async def test_large_chunks_are_deleted_a_few_at_a_time(store: Store) -> None:
     while await store._transact((), store._purge):
         left += [count for (count,) in await store._read("SELECT count(*) FROM chunks")]
     assert left == [9, 5, 1]
+    assert await store._read("SELECT count(*) FROM chunks") == [(0,)]
+
+
+async def test_chunks_of_several_files_are_written_and_deleted_one_after_the_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one commit held others' writes for seconds."""
+    await filled(store)
+    at_once = most = 0
+    transact = store._transact
+
+    async def counted(inserts: Any, steps: Any = None) -> Any:
+        nonlocal at_once, most
+        heavy = "_purge" in repr(steps) or "add_pieces" in repr(steps)
+        at_once += heavy
+        most = max(most, at_once)
+        try:
+            return await transact(inserts, steps)
+        finally:
+            at_once -= heavy
+
+    monkeypatch.setattr(store, "_transact", counted)
+    names = [f"f{n}" for n in range(9)]
+    await asyncio.gather(*[index(store, name, [["lion"]] * 20) for name in names])
+    await asyncio.gather(*[store.delete_file("t", name) for name in names])
+    assert most == 1
     assert await store._read("SELECT count(*) FROM chunks") == [(0,)]
 
 

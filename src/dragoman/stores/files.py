@@ -87,6 +87,11 @@ class Files(ABC):
         """Insert rows and run steps in one transaction; returns the result of the steps. In a group
         commit, the steps may be run again from the start, alone."""
 
+    async def _transact_alone(self, steps: Callable[[], Steps[T]]) -> T:
+        """Run steps on much: those of a group would hold up all writers together."""
+        async with self._large.turn(reading.get()):
+            return await self._transact((), steps)
+
     @abstractmethod
     async def apart(self, size: int, work: Callable[[], T]) -> T:
         """What is made of so many bytes; in a thread where they are many."""
@@ -125,8 +130,7 @@ class Files(ABC):
         if file.size <= APART:
             await self._transact((), steps)
             return
-        async with self._large.turn(file.tenant):
-            await self._transact((), steps)
+        await self._transact_alone(steps)
 
     async def get_file(self, tenant: str, id: str) -> StoredFile | None:
         """A file, without its bytes."""
@@ -297,7 +301,7 @@ class Files(ABC):
             yield statement, (seq, len(pieces), size)
             return True
 
-        return await self._transact((), steps)
+        return await self._transact_alone(steps)
 
     def _add(self, store: int, file: int, piece: Piece) -> Steps[None]:
         row = (store, file, piece.text.encode(), piece.vector)
@@ -577,7 +581,7 @@ class Files(ABC):
         """Delete the chunks of these files, which are deleted or failed; false without files.
         Those of others are not waited for: a sweep deletes what was left."""
         for some in chunks(files or (), LISTED - 1):
-            while await self._transact((), partial(self._purge, some)):
+            while await self._transact_alone(partial(self._purge, some)):
                 pass
         return files is not None
 
@@ -616,7 +620,7 @@ class Files(ABC):
         where = "WHERE status = 'in_progress' AND begun <= CAST($1 AS BIGINT)"
         for row in await self._read(f"{_INDEXED} {where}", int(now) - UNFINISHED):
             await self.end_indexing(replace(_indexed(row), status="failed", error=LOST))
-        while await self._transact((), self._purge):
+        while await self._transact_alone(self._purge):
             pass
 
     def _expire(self, table: str, key: str, column: str, now: int) -> Steps[int]:
