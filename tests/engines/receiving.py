@@ -92,7 +92,7 @@ async def received(engine: Engine, request: Request, caller: Caller = ANYONE) ->
 
 
 def pools(engine: Remote) -> list[Pool]:
-    return list(engine.upstream.client._pools.values())
+    return list(engine.upstream.client._last[1].values())
 
 
 def timers() -> list[object]:

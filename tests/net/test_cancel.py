@@ -137,7 +137,7 @@ async def test_r1_w1_cancelling_between_retries(monkeypatch) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert attempts == 1
-        assert client._pool(parse_url("http://127.0.0.1:1/"), None).empty
+        assert client._pool(client._enter_loop(), parse_url("http://127.0.0.1:1/"), None).empty
 
 
 async def test_r1_w1_cancelling_while_it_is_sent_again() -> None:
@@ -186,7 +186,7 @@ async def test_r1_w1_leaving_the_block_closes_the_connection(leave) -> None:
                     break
         async with asyncio.timeout(SOON):
             await silent.left.wait()
-        assert client._pool(parse_url(peer.url), None).empty
+        assert client._pool(client._enter_loop(), parse_url(peer.url), None).empty
 
 
 async def test_r1_w1_cancelling_a_large_upload() -> None:

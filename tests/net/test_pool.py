@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -142,7 +143,7 @@ async def test_an_idle_connection_the_peer_closed_is_not_used() -> None:
     async with Peer(answering(plain(b"hello"))) as peer, Client() as client:
         for round_ in (1, 2, 3):
             assert await post(client, peer.url) == b"hello"
-            await until(lambda: client._pool(parse_url(peer.url), None).empty)
+            await until(lambda: client._pool(client._enter_loop(), parse_url(peer.url), None).empty)
             assert peer.accepted == len(peer.requests) == round_
 
 
@@ -190,7 +191,13 @@ async def test_connections_that_are_closed_as_soon_as_they_are_made_leave_their_
             posts = [post(client, f"http://127.0.0.1:{port}/") for _ in range(5)]
             ended = await asyncio.gather(*posts, return_exceptions=True)
             assert not {type(error) for error in ended} & {NetTimeoutError, bytes}
-        await until(lambda: client._pool(parse_url(f"http://127.0.0.1:{port}/"), None).empty)
+        await until(
+            lambda: (
+                client._pool(
+                    client._enter_loop(), parse_url(f"http://127.0.0.1:{port}/"), None
+                ).empty
+            )
+        )
     over.set()
     socket.create_connection(("127.0.0.1", port)).close()
     await asyncio.to_thread(accepting.join)
@@ -299,7 +306,7 @@ async def test_connection_lost_while_handed_to_a_cancelled_waiter_is_not_pooled(
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert await post(client, peer.url) == b"hello"
-        assert client._pool(parse_url(peer.url), None)._places == 0
+        assert client._pool(client._enter_loop(), parse_url(peer.url), None)._places == 0
 
 
 async def test_only_so_many_connections_stay_idle() -> None:
@@ -330,7 +337,7 @@ async def test_closing_the_client_closes_what_is_in_use_and_what_is_not() -> Non
         client = Client()
         busy = asyncio.create_task(post(client, peer.url))
         await until(lambda: peer.requests)
-        pool = client._pool(parse_url(peer.url), None)
+        pool = client._pool(client._enter_loop(), parse_url(peer.url), None)
         await client.aclose()
         with pytest.raises(DisconnectedError):
             await busy
@@ -344,4 +351,25 @@ async def test_pools_of_many_origins_are_forgotten() -> None:
             url = f"http://h{n}.example:{peer.port}/"
             async with client.stream("GET", url, address="127.0.0.1") as response:
                 await response.read()
-        assert len(client._pools) <= 64
+        assert len(client._last[1]) <= 64
+
+
+async def test_each_of_several_event_loops_has_connections_of_its_own() -> None:
+    """A request that was prepared in a thread was sent on those of another loop."""
+    async with Peer(serve_forever) as peer, Client() as client:
+        work = client.in_thread(lambda: client.stream("POST", peer.url, body=b"question"))
+        other = asyncio.new_event_loop()
+        in_other = partial(asyncio.to_thread, other.run_until_complete)
+        try:
+            assert await in_other(post(client, peer.url)) == b"hello"
+            async with await asyncio.to_thread(work) as response:
+                assert await response.read() == b"hello"
+            for _ in range(3):
+                assert await post(client, peer.url) == b"hello"
+                assert await in_other(post(client, peer.url)) == b"hello"
+            assert peer.accepted == 2
+        finally:
+            await in_other(client.aclose())
+            other.close()
+        assert await post(client, peer.url) == b"hello"
+        assert len(client._pools) == 1

@@ -519,8 +519,8 @@ class Remote:
             return Driver(fan_out(ask, request, caller), caller, sink)
         if asked is None:
             if caller.size or self._slow:
-                self.upstream.client.enter_loop()
-                ready = self._turns.run(caller.tenant, partial(self._prepare, request, caller))
+                prepare = self.upstream.client.in_thread(partial(self._prepare, request, caller))
+                ready = self._turns.run(caller.tenant, prepare)
                 begin = partial(self.start, request, caller, sink, room, looked=True)
                 return Deferred(ready, begin, caller, sink)
             asked = self._prepare(request, caller)

@@ -8,8 +8,10 @@ import ssl
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
 from types import TracebackType
-from typing import cast
+from typing import TypeVar, cast
 
 from msgspec import Struct
 
@@ -23,6 +25,8 @@ from .errors import (
     TooLargeError,
 )
 from .url import Proxies, Url, parse_url
+
+_T = TypeVar("_T")
 
 _PIECE = 32 * 1024
 _CODINGS = 2
@@ -243,6 +247,9 @@ class Pool:
             raise
 
 
+Pools = dict[tuple[str, str, int, str | None], Pool]
+"""The pools of an event loop, by origin and pinned address."""
+_prepared: ContextVar[Pools] = ContextVar("prepared")
 CODINGS = (b"content-encoding", b"transfer-encoding")
 
 
@@ -375,8 +382,8 @@ class Client:
         self.connect_retries = connect_retries
         self._tls = tls
         self._proxies = proxies or Proxies()
-        self._pools: dict[tuple[str, str, int, str | None], Pool] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last: tuple[asyncio.AbstractEventLoop | None, Pools] = (None, {})
+        self._pools: dict[asyncio.AbstractEventLoop, Pools] = {}
 
     def stream(
         self,
@@ -399,13 +406,14 @@ class Client:
         """
         parsed = parse_url(url) if isinstance(url, str) else url
         try:
-            if asyncio.get_running_loop() is not self._loop:
-                self.enter_loop()
-        except RuntimeError:  # in a thread, where a request is prepared
-            pass
-        pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
+            loop, pools = self._last
+            if asyncio.get_running_loop() is not loop:
+                pools = self._enter_loop()
+        except RuntimeError:  # `in_thread`
+            pools = _prepared.get()
+        pool = pools.get((parsed.scheme, parsed.host, parsed.port, address))
         if pool is None:
-            pool = self._pool(parsed, address)
+            pool = self._pool(pools, parsed, address)
         head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
         if body is None and method in _BODILESS:
             body = b""
@@ -416,20 +424,29 @@ class Client:
         bodiless, timeouts = method == "HEAD", timeouts or self.timeouts
         return Exchange(self, pool, pool.idle, head, body, bodiless, timeouts)
 
-    def enter_loop(self) -> None:
-        """Leave the connections of another event loop, to which they belong: before a request that
-        is prepared in a thread."""
-        if (loop := asyncio.get_running_loop()) is not self._loop:
-            self._loop, self._pools = loop, {}
+    def in_thread(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        """The work for a thread, in which it prepares requests of this event loop."""
+        pools = self._enter_loop()
+
+        def prepare() -> _T:
+            token = _prepared.set(pools)
+            try:
+                return work()
+            finally:
+                _prepared.reset(token)  # the thread may outlive this client
+
+        return prepare
 
     async def aclose(self) -> None:
         """Close every connection, in use or not. Those of a loop that was closed are gone."""
-        for pool in self._pools.values():
-            if self._loop is asyncio.get_running_loop():
-                pool.close()
-            elif self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(pool.close)
-        self._pools.clear()
+        for loop, pools in [*self._pools.items()]:
+            for pool in [*pools.values()]:
+                if loop is asyncio.get_running_loop():
+                    pool.close()
+                else:
+                    with suppress(RuntimeError):  # it was closed
+                        loop.call_soon_threadsafe(pool.close)
+            pools.clear()
         await asyncio.sleep(0)  # the transports close their sockets in the next turn of the loop
 
     async def __aenter__(self) -> Client:
@@ -438,13 +455,21 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _pool(self, url: Url, address: str | None) -> Pool:
+    def _enter_loop(self) -> Pools:
+        """The pools of this event loop; those of loops that were closed are left."""
+        for each in [*self._pools]:
+            if each.is_closed():
+                self._pools.pop(each, None)
+        loop = asyncio.get_running_loop()
+        pools = self._pools.setdefault(loop, {})
+        self._last = loop, pools
+        return pools
+
+    def _pool(self, pools: Pools, url: Url, address: str | None) -> Pool:
         """The pool for an origin, made at the first request to it."""
-        key = (url.scheme, url.host, url.port, address)
-        if key in self._pools:
-            return self._pools[key]
-        if len(self._pools) >= _MANY_ORIGINS:
-            self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
+        if len(pools) >= _MANY_ORIGINS:
+            for key in [key for key, pool in pools.items() if pool.empty]:
+                del pools[key]
         proxy = self._proxies.choose(url)
         dialer = Dialer(
             url,
@@ -454,8 +479,8 @@ class Client:
             limits=self.limits,
             name=self._name,
         )
-        pool = self._pools[key] = Pool(dialer, self.limits)
-        return pool
+        key = (url.scheme, url.host, url.port, address)
+        return pools.setdefault(key, Pool(dialer, self.limits))
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
