@@ -76,8 +76,9 @@ async def test_one_engine_that_takes_any_name_gets_all_others_unasked() -> None:
     assert any_name.asked == 0
 
 
-async def test_of_several_the_one_that_lists_the_name_gets_it() -> None:
-    first, down, second = Server("first", "x"), Server("down", error=DOWN), Server("second", "y")
+@pytest.mark.parametrize("error", [DOWN, ValueError("a mistake in an engine of one's own")])
+async def test_of_several_the_one_that_lists_the_name_gets_it(error: Exception) -> None:
+    first, down, second = Server("first", "x"), Server("down", error=error), Server("second", "y")
     routed = Router(map(Route, (first, down, second)))
     assert [await told(routed, m) for m in ("y", "x", "z", "z")] == [
         *("second:y", "first:x", "first:z", "first:z")

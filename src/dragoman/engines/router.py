@@ -339,5 +339,5 @@ async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...] | None:
     try:
         async with asyncio.timeout(PATIENCE):
             return await engine.models(caller)
-    except (FaultError, TimeoutError):
+    except Exception:  # of an engine of somebody's own, too: the others go on
         return None
