@@ -67,6 +67,8 @@ class Files(ABC):
 
     _large: TenantLock
     """For what is large: the next is written after the one before, and others between them."""
+    _indexing: TenantLock
+    """The same, for chunks."""
 
     @abstractmethod
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
@@ -88,8 +90,8 @@ class Files(ABC):
         commit, the steps may be run again from the start, alone."""
 
     async def _transact_alone(self, steps: Callable[[], Steps[T]]) -> T:
-        """Run steps on much: those of a group would hold up all writers together."""
-        async with self._large.turn(reading.get()):
+        """Run steps on chunks: those of a group would hold up all writers together."""
+        async with self._indexing.turn(reading.get()):
             return await self._transact((), steps)
 
     @abstractmethod
@@ -130,7 +132,8 @@ class Files(ABC):
         if file.size <= APART:
             await self._transact((), steps)
             return
-        await self._transact_alone(steps)
+        async with self._large.turn(file.tenant):
+            await self._transact((), steps)
 
     async def get_file(self, tenant: str, id: str) -> StoredFile | None:
         """A file, without its bytes."""

@@ -142,7 +142,7 @@ class Store(Files):
         self._added = 0  # since the last sweep
         self._pubsub = pubsub
         self.turns = Turns()
-        self._large = TenantLock()
+        self._large, self._indexing = TenantLock(), TenantLock()
         self._asked = Together()
 
     @property
