@@ -33,6 +33,7 @@ PAGE = HERE.parent / "docs" / "reference" / "performance.md"
 CALLS = {
     "plain": ("Chat, request", 60),
     "ten_tools": ("Chat with ten tools, request", 60),
+    "coding_agent": ("Chat with forty tools and long instructions, request", None),
     "stored": ("Responses, stored request", 60),
     "stored_chunk": ("Responses, stored, paced chunk", 9),
     "websocket_turn": ("Responses, stored, a turn over WebSocket", None),

@@ -222,11 +222,14 @@ def _turn(socket: Any) -> None:
 def _figures(counter: Counter, port: int) -> dict[str, float]:
     chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5}
     tools = {**chat, "tools": [_tool(number) for number in range(10)]}
+    rules = {"role": "system", "content": "Read the file\n" * 1_500}
+    coding = {**tools, "messages": [rules, *chat["messages"]], "tools": 4 * tools["tools"]}
     stored = {"model": "m", "input": "Hi"}
     client = _connected(port)
     figures: dict[str, float] = {
         "plain": counter.least(lambda: _asked(client, CHAT, chat).read()),
         "ten_tools": counter.least(lambda: _asked(client, CHAT, tools).read()),
+        "coding_agent": counter.least(lambda: _asked(client, CHAT, coding).read()),
         "stored": counter.least(lambda: _asked(client, RESPONSES, stored).read()),
     }
     paced = min(_paced(counter, client) for _ in range(WARM_UP + ROUNDS))

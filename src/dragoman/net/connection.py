@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             self._keep_alive = False
             return
         size = len(data)
-        if size > _LARGE_READ and data.count(b"\r\n") > LINES:
+        if size > _LARGE_READ and data.count(b"\n") > LINES and data.count(b"\r\n") > LINES:
             self._unparsed = data
             self.transport.pause_reading()
             self._parse_soon()

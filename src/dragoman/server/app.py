@@ -194,6 +194,8 @@ class App:
                 rest = self._calls.make(exchange, caller, secret)
         except Exception as error:
             _refuse(error, exchange, caller)
+            if exchange.hold is not None:
+                exchange.hold.close()
             return None
         return None if rest is None else _finish(rest, exchange, caller)
 

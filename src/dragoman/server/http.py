@@ -361,7 +361,10 @@ class HTTPProtocol(HttpToolsProtocol):
             self.loop.call_soon(self._read_on)
         if self._refused:
             return
-        if data.count(_REQUEST) > self._ahead or (large and data.count(b"\r\n") > LINES):
+        lines = data.count(b"\n")  # one letter is found sooner than several
+        if (lines >= self._ahead and data.count(_REQUEST) > self._ahead) or (
+            large and lines > LINES and data.count(b"\r\n") > LINES
+        ):
             self._unparsed += data
             self._parse()
             return

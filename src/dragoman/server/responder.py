@@ -36,6 +36,7 @@ from dragoman.wire.responses import RESPONSES
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
 from .exchange import JSON_TYPE, Exchange, Handler, Headers, Held, fault_of, report_headers
 from .limits import (
+    ESCAPED,
     HEAVY,
     LIGHT,
     SMALL,
@@ -57,8 +58,7 @@ LAST_EVENT = 5.0
 """Seconds to store a cancelled answer, before the client gets its end all the same."""
 
 MANY_TOKENS = 10_000
-"""Tokens with log-probabilities, in an answer, or with their alternatives in a batch of its events,
-from which on that is encoded in a thread."""
+"""Tokens with log-probabilities, or other values, from which on they are encoded in a thread."""
 WAITING = sse.comment("waiting")
 """The heartbeat of a stream that has no event yet."""
 
@@ -68,7 +68,6 @@ SSE_HEADERS: Headers = [
     (b"x-accel-buffering", b"no"),
 ]
 """Headers that prevent proxies from buffering, changing or compressing a stream."""
-
 
 T = TypeVar("T")
 
@@ -177,6 +176,7 @@ class Responder(ABC):
     batches: list[list[Event]] | None = None  # that wait for one to be encoded in a thread
     made: Any = None  # of that
     _encoding: asyncio.Task[None] | None = None
+    _counted = False  # bytes, since its start
     _found = 0  # events, and tokens and values in them
 
     def __init__(
@@ -195,6 +195,7 @@ class Responder(ABC):
         was started with this sink before."""
         if self.exchange.hold is not None:
             self._hold, self.exchange.hold = self.exchange.hold, None
+        self._counted = handle is not None and self._hold is not None
         if handle is None:
             self._gated = True
             plan, source = self.plan, start if self._run is None else self._run.start
@@ -217,6 +218,7 @@ class Responder(ABC):
     def count(self, more: int) -> None:
         """Account for more bytes until the end of the answer. Raises FaultError for no room."""
         if self._gated or self._handle is not None:
+            self._counted = True
             self._hold = self._hold or self.service.budget.hold(self.caller.tenant)
             self._hold.add(more)
 
@@ -372,8 +374,8 @@ class Unary(Responder):
             else:
                 dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
-                    if (hold := self._hold) is not None and (
-                        hold.size > HEAVY or values_in(response.output, MANY_TOKENS) > MANY_TOKENS
+                    if (self._hold is not None and self._hold.size > HEAVY) or (
+                        self._counted and values_in(response.output, MANY_TOKENS) > MANY_TOKENS
                     ):
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self.apart(lambda _: make(), events)
@@ -447,15 +449,13 @@ class Stream(Responder):
                         exchange.write(comment, more=True)
                     self._losses += first.losses
                     self._guarantee = first.guarantee or self._guarantee
-            if self._hold is None:  # only large amounts are accounted for
-                data = self._encoder.feed(events) if end is None else self._encoded(events)
-            elif self.made is not None:
+            if self.made is not None:
                 data, self.made = self.made, None
-            elif self.is_much(events):
+            elif self._counted and self.is_much(events):  # only what is large is counted
                 self.apart(self._encoded, events)
                 return
             else:
-                data = self._encoded(events)
+                data = self._encoder.feed(events) if end is None else self._encoded(events)
             self._begun = True
             if self._skip:
                 data = self._unseen(data)
@@ -590,8 +590,6 @@ class Answers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._light = min(LIGHT, service.settings.body_limit)
-        self._small = min(SMALL, service.settings.body_limit)
         if service.memory is not None:
             service.memory.runs.launch = self._launch
 
@@ -623,14 +621,16 @@ class Answers:
             headers, settings, body = exchange.headers, self._service.settings, exchange.whole
             if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
                 check_head(exchange, settings.body_limit)  # the fast path of most requests
-            if body is None or (
-                len(body) > self._light
-                and len(body)
-                + VALUE * len(body.translate(None, UNMARKED))
-                + (widened(body) if not body.isascii() or b"\\u" in body else 0)
-                > self._small
-            ):
+            size = weight = len(body or b"")
+            if body and size > LIGHT:
+                weight += VALUE * len(body.translate(None, UNMARKED))
+                if not body.isascii() or ESCAPED.search(body):
+                    weight += widened(body)
+            if body is None or size > settings.body_limit or weight > HEAVY:
                 return self._when_read(wire, exchange, caller)
+            if weight > SMALL:
+                exchange.count(weight)
+                caller = replace(caller, size=size) if size > SMALL else caller
             exchange.whole = None
             request = wire.decode_request(body, settings)
         if exchange.entry is not None:

@@ -179,7 +179,7 @@ class Turn(Responder):
                 return
             if self.made is not None:
                 frames, self.made = self.made, None
-            elif self._hold is not None and self.is_much(events):
+            elif self._counted and self.is_much(events):
                 self.apart(self._encoder.frames, events)
                 return
             else:
