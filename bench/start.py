@@ -45,7 +45,8 @@ def _weight() -> tuple[int, float]:
         subprocess.run([python, *quiet, str(ROOT)], check=True, capture_output=True)
         subprocess.run([python, "-c", "import dragoman.cli"], check=True)
         site = next(Path(folder).glob("lib/python*/site-packages"))
-        kept = [p for p in site.iterdir() if not p.name.startswith(("pip", "setuptools", "_dist"))]
+        others = ("pip", "pkg_resources", "setuptools", "_dist")
+        kept = [path for path in site.iterdir() if not path.name.startswith(others)]
         packages = sum(1 for path in kept if path.suffix == ".dist-info")
         size = 0
         for path in kept:
