@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import time
 
 import pytest
 
@@ -59,6 +60,21 @@ def test_what_users_said_tells_places_apart_whatever_the_model_and_tools_said() 
     shown = [(Image("https://example.com/" + name), Text("Hi")) for name in "ab"]
     asked = [Message("user", content) for content in [*said, *shown]]
     assert len({place_behind(7, each) for each in asked}) == len(asked)
+
+
+def test_of_a_million_parts_those_at_the_ends_are_read_for_their_place() -> None:
+    def said(*parts: str) -> int:
+        return place_behind(7, Message("user", tuple(map(Text, parts))))
+
+    start, middle, end = ("a", "b", "a", "b"), ("c",) * 500_000, ("d", "e", "d", "e")
+    known = said(*start, *middle, *end)
+    assert known == said(*start, "f", *middle[1:], *end)
+    others = [(*start[:3], "f", *middle, *end), (*start, *middle, "f", *end[1:])]
+    assert known not in [said(*parts) for parts in others]
+    many = Message("user", (Text("c"),) * 1_000_000)
+    begun = time.thread_time()
+    place_behind(7, many)
+    assert time.thread_time() - begun < 0.05
 
 
 @pytest.mark.parametrize(
