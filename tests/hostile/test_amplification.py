@@ -77,6 +77,25 @@ def test_7_04_a_conversation_counts_as_a_body_does(server) -> None:
     refused(respond(running, input="hi", conversation=made), "conversation")
 
 
+def test_parts_of_a_chain_count_in_memory_as_those_of_a_body_do(tmp_path) -> None:
+    """Nine requests that went on from a million parts held 1.4 GB."""
+    settings = configured(tmp_path, "[server]\nmemory = 10_000_000\n")
+    many = [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 2_000}] * 5
+    previous: dict[str, object] = {}
+    answer = plain(200, completion({"content": "ok"}))
+    with gateway(lambda _: answer, *settings) as (server, _):
+        statuses: list[int] = []
+        while len(statuses) < 12:
+            made = respond(server, input=many, **previous)
+            statuses.append(made.status)
+            if made.status != 200:
+                break
+            previous = {"previous_response_id": made.json["id"]}
+        assert (made.status, made.json["error"]["code"]) == (413, "request_too_large")
+        assert len(statuses) > 4
+        assert respond(server, input=many).status == 200
+
+
 @pytest.mark.parametrize("count", [7, 100, 5_000])
 def test_7_06_7_09_references_to_one_large_item_count_as_often_as_they_stand(server, count) -> None:
     running, model = server

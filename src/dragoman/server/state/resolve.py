@@ -19,6 +19,7 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Item,
     ItemReference,
+    Message,
     Unknown,
     place_behind,
 )
@@ -40,6 +41,7 @@ from dragoman.stores.base import (
 )
 from dragoman.stores.serialize import size_of
 from dragoman.stores.sql import Store
+from dragoman.wire.json import VALUE
 from dragoman.wire.responses.items import RESULTS
 from dragoman.wire.responses.request import unasked
 
@@ -192,6 +194,8 @@ async def understand(
         after = (page.items[-1].id or "") if page.items else ""
         before = await _resolved(page.items, store, tenant, recent, room)
         whose = [("", len(before))]
+    # As in a body, each value counts beside its bytes.
+    room.hold(VALUE * sum([len(item.parts) for item in before if isinstance(item, Message)]))
     items = before + await _resolved(request.items, store, tenant, recent, room)
     if previous is not None or conversation is not None:
         check_outputs(items, len(before))
