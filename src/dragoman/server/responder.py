@@ -211,7 +211,7 @@ class Responder(ABC):
         self.service.roster.works.add(self)
         if self.listens:
             self.exchange.listen(self)
-        if (seconds := self.service.settings.deadline) is not None:
+        if (seconds := self.service.settings.deadline) is not None and not self.plan.background:
             self._deadline = asyncio.get_running_loop().time() + seconds
             self.schedule()
 
@@ -232,15 +232,18 @@ class Responder(ABC):
 
     def stop(self, fault: Fault) -> None:
         """Cancel the answer, with this reason, if it is not over."""
-        handle, run = self._handle, self._run
+        handle, run, ending = self._handle, self._run, self.plan.run
         if handle is None:
             return
         reading = fault is not GONE and fault.code != "stalled"
-        if run is not None and reading and not (run.ended or self._stopping):
+        if run is None:  # one in the background goes on, unless this server ends it at its shutdown
+            reading = fault.code == "shutting_down"
+        if ending is not None and reading and not (ending.ended or self._stopping):
             self._stopping = fault  # the end comes through the run, once it is stored
             self._deadline = asyncio.get_running_loop().time() + LAST_EVENT
             self.schedule()
-            run.stop(fault)
+            if run is not None:
+                run.stop(fault)
             return
         self.leave()
         try:
@@ -458,7 +461,7 @@ class Stream(Responder):
                 data = self._encoder.feed(events) if end is None else self._encoded(events)
             self._begun = True
             if self._skip:
-                data = self._unseen(data)
+                data, self._skip = sse.unseen(data, self._skip)
                 if self._skip and end is not None and not exchange.status:
                     problem = "is beyond the last event of this response"
                     self.refuse(bad_request(problem, "starting_after"))
@@ -490,10 +493,10 @@ class Stream(Responder):
             self.exchange.end()
         elif fault.code == "stalled" or self.batches is not None:
             self.exchange.abort()  # the client does not read, or the encoder is in a thread
-        elif self.exchange.status or self._begun:
+        elif (self.exchange.status or self._begun) and not self.plan.background:
             end = end_for(fault)
             self._end(self._encoder.feed((end,)), end)
-        else:
+        else:  # or a stored response goes on, whose numbered events the client reads again
             self.refuse(fault)
 
     def _encoded(self, events: list[Event]) -> bytes:
@@ -576,14 +579,6 @@ class Stream(Responder):
             return comments
         return comments + sse.comment(f"x-dragoman-guarantee: {event.guarantee}")
 
-    def _unseen(self, data: bytes) -> bytes:
-        """The frames that the reader does not have. Frames are numbered, except `[DONE]`."""
-        at = 0
-        while self._skip and at < len(data) and not data.startswith(sse.DONE, at):
-            self._skip -= not data.startswith(b":", at)  # a comment has no number either
-            at = data.index(b"\n\n", at) + 2
-        return data[at:]
-
 
 class Answers:
     """Handles requests of every wire with one engine."""
@@ -602,9 +597,10 @@ class Answers:
         has ended, everything buffered is accounted for."""
         if self._service.memory is None:
             raise RuntimeError("only a server with a store has stored responses")
-        plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
+        runs, request, dialect = self._service.memory.runs, record.request, DIALECTS[record.dialect]
+        plan = Plan(request, request, run=runs.live.get(record.id), background=True)
         responder = Stream(self._service, exchange, caller, plan, RESPONSES, dialect, first)
-        responder.start(handle=self._service.memory.runs.send(record, responder))
+        responder.start(handle=runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         request, caller = await self._service.decode_request(wire, exchange, caller)

@@ -146,3 +146,17 @@ def comment(text: str) -> bytes:
 
 DONE = frame(END)
 """The event that ends a stream, framed."""
+
+
+def unseen(data: bytes, skip: int) -> tuple[bytes, int]:
+    """The frames after the first so many, and how many of these are still to come. Frames are
+    numbered, except `[DONE]`.
+
+    >>> unseen(comment("x") + frame(b"0") + frame(b"1") + DONE, 1), unseen(frame(b"0") + DONE, 2)
+    ((b'data: 1\\n\\ndata: [DONE]\\n\\n', 0), (b'data: [DONE]\\n\\n', 1))
+    """
+    at = 0
+    while skip and at < len(data) and not data.startswith(DONE, at):
+        skip -= not data.startswith(b":", at)  # a comment has no number either
+        at = data.index(b"\n\n", at) + 2
+    return data[at:], skip

@@ -580,3 +580,63 @@ async def test_runs_are_ended_when_the_server_shuts_down(tmp_path) -> None:
         found = await again.sdk.responses.retrieve(id)
         assert found.status == "failed"
         assert "shut down" in found.error.message
+
+
+# ---- a reading that ends before its run ------------------------------------------------------
+
+
+async def test_deadline_ends_no_reading_of_a_background_response(store: Store) -> None:
+    go = asyncio.Event()
+    events = *OPENING, word("Hel"), go, word("lo"), *closing("Hello")
+    async with storing(Stub(*events), store, deadline=0.1) as server:
+        stream = server.begin(background=True, stream=True)
+        reading = asyncio.create_task(stream())
+        await stream.until(lambda: b'"Hel"' in stream.body)
+        follower = server.reading(f"/{identity(stream)}?stream=true")
+        following = asyncio.create_task(follower())
+        await asyncio.sleep(0.3)
+        go.set()
+        await asyncio.gather(reading, following)
+        assert b"response.completed" in stream.body
+        assert frames(follower.body) == frames(stream.body)
+
+
+async def test_follower_of_a_run_elsewhere_is_cut_off_at_shutdown_and_resumes(tmp_path) -> None:
+    go = asyncio.Event()
+    events = *OPENING, word("Hel"), go, word("lo"), *closing("Hello")
+    async with (
+        storing(Stub(*events), opened("sqlite", tmp_path)) as one,
+        storing(Stub(), opened("sqlite", tmp_path)) as two,
+    ):
+        path = f"/{(await one.ask(background=True)).json['id']}?stream=true"
+        follower, late = two.reading(path), two.reading(f"{path}&starting_after=100")
+        following = asyncio.gather(follower(), late())
+        await follower.until(lambda: b'"Hel"' in follower.body)
+        await two.app.drain(0.0)
+        await following
+        assert (late.status, late.code) == (503, "shutting_down")
+        assert not follower.whole
+        go.set()
+        await all_ended(one)
+        seen, replayed = frames(follower.body), frames((await one.get(path)).body)
+        assert seen == replayed[: len(seen)]
+        resumed = await one.get(f"{path}&starting_after={len(seen) - 1}")
+        assert seen + frames(resumed.body) == replayed
+        assert b"response.completed" in resumed.body
+
+
+async def test_readers_of_own_runs_get_the_stored_end_at_shutdown(store: Store) -> None:
+    async with storing(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
+        stream = server.begin(background=True, stream=True)
+        reading = asyncio.create_task(stream())
+        await stream.until(lambda: b'"Hel"' in stream.body)
+        record = await server.memory.store.get("", identity(stream).removeprefix("resp_"))
+        follower = server.reading(f"/{identity(stream)}?stream=true")
+        following = asyncio.create_task(follower())
+        await follower.until(lambda: b'"Hel"' in follower.body)
+        await server.app.drain(0.0)
+        await asyncio.gather(reading, following)
+        assert follower.whole
+        assert frames(follower.body) == frames(stream.body)
+        log = await server.memory.store.log(record.id)
+        assert log[-1].events[-1].fault.message in stream.body.decode()
