@@ -128,6 +128,7 @@ async def test_invalid_option_is_explained_without_its_value() -> None:
         (asyncpg.PostgresError(), "PostgresError. Its server refuses"),
         (asyncpg.InternalClientError("x"), "InternalClientError. What answers there"),
         (asyncpg.InterfaceError(SECRET), "InterfaceError. A word in the address"),
+        (asyncpg.InterfaceError("connection is closed"), "InterfaceError. The connection was lost"),
         (ConnectionError("rejected SSL"), "rejected SSL. See that"),
         (OSError(), "OSError. See that"),
         (TimeoutError(errno.ETIMEDOUT, "x"), "x. See that"),

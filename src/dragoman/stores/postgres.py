@@ -153,6 +153,8 @@ def _advice(error: BaseException) -> str:
             return "This server is a read-only replica: name its primary."
         case asyncpg.PostgresError():
             return "Its server refuses what every start needs; the log there says more."
+        case asyncpg.InterfaceError() if "closed" in str(error):
+            return "The connection was lost meanwhile: try again soon."
         case asyncpg.InternalClientError():
             return "What answers there does not speak as PostgreSQL does: see host and port."
         case OSError():
