@@ -1,8 +1,8 @@
 """Any client that speaks an OpenAI protocol, in front of any model, with nothing lost in between.
 
 `connect` gives a client for an engine, `Agent` a model with tools, `serve` serves an engine over
-the protocols, `transport` does so in process. Requests and answers are exported here; import the
-rest from its module.
+the protocols, `asgi` by a host of your own, `transport` in process. Requests and answers are
+exported here; import the rest from its module.
 """
 
 import typing as _typing
@@ -68,6 +68,7 @@ __all__ = [
     "Usage",
     "__version__",
     "arguments",
+    "asgi",
     "connect",
     "connect_sync",
     "serve",
@@ -103,36 +104,50 @@ def serve(engine: Engine | str, settings: "Settings | None" = None) -> None:
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
     `http://127.0.0.1:8000/v1`, for this machine only. Raises `dragoman.server.host.HostError` when
-    it cannot listen there, and `dragoman.stores.base.StoreError` when it cannot remember where the
-    settings say.
+    it cannot listen there, and what `asgi` does, at the start.
 
         dragoman.serve("http://127.0.0.1:11434/v1")
     """
     import asyncio
     import os
     import sys
+    from functools import partial
 
     from .client.client import engine_of
-    from .server.app import App
-    from .server.build import studio_of
+    from .server.build import application, studio_of
+    from .server.config import with_keys
     from .server.host import address, bind, reachable, run
     from .server.settings import Settings
-    from .server.state.service import check_memory, open_memory
+    from .server.state.service import check_memory
 
-    settings, served = settings or Settings(), engine_of(engine)
+    settings, served = with_keys(settings or Settings(), os.environ), engine_of(engine)
     studio_of(settings, os.environ)
     asyncio.run(check_memory(settings, os.environ))
     listener = bind(settings, exact=True)
-
-    def build() -> App:
-        memory, studio = open_memory(settings, os.environ), studio_of(settings, os.environ)
-        return App(served, settings, memory, studio=studio)
 
     def ready() -> None:
         url = f"{reachable(address(listener))}/v1"
         sys.stderr.write(f"Dragoman is ready at {url}; Ctrl-C stops.\n")
 
-    run(build, settings, listener, ready)
+    run(partial(application, served, settings, os.environ), settings, listener, ready)
+
+
+def asgi(engine: Engine | str, settings: "Settings | None" = None) -> _typing.Any:
+    """The ASGI application that `serve` would run, for a host of your own: the same store, keys and
+    voices.
+
+    A host that tells it nothing of its lifespan, as where it is mounted in another application,
+    should await its `close()` at the end. Raises `dragoman.server.config.ConfigurationError` for
+    settings that cannot be used, and `dragoman.stores.base.StoreError` when it cannot remember
+    where they say.
+    """
+    import os
+
+    from .client.client import engine_of
+    from .server.build import application
+    from .server.settings import Settings
+
+    return application(engine_of(engine), settings or Settings(), os.environ)
 
 
 def transport(engine: Engine | str, settings: "Settings | None" = None) -> _typing.Any:

@@ -2,17 +2,21 @@
 
 import pytest
 
+import dragoman
 from dragoman.core.interfaces import Secret
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.engines import local, pocket
 from dragoman.engines.discover import Discovered
 from dragoman.engines.profiles import BY_NAME
+from dragoman.engines.script import Script
+from dragoman.server.app import App
 from dragoman.server.build import as_upstreams, assemble, others
-from dragoman.server.config import ConfigurationError, Upstream
+from dragoman.server.config import ConfigurationError, Upstream, with_keys
 from dragoman.server.settings import Settings
 from tests.engines.stage import answered
 from tests.mock import Mock, completion, mock, plain
+from tests.server.stubs import Call
 
 SETTINGS = Settings()
 
@@ -159,3 +163,45 @@ def test_discovered_servers_become_upstreams() -> None:
 def test_the_server_that_we_are_is_no_upstream(url, is_another) -> None:
     upstreams = [Upstream(name="it", url=url)]
     assert others(upstreams, "http://127.0.0.1:8000") == upstreams * is_another
+
+
+# ---- the application -----------------------------------------------------------------------
+
+
+async def test_asgi_opens_the_store_and_the_keys_of_its_settings(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TEAM", "team-key-0123456789")
+    place = tmp_path / "app.db"
+    settings = Settings(store=f"sqlite:{place}", api_key_env=("TEAM",))
+    app = dragoman.asgi(Script("x"), settings)  # its host tells it nothing of its lifespan
+    headers = {"authorization": "Bearer team-key-0123456789"}
+    try:
+        path, body = "/v1/responses", {"model": "script", "input": "x", "background": True}
+        assert (await Call(app, path, body)()).status == 401
+        assert (await Call(app, path, body, headers=headers)()).json["status"] == "queued"
+        assert (await Call(app, "/v1/conversations", {}, headers=headers)()).status == 200
+    finally:
+        await app.close()
+    assert place.exists()
+
+
+def test_serve_takes_the_keys_of_the_environment(monkeypatch) -> None:
+    ran: list[App] = []
+    monkeypatch.setenv("TEAM", "team-key-0123456789")
+    monkeypatch.setattr("dragoman.server.host.bind", lambda *_, **__: None)
+    monkeypatch.setattr("dragoman.server.host.run", lambda build, *_: ran.append(build()))
+    settings = Settings(port=0, store="none", api_key_env=("TEAM",))
+    dragoman.serve("script", settings)
+    dragoman.serve("script", with_keys(settings, {"TEAM": "team-key-0123456789"}))
+    keys = [app._settings.keys for app in ran]
+    assert [[key.reveal() for key in each] for each in keys] == [["team-key-0123456789"]] * 2
+    monkeypatch.delenv("TEAM")
+    with pytest.raises(ConfigurationError, match="TEAM"):
+        dragoman.asgi("script", settings)
+
+
+@pytest.mark.parametrize(
+    "named", [{"store": "memory"}, {"api_key_env": ("TEAM",)}, {"speech": "espeak-ng"}]
+)
+def test_an_application_does_not_ignore_what_it_does_not_open(named) -> None:
+    with pytest.raises(ValueError, match=rf"ignores {next(iter(named))}: call dragoman.asgi"):
+        App(Script("x"), Settings(**named))

@@ -274,6 +274,9 @@ def _started(options: Namespace, program: Program, log: Path) -> Iterator[tuple[
         port=0,
         workers=1,
         keys=() if passed else (key,),
+        api_key_env=(),
+        speech="none",
+        transcription="none",
         request_log=True,
         drain=0.0,  # no client is left when the program has ended
     )

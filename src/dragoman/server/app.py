@@ -78,7 +78,11 @@ NO_WEBSOCKET = Fault("not_found", "There is no WebSocket here; ask by POST.", "c
 
 
 class App:
-    """An ASGI 3 application. `drain` ends its work, `close` releases its engine and its tools."""
+    """An ASGI 3 application. `drain` ends its work, `close` releases its engine and its tools.
+
+    What its settings name is opened by others (`build.application`): without `memory` nothing is
+    stored, and without a `studio` nothing spoken.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,12 @@ class App:
         tools: Sequence[Hosted] = (),
         studio: Studio | None = None,
     ) -> None:
+        plain, opened = Settings(), {"store": memory, "speech": studio, "transcription": studio}
+        named = [name for name, by in opened.items() if by is None]
+        named = [n for n in named if getattr(settings, n) not in ("none", getattr(plain, n))]
+        if named or len(settings.keys) < len(settings.api_key_env):
+            ignored = (*named, "api_key_env")[0]
+            raise ValueError(f"App ignores {ignored}: call dragoman.asgi(engine, settings).")
         passed = getattr(engine, "passes_client_key", False)
         share = settings.share if passed or len(settings.keys) > 1 else 1.0
         cipher = None if memory is None else memory.cipher

@@ -1,4 +1,4 @@
-"""Builds the engine that a configuration describes."""
+"""Builds the engine that a configuration describes, and the application around one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dragoman.engines.router import Route, Router
 from dragoman.tools.run import Hosted
 from dragoman.voice.studio import Studio, studio
 
+from .app import App
 from .auth import is_loopback
 from .config import (
     ConfigurationError,
@@ -28,9 +29,11 @@ from .config import (
     place_of,
     problem_of,
     read_key,
+    with_keys,
     without_credentials,
 )
 from .settings import Settings
+from .state.service import open_memory
 
 
 def assemble(
@@ -162,6 +165,14 @@ def studio_of(settings: Settings, environ: Mapping[str, str], *, pocket: bool = 
             )
     except FaultError as error:
         raise ConfigurationError(without_credentials(error.fault.message)) from None
+
+
+def application(engine: Engine, settings: Settings, environ: Mapping[str, str]) -> App:
+    """The application, with all that its settings name opened: keys, the store and voices. Raises
+    ConfigurationError, and StoreError for a place where no store can be."""
+    settings = with_keys(settings, environ)
+    memory, studio = open_memory(settings, environ), studio_of(settings, environ)
+    return App(engine, settings, memory, studio=studio)
 
 
 def hosted(tools: Sequence[HostedTool], environ: Mapping[str, str]) -> list[Hosted]:

@@ -267,7 +267,8 @@ def read(text: str, name: str = FILE) -> Configuration:
 
 
 def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """The settings with the keys that the named variables hold. Raises ConfigurationError."""
+    """The settings with the keys that the named variables hold, which they may have already.
+    Raises ConfigurationError."""
     what = "a key for clients (api_key_env)"
     keys: list[Secret] = []
     names: dict[str, str] = {}  # by their keys
@@ -278,6 +279,9 @@ def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
             raise ConfigurationError(
                 f"{problem} would be one. Name only one of them (api_key_env)."
             )
+    had = settings.keys[-len(keys) :] if keys else ()
+    if [key.reveal() for key in had] == [key.reveal() for key in keys]:
+        return settings
     return msgspec.structs.replace(settings, keys=(*settings.keys, *keys))
 
 

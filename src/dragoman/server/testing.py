@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from dragoman.client.client import LOOP, iterated
 from dragoman.core.interfaces import Engine
 from dragoman.stores.memory import MemoryStore
+from dragoman.voice.studio import Studio
 
 from .app import App
 from .asgi import Message, Scope
@@ -40,11 +41,12 @@ def transport(engine: Engine, settings: Settings | None = None) -> Transport:
             http_client=httpx2.AsyncClient(transport=transport(engine)),
         )
     """
-    anything_goes = replace(settings or Settings(), allowed_hosts=("*",))  # no browser can connect
+    # No browser can connect, and no client has a key of the environment.
+    anything_goes = replace(settings or Settings(), allowed_hosts=("*",), api_key_env=())
     memory = None
     if anything_goes.store != "none":
         memory = Memory(MemoryStore(), anything_goes, upkeep=False)
-    return Transport(App(engine, anything_goes, memory))
+    return Transport(App(engine, anything_goes, memory, studio=Studio(None, None)))
 
 
 class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
