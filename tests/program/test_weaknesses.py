@@ -23,7 +23,7 @@ from dragoman.program import (
     user,
 )
 from tests.agent.stage import Model as Stage
-from tests.mock import Mock, Reply, chunk, head, mock, plain, stream
+from tests.mock import Asked, Mock, Reply, chunk, head, mock, plain, stream
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -238,6 +238,23 @@ async def test_r0_w12_an_engine_that_refuses_logprobs_is_asked_without() -> None
     assert (lm["x"], lm["y"], lm.log_prob("x")) == ("Hi", "Ho", None)
     assert ["logprobs" in body for body in sent(server)] == [True, False, False]
     assert not any(body.get("stream") for body in sent(server))  # it may take that no more
+
+
+async def test_engine_that_refuses_a_prefill_is_asked_to_go_on_in_words() -> None:
+    replies = [{"content": "42"}, {"content": "It is: 42, and: b"}, {"content": "c"}]
+
+    def answering(asked: Asked) -> Reply:
+        if asked.json["messages"][-1]["role"] == "assistant":
+            problem = "This model does not support assistant message prefill. The conversation "
+            return plain(400, {"error": {"message": f"{problem}must end with a user message."}})
+        return says(replies.pop(0))
+
+    async with mock(answering) as server:
+        nodes = "It is: ", gen("x"), ", and: ", gen("y"), " ", select(["c", "d"], name="z")
+        lm = await ask(server, *nodes)
+    assert (lm["x"], lm["y"], lm["z"]) == ("42", "b", "c")
+    asked = [[message["role"] for message in body["messages"]] for body in sent(server)]
+    assert asked == [["user", "assistant"], *[["user", "assistant", "user"]] * 3]
 
 
 async def test_r0_w13_calls_without_an_index_are_not_merged() -> None:

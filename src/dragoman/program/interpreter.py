@@ -52,7 +52,7 @@ from . import search
 from .grammar import bare, choices, find, fitting
 from .grammar import captures as captured
 from .history import Capture, State, open_role, outside, since
-from .means import Ask, ProgramError, Target, by_probability, natives, unbound
+from .means import CONTINUE, PREFILL, Ask, ProgramError, Target, by_probability, natives, unbound
 from .nodes import (
     Bound,
     Call,
@@ -201,6 +201,8 @@ class Run:
                     items[-1] = _without_space(last)
         if ask.hint:
             items.append(Message("user", ask.hint))
+        elif not self.target.prefills and items and _is_assistants(items[-1]):
+            items.append(Message("user", CONTINUE))
         given = {**self.settings, **_sampling(options)}
         effort = given.pop("effort", None)
         if effort is None and "lark" in self.target.constraints and ask.plain and ask.extra:
@@ -244,11 +246,14 @@ class Run:
         return answer
 
     def _without(self, request: Request, fault: Fault) -> Request | None:
-        """The request without optional fields that the engine refuses: log probabilities, and stop
-        sequences, which are then found here."""
+        """The request without what the engine refuses: log probabilities, stop sequences, which are
+        then found here, and an end with the assistant's message."""
         sampling, about = request.sampling, f"{fault.param}: {fault.message}".lower()
-        stream = request.stream
-        if sampling.logprobs and "logprob" in about:
+        stream, items = request.stream, request.items
+        if items and _is_assistants(items[-1]) and any(word in about for word in PREFILL):
+            self.target.prefills = False
+            items = (*items, Message("user", CONTINUE))
+        elif sampling.logprobs and "logprob" in about:
             self.target.logprobs = False
             sampling = replace(sampling, logprobs=None, top_logprobs=None)
         elif sampling.stop and "stop" in about:
@@ -256,7 +261,7 @@ class Run:
             sampling, stream = replace(sampling, stop=None), True  # cancelled at the first stop
         else:
             return None
-        return replace(request, sampling=sampling, stream=stream)
+        return replace(request, items=items, sampling=sampling, stream=stream)
 
     # ---- free text -------------------------------------------------------------------------
 

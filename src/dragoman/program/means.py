@@ -25,6 +25,12 @@ from dragoman.core.request import (
 from .grammar import bare, choices, json_value, regular, to_gbnf, to_lark
 from .nodes import Json, Literal, Node
 
+CONTINUE = (
+    "Go on with your last message exactly where it ends: write what follows it, and nothing before."
+)
+"""Asks for what is before the answer in its turn to be continued, where no server does it."""
+PREFILL = ("prefill", "final assistant", "last role", "end with a user")
+"""Words of servers that refuse a conversation that ends with the assistant's message."""
 _LONGEST_CHOICE = 200_000
 """Characters of a list of texts; a longer one is a grammar."""
 
@@ -39,6 +45,7 @@ class Target:
     def __init__(self, client: Client, model: str | None, logprobs: bool | None) -> None:
         self.client, self.model = client, model
         self.logprobs, self.stops = logprobs is not False, True
+        self.prefills = True  # it takes a conversation that ends with the assistant
         self._known = False
         self.wire = "chat"
         self.constraints: Mapping[str, str] = {}
