@@ -295,6 +295,38 @@ async def test_choice_of_a_hosted_tool_is_one_of_its_functions(choice, expected)
     assert model.asked[0].tool_choice == expected
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "mcp", "server_label": "shop"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]},
+    ],
+)
+async def test_call_that_is_demanded_of_a_server_without_tools_is_refused(choice) -> None:
+    """It was an answer in plain text, and nothing said that no tool was offered."""
+    problem = "A connection to 127.0.0.1:1 failed."
+    value = {"server_label": "shop", "tools": [], "error": problem}
+    silent, gone = mcp(), mcp(items=(Unknown("responses", "mcp_list_tools", value),))
+    silent.tools = gone.tools = ()
+    model = Model("Hello.")
+    asked = {"tool_choice": choice, "tools": [MCP]}
+    async with storing(HostedTools(model, [silent])) as server:
+        for stream in (False, True):
+            refused = await server.ask(**asked, stream=stream)
+            assert (refused.status, refused.json["error"]["param"]) == (400, "tool_choice")
+        refused = await server.ask(**asked | {"tools": [MCP | {"allowed_tools": ["nope"]}]})
+        assert refused.json["error"]["param"] == "tools[0].allowed_tools"
+        assert not model.asked
+        for other in ({"tool_choice": "auto"}, {"tool_choice": "none"}):
+            assert (await server.ask(**asked | other)).status == 200
+    async with storing(HostedTools(model, [gone, search()])) as server:
+        refused = await server.ask(**asked)
+        assert (refused.status, problem in refused.json["error"]["message"]) == (400, True)
+        if choice == "required":  # there is something to call
+            assert (await server.ask(**asked | {"tools": [MCP, SEARCH]})).status == 200
+
+
 async def test_losses_are_those_of_what_the_client_sent() -> None:
     """Its tools have the numbers of its request, and the calls of earlier rounds are not its."""
     rounds = iter(

@@ -164,6 +164,7 @@ class HostedTools(Wrapper):
         taken: dict[str, int] = {}
         for number, session in sessions.items():
             _check_names(request, number, session, taken)
+        _check_demand(request, sessions)
         own = sessions.values()
         runner = Runner(
             (tool for each in own if each.namespace is None for tool in each.tools),
@@ -232,6 +233,41 @@ def _check_names(request: Request, number: int, session: Session, taken: dict[st
         if tool.name in brought:
             problem = f"is {tool.name!r}, which tools[{number}] brings already: choose another name"
             raise FaultError(bad_request(problem, f"tools[{place}].name"))
+
+
+def _check_demand(request: Request, sessions: Mapping[int, Session]) -> None:
+    """Raises FaultError where a call is demanded of hosted tools that bring nothing to call: a
+    server whose tools cannot be listed, or has none of those that are allowed."""
+    choice, tools = request.tool_choice, request.tools
+    entries: Sequence[object] = ()
+    if isinstance(choice, UnknownTool):
+        entries = (choice,)
+    elif isinstance(choice, AllowedTools):
+        entries = choice.tools if choice.mode == "required" else ()
+    elif choice == "required" and len(tools) not in sessions:  # else there is a web search
+        entries = tools
+    empty: list[tuple[int, UnknownTool]] = []
+    for entry in entries:
+        label = entry.value.get("server_label") if isinstance(entry, UnknownTool) else None
+        meant = [
+            (number, tool)
+            for number, tool in enumerate(tools)
+            if number in sessions and isinstance(tool, UnknownTool)
+            if isinstance(entry, UnknownTool) and tool.kind == entry.kind
+            if label in (None, tool.value.get("server_label"))
+        ]
+        if not meant or any(sessions[number].tools for number, _ in meant):
+            return
+        empty += meant
+    for number, tool in empty:
+        at, problem = "tool_choice", f"demands a call, and tools[{number}] brings nothing to call"
+        said = [each.value.get("error") for each in sessions[number].items]
+        if reason := next(filter(None, said), None):
+            problem += f": {reason}"
+        elif tool.value.get("allowed_tools") is not None:
+            at = f"tools[{number}].allowed_tools"
+            problem = "allows none of the tools that there are, and tool_choice demands a call"
+        raise FaultError(bad_request(problem, at))
 
 
 def _chosen(request: Request, sessions: Mapping[int, Session]) -> ToolChoice | None:
