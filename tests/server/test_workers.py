@@ -2,6 +2,7 @@
 `test_host` does that, and sees the whole of it from outside."""
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -178,7 +179,13 @@ def test_e1_the_exit_of_a_worker_is_not_written_to_a_full_pipe(monkeypatch) -> N
         monkeypatch.setattr(sys, "stderr", pipe)
         room._report_exit(0, 9, 0.0)
         pipe.flush()
-        assert end.read() == b"Worker 0 ended by signal 9; it is started again now.\n"
+        said = "Worker 0 ended by signal 9; it is started again now."
+        moment, _, rest = end.read().decode().partition(" ")
+        assert (moment[-1], rest) == ("Z", f"WARNING {said}\n")
+        room._report_exit(0, 9, 0.0, as_json=True)
+        pipe.flush()
+        line = json.loads(end.read())
+        assert (line.pop("time")[-1], line) == ("Z", {"level": "WARNING", "message": said})
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(writing, bytes(65_536))

@@ -28,7 +28,7 @@ import uvicorn
 from .app import App
 from .auth import SHORTEST, is_host, is_loopback, key_names, origin_of
 from .http import HTTPConfig, HTTPProtocol
-from .log import LINES, log_errors
+from .log import LINES, ErrorFormat, log_errors
 from .settings import Settings
 
 _log = logging.getLogger("dragoman")
@@ -53,7 +53,7 @@ class HostError(Exception):
     """The server cannot listen or keep its workers; the message says why, and what to do."""
 
 
-def run_workers(work: Callable[[int, int], None], count: int) -> None:
+def run_workers(work: Callable[[int, int], None], count: int, *, as_json: bool = False) -> None:
     """Run `work` in `count` processes until a signal of `SIGNALS`; a second one ends them at once.
 
     `work` gets its number, and a pipe's file descriptor that is closed when this process
@@ -118,7 +118,7 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
                 stop(signal.SIGTERM)
                 continue
             pause = min(2.0 ** (deaths[number] - 1), LONGEST_PAUSE) if deaths[number] else 0.0
-            _report_exit(number, status, pause)
+            _report_exit(number, status, pause, as_json)
             while not start(number, pause):  # the others serve meanwhile
                 time.sleep(AGAIN)
         os.close(our_end)
@@ -130,13 +130,15 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
         raise HostError("All workers ended as soon as they were started; see their output above.")
 
 
-def _report_exit(number: int, status: int, pause: float) -> None:
+def _report_exit(number: int, status: int, pause: float, as_json: bool = False) -> None:
     code = os.waitstatus_to_exitcode(status)
     why = f"by signal {-code}" if code < 0 else f"with status {code}"
     again = f"in {pause:g} s" if pause else "now"
     with suppress(OSError, ValueError):  # not where it would block: the other workers wait for us
         if select.select((), (sys.stderr,), (), 0)[1]:
-            sys.stderr.write(f"Worker {number} ended {why}; it is started again {again}.\n")
+            said = f"Worker {number} ended {why}; it is started again {again}."
+            record = logging.makeLogRecord({"msg": said, "levelname": "WARNING"})
+            sys.stderr.write(ErrorFormat(as_json=as_json).format(record) + "\n")
 
 
 def _be_a_worker(work: Callable[[], None], pause: float) -> NoReturn:
@@ -267,7 +269,7 @@ def run(
         Server(build(), settings, announce, lifeline).run([listener])
 
     with listener:
-        run_workers(work, settings.workers)
+        run_workers(work, settings.workers, as_json=settings.log_format == "json")
 
 
 @contextmanager

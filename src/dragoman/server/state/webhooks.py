@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -20,11 +21,12 @@ from dragoman.net.connection import Timeouts
 from dragoman.net.dial import resolve
 from dragoman.net.errors import NetError
 from dragoman.net.url import parse_url
-from dragoman.server.log import LINES
 from dragoman.stores.base import OutboxMessage, Record, StoreError
 from dragoman.stores.sql import Store
 from dragoman.wire import json
 from dragoman.wire.responses.response import SNAPSHOT_PREFIX
+
+_log = logging.getLogger("dragoman.server")
 
 DELAYS = (5.0, 60.0, 300.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0, 50_400.0)
 """Seconds between one attempt and the next; after the last there is none."""
@@ -141,10 +143,9 @@ class Sender:
         with suppress(StoreError):  # it is sent again then: the receiver deduplicates by its id
             await self._store.settle(message.id, due)
         if problem and due is None:
-            problem = f"A webhook was given up after {message.attempts} attempts: {problem}."
-            LINES.write(f"{problem}\n")
+            _log.warning("A webhook was given up after %d attempts: %s.", message.attempts, problem)
         elif problem and message.attempts == 1:  # the last attempt may be a day later
-            LINES.write(f"A webhook failed, and is tried again: {problem}.\n")
+            _log.warning("A webhook failed, and is tried again: %s.", problem)
 
     async def _attempt(self, message: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
         """The problem, empty for none, and whether to retry."""
