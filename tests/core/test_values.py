@@ -12,6 +12,7 @@ from dragoman.core.event import Finished, Started
 from dragoman.core.fold import fold, unfold
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import (
+    PLACED,
     FunctionCall,
     Image,
     Message,
@@ -62,15 +63,18 @@ def test_what_users_said_tells_places_apart_whatever_the_model_and_tools_said() 
     assert len({place_behind(7, each) for each in asked}) == len(asked)
 
 
-def test_of_a_million_parts_those_at_the_ends_are_read_for_their_place() -> None:
-    def said(*parts: str) -> int:
-        return place_behind(7, Message("user", tuple(map(Text, parts))))
+def test_of_a_million_parts_the_first_are_read_for_their_place_and_all_are_counted() -> None:
+    def user(*parts: str) -> Message:
+        return Message("user", tuple(map(Text, parts)))
 
-    start, middle, end = ("a", "b", "a", "b"), ("c",) * 500_000, ("d", "e", "d", "e")
-    known = said(*start, *middle, *end)
-    assert known == said(*start, "f", *middle[1:], *end)
-    others = [(*start[:3], "f", *middle, *end), (*start, *middle, "f", *end[1:])]
-    assert known not in [said(*parts) for parts in others]
+    def said(*parts: str) -> int:
+        return place_behind(place_behind(7, Message("user", "a")), user(*parts))
+
+    start, end = ("b",) * (PLACED - 1), ("c",) * 100
+    known = said(*start, *end)
+    assert known == said(*start, "d", *end[1:])
+    assert known not in (said(*start, *end, "c"), said(*start[1:], "d", *end))
+    assert known not in (said(*start[:500], "d", *start[501:], *end), said(*start[1:], *end))
     many = Message("user", (Text("c"),) * 1_000_000)
     begun = time.thread_time()
     place_behind(7, many)

@@ -176,8 +176,8 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
 
 KNOWN_BY = 2048
 """Characters of each end of a long text that tell it from others."""
-ENDS = 4
-"""Parts of each end of a message that tell it from others."""
+PLACED = 10_000
+"""Parts of what a user said that are read for a place; of others it is known how many there are."""
 _NAMING = ("text", "url", "data", "file_id", "id")
 """Fields of parts, of pictures, sound and files, too, that tell what a user said."""
 _RUN = re.compile("[0-9A-Za-z]{8,}")
@@ -191,20 +191,19 @@ def in_short(text: str) -> str:
 
 def place_behind(place: int, item: Item) -> int:
     """The number of the place behind an item, from that before it: what a user said until there,
-    which tells conversations apart. The first place is 0. Of long texts, and of many parts, the
-    ends are read.
+    which tells conversations apart. The first place is 0. Of long texts the ends are read.
 
     >>> place_behind(0, Message("user", "Hi")) == place_behind(0, Message("user", "Ho"))
     False
     """
     if not isinstance(item, Message) or item.role != "user":
         return place
-    parts = item.parts
-    for part in parts if len(parts) <= 2 * ENDS else parts[:ENDS] + parts[-ENDS:]:
+    parts, (count, number) = item.parts, divmod(place, 1 << 32)
+    for part in parts[: max(PLACED - count, 0)]:
         for name in ("text",) if type(part) is Text else _NAMING:
             if isinstance(text := getattr(part, name, None), str):
-                place = crc32(in_short(text).encode("utf-8", "surrogatepass"), place)
-    return place
+                number = crc32(in_short(text).encode("utf-8", "surrogatepass"), number)
+    return (count + len(parts) << 32) + number
 
 
 def place_of(call: Call, place: int | None) -> int | None:
