@@ -652,6 +652,7 @@ async def test_model_searches_and_cites(include) -> None:
             "POST", "/responses", {**asked, "tools": [{"type": "file_search"}]}
         )
         assert refused.json["error"]["param"] == "tools[0].vector_store_ids"
+        assert refused.json["error"]["message"] == "tools[0].vector_store_ids: is missing"
         for unknown in ("docs", "vs_docs"):  # is named as it was given
             tool = {"type": "file_search", "vector_store_ids": [unknown]}
             refused = await server.ask("POST", "/responses", {**asked, "tools": [tool]})

@@ -141,8 +141,11 @@ class HostedTools(Wrapper):
             for number, problem in zip(wanted, problems, strict=True):
                 if isinstance(problem, FaultError):
                     at = f"tools[{number}]" if number < len(request.tools) else "web_search_options"
-                    at = ".".join(filter(None, (at, problem.fault.param)))
-                    raise FaultError(replace(problem.fault, param=at)) from problem
+                    said, param = problem.fault.message, problem.fault.param
+                    if param and said.startswith(f"{param}: "):
+                        said = f"{at}.{said}"
+                    at = ".".join(filter(None, (at, param)))
+                    raise FaultError(replace(problem.fault, param=at, message=said)) from problem
                 if problem is not None:
                     raise problem
             sessions = {number: opened[number] for number in wanted}

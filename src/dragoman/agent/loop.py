@@ -248,6 +248,7 @@ class _Answer:
         self.cost, self.stopped = 0.0, ""
         self.shown = self.asked = self.rounds = self.errors = self.continued = 0
         self.weighed, self.grown = len(self.items), 0  # items, and about the bytes of later ones
+        self.spoke = False  # in the last round
         self.waits = self.summarised = False  # for results of the client's; for nothing more
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -344,6 +345,8 @@ class _Answer:
         if self.waits or waiting:
             asks = not self.waits and all(map(self._display, waiting))
             self.end = Finished("completed", ("stop" if asks else "tool_calls",))
+        elif not (allowed or self.spoke or self.request.tool_choice == "none"):
+            self.end = Finished("incomplete", ("budget",))
         elif not allowed or all(result.after == "user" for result in results):
             self.end = Finished("completed")
 
@@ -457,6 +460,7 @@ class _Answer:
     def _follow(self, end: Finished, asked: Request, output: Sequence[Item]) -> None:
         """After a complete answer: run its calls, ask again where `check` says so, or end."""
         made = [item for item in output if isinstance(item, _CALLS)]
+        self.spoke = any(isinstance(item, Message) and item.text for item in output)
         self.calls = [
             call
             for call in made

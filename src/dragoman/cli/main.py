@@ -293,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "tail":
             add("id", metavar="ID", help="the response's id")
             continue
-        add("--search", default="", metavar="WORDS", help="only those with these words")
+        add("--search", default="", metavar="TEXT", help="only those with this text")
         add("--export", action="store_true", help="everything, one line of JSON each")
         add("--limit", type=positive, metavar="N", help="only the newest N")
     return top

@@ -117,6 +117,15 @@ async def test_r4_25_r4_w11_unknown_previous_response_is_refused(server: Server)
     assert len(server.app._engine.asked) == answered
 
 
+async def test_chain_without_a_link_says_that_this_was_deleted(server: Server) -> None:
+    first = (await server.ask()).json["id"]
+    last = (await server.ask(previous_response_id=first)).json["id"]
+    await server.sdk.responses.delete(first)
+    error = (await server.ask(previous_response_id=last)).json["error"]
+    assert error["code"] == "previous_response_not_found"
+    assert f"a response that '{last}' goes on from was deleted" in error["message"]
+
+
 async def test_r4_26_response_names_its_previous_response(server: Server) -> None:
     first = await server.ask(instructions="Be brief.")
     assert first.json["instructions"] == "Be brief."

@@ -154,10 +154,13 @@ async def understand(
         near = recent.get(bare(previous))
         try:
             records = await store.chain(tenant, bare(previous), room) if near is None else (near,)
+            last = None if records else await store.get(tenant, bare(previous), room)
         except TooMuchError:
             raise too_much(name, room) from None
         if not records:
             problem = f"{name}: there is no response {quoted(previous)}, or no longer"
+            if last is not None:
+                problem = f"{name}: a response that {quoted(previous)} goes on from was deleted"
             raise FaultError(Fault("previous_response_not_found", problem, "client", name))
         if records[-1].running:
             problem = f"{quoted(previous)} is still being made; wait until it has ended"
