@@ -277,6 +277,15 @@ def test_wait_before_a_retry(said, attempt, wait) -> None:
 REFUSED = {"error": {"message": f"Incorrect API key provided: {CANARY}.", "code": "bad_key"}}
 
 
+@pytest.mark.parametrize("profile", ["generic", "anthropic"])
+async def test_key_that_a_messages_server_refuses_may_have_another_header(profile) -> None:
+    settings = {"key": CANARY, "wire": "messages", "profile": profile}
+    async with remote(plain(401, {"error": {"message": "no"}}), **settings) as (engine, _):
+        found = await fault(engine)
+    hint = "sends it as x-api-key" in found.message
+    assert hint == (profile == "generic")
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_refused_configured_key_is_a_server_fault(status) -> None:
     async with remote(plain(status, REFUSED), key=CANARY) as (engine, up):
@@ -286,6 +295,7 @@ async def test_refused_configured_key_is_a_server_fault(status) -> None:
     assert str(up.port) not in found.message
     assert "refused the key" in found.message
     assert "canary" not in repr(found)
+    assert "profile" not in found.message  # it is sent as all servers of this wire take it
     # A key that is known may still not be allowed this model.
     assert ("Incorrect API key provided: ***" in found.message) == (status == 403)
 

@@ -84,6 +84,12 @@ class Profile(Struct, frozen=True, kw_only=True):
     guarantees: tuple[str, ...] | None = None
     """Those of a model whose entry in the listing has none (see `Capabilities`)."""
 
+    def other(self, wires: tuple[str, ...]) -> str:
+        """What to try where a server of these protocols alone refuses a key as we send it."""
+        if wires != ALONE.wires or self.key_header == ALONE.key_header:
+            return ""
+        return f'; profile = "{ALONE.name}" sends it as {ALONE.key_header}'
+
 
 GENERIC = Profile(name="generic", think="inline")
 """An unknown server."""

@@ -100,13 +100,13 @@ def unreachable(what: str) -> Fault:
     )
 
 
-_KEY_AT = (
+_KEYS = (
     "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env; key= in "
     "Python"
 )
 
 
-def key_refused(name: str, status: int, key: Secret | None, where: str = _KEY_AT) -> Fault:
+def key_refused(name: str, status: int, key: Secret | None, where: str = _KEYS) -> Fault:
     """A server refused the key that we, not our client, have for it, or wants one; `where` is the
     place of that."""
     who = name[0].upper() + name[1:]
@@ -574,7 +574,7 @@ class Upstream:
     def _unauthorised(self, status: int, caller: Caller) -> Fault:
         """The fault for a key that is refused, or not there: ours, or the caller's own."""
         if not (passed := self._passes(caller)) and (self._key or not self.passes_client_key):
-            return key_refused(self.name, status, self._key)
+            return key_refused(self.name, status, self._key, _KEYS + self.profile.other(self.wires))
         code: Code = "authentication" if status == 401 else "permission"
         who = self.name[0].upper() + self.name[1:]
         problem = "refused the key of" if passed else "asks for its clients' keys, and none is in"
