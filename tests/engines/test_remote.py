@@ -137,6 +137,14 @@ async def test_r1_w15_settings_have_the_profiles_field_names() -> None:
     assert (await body_of(request, profile="vllm"))["max_completion_tokens"] == 9
 
 
+@pytest.mark.parametrize("profile", ["llama.cpp", "lmstudio"])
+async def test_a_named_tool_is_demanded_by_a_word_where_an_object_is_refused(profile) -> None:
+    tools, choice = (FunctionTool("f"), FunctionTool("g")), NamedTool("g")
+    asked = await body_of(asking(tools=tools, tool_choice=choice), profile=profile)
+    assert asked["tool_choice"] == "required"
+    assert [tool["function"]["name"] for tool in asked["tools"]] == ["g"]
+
+
 async def test_d8_only_what_was_set_is_sent_and_never_a_null() -> None:
     request = asking(stream=True, sampling=Sampling(top_p=0.0), tools=(FunctionTool("f"),))
     async with remote(HELLO_STREAM) as (engine, up):

@@ -191,7 +191,13 @@ PROFILES: tuple[Profile, ...] = (
         choices=False,
         silent_context=4096,
     ),
-    Profile(name="lmstudio", owned_by=("organization_owner",), choices=False),
+    Profile(
+        # It refuses a `tool_choice` that is an object.
+        name="lmstudio",
+        owned_by=("organization_owner",),
+        limits=replace(_CAREFUL, named_tool=False),
+        choices=False,
+    ),
     Profile(
         name="vllm",
         owned_by=("vllm",),
