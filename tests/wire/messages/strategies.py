@@ -158,6 +158,9 @@ reasonings = st.sampled_from(
     [
         ReasoningOptions("high", extra={"messages": {"thinking": {"type": "adaptive"}}}),
         ReasoningOptions("none", extra={"messages": {"thinking": {"type": "disabled"}}}),
+        ReasoningOptions(
+            "none", extra={"messages": {"thinking": {"type": "disabled"}, "effort": "high"}}
+        ),
         ReasoningOptions("medium", extra={"messages": {"thinking": _budget}}),
         ReasoningOptions("max", extra={"messages": {"thinking": _budget}}),
         ReasoningOptions("low", extra={"messages": {"thinking": None}}),

@@ -183,6 +183,18 @@ def test_thinking_of_an_unknown_kind_is_for_servers_that_know_it() -> None:
     assert "thinking" in [loss.field for loss in CHAT.encode_request(request, STANDARD)[1]]
 
 
+def test_an_effort_does_not_turn_on_thinking_that_is_disabled() -> None:
+    config = {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}
+    body = {"model": "m", "max_tokens": 9, **SAID, **config}
+    request = decode(body)
+    assert json.loads(MESSAGES.encode_request(request, STANDARD)[0]) == body
+    sent, losses = CHAT.encode_request(request, STANDARD)
+    assert json.loads(sent)["reasoning_effort"] == "none"
+    assert {loss.field for loss in losses} == {"reasoning.thinking", "reasoning.effort"}
+    alone = decode({**body, "thinking": None})  # an effort needs no thinking
+    assert json.loads(CHAT.encode_request(alone, STANDARD)[0])["reasoning_effort"] == "high"
+
+
 @pytest.mark.uncounted
 def test_long_conversations_cost_no_square() -> None:
     system, call = {"role": "system", "content": "a"}, FunctionCall("c", "f", "{}")

@@ -213,7 +213,11 @@ def _decode_reasoning(
                 else f"is {json.kind(budget)}, and must be an integer"
             )
             raise FaultError(bad_request(problem, "thinking.budget_tokens"))
-    return ReasoningOptions(effort or _effort_of(thinking), extra={NAME: {"thinking": thinking}})
+    own: dict[str, JSON] = {"thinking": thinking}
+    if effort is not None and (off := _effort_of(thinking)) == "none":
+        # It counts for the text of an answer, too: elsewhere it would turn the thinking on.
+        own["effort"], effort = effort, off
+    return ReasoningOptions(effort or _effort_of(thinking), extra={NAME: own})
 
 
 def _effort_of(thinking: dict[str, JSON] | None) -> str | None:
@@ -235,7 +239,7 @@ def _add_reasoning(
     if "thinking" in own:  # the client's own field
         thinking = own["thinking"]
         if effort == _effort_of(thinking):
-            effort = None
+            effort = own.get("effort")
     elif effort == "none":
         thinking, effort = {"type": "disabled"}, None
     elif (given.get("tool_choice") or {}).get("type") in ("any", "tool"):
