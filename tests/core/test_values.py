@@ -53,14 +53,15 @@ def test_tokens_of_which_an_answer_has_a_million_are_no_work_for_the_collector()
 
 
 def test_what_users_said_tells_places_apart_whatever_the_model_and_tools_said() -> None:
-    assert place_behind(7, Message("user", (Text("Hi"),))) == place_behind(7, Message("user", "Hi"))
+    plain = [Message("user", "Hi")]
+    assert place_behind(7, [Message("user", (Text("Hi"),))]) == place_behind(7, plain)
     for item in (Message("assistant", "Hi"), FunctionCall("c", "f", "{}"), Message("user", ())):
-        assert place_behind(7, item) == 7
+        assert place_behind(7, [item]) == 7
     long = "x" * 10_000
     said = ["Hi", "\ud83d", long, long + "x", "y" + long[1:], long[1:] + "y"]
     shown = [(Image("https://example.com/" + name), Text("Hi")) for name in "ab"]
     asked = [Message("user", content) for content in [*said, *shown]]
-    assert len({place_behind(7, each) for each in asked}) == len(asked)
+    assert len({place_behind(7, [each]) for each in asked}) == len(asked)
 
 
 def test_of_a_million_parts_the_first_are_read_for_their_place_and_all_are_counted() -> None:
@@ -68,7 +69,7 @@ def test_of_a_million_parts_the_first_are_read_for_their_place_and_all_are_count
         return Message("user", tuple(map(Text, parts)))
 
     def said(*parts: str) -> int:
-        return place_behind(place_behind(7, Message("user", "a")), user(*parts))
+        return place_behind(place_behind(7, [user("a")]), [user(*parts)])
 
     start, end = ("b",) * (PLACED - 1), ("c",) * 100
     known = said(*start, *end)
@@ -77,7 +78,7 @@ def test_of_a_million_parts_the_first_are_read_for_their_place_and_all_are_count
     assert known not in (said(*start[:500], "d", *start[501:], *end), said(*start[1:], *end))
     many = Message("user", (Text("c"),) * 1_000_000)
     begun = time.thread_time()
-    place_behind(7, many)
+    place_behind(7, [many])
     assert time.thread_time() - begun < 0.05
 
 

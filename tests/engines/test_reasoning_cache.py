@@ -143,7 +143,7 @@ def test_conversations_whose_calls_are_the_same_keep_their_own_reasoning() -> No
     others = [Message("user", f"I am {name}") for name in ("Ada", "Bob")]
     thoughts = [Reasoning((Thought(f"{each.text} thinks"),)) for each in others]
     for asked, thought in zip(others, thoughts, strict=True):
-        place = place_behind(place_behind(0, ASK), asked)
+        place = place_behind(0, (ASK, asked))
         kept.store("ada", "m", (thought, first), place)
     for asked, thought in zip(others, thoughts, strict=True):
         for call in (first, replace(first, arguments='{"zone": 1}')):  # with a client's defaults
@@ -154,10 +154,10 @@ def test_conversations_whose_calls_are_the_same_keep_their_own_reasoning() -> No
 def test_reasoning_is_restored_where_a_client_changed_what_came_before() -> None:
     kept = ReasoningCache()
     unique = replace(CALL, call_id="call_x8Kd93Lp")
-    kept.store("ada", "m", (OPEN, unique), place_behind(0, ASK))
+    kept.store("ada", "m", (OPEN, unique), place_behind(0, (ASK,)))
     for call in (unique, replace(unique, arguments='{"city":"Rome"}')):
         assert recalled(kept, SAID, call) == (OPEN, SAID, call)
-    kept.store("ada", "m", (OPEN, CALL), place_behind(0, ASK))
+    kept.store("ada", "m", (OPEN, CALL), place_behind(0, (ASK,)))
     assert recalled(kept, SAID, CALL) == (SAID, CALL)  # it may be that of another conversation
 
 
@@ -166,7 +166,7 @@ async def test_large_reasoning_that_is_restored_counts() -> None:
     engine, counted, seen = CachingReasoning(Script("x")), list[int](), list[int]()
     for size in (10, LARGE):
         thought = Reasoning((Thought("x" * size),))
-        engine.cache.store("ada", "m", (thought, CALL), place_behind(0, ASK))
+        engine.cache.store("ada", "m", (thought, CALL), place_behind(0, (ASK,)))
         asked = Request(model="m", items=(ASK, CALL, RESULT), tools=(TOOL,))
         prepared = engine.prepare(asked, Caller(tenant="ada", size=5, count=counted.append))
         assert prepared is not None

@@ -8,6 +8,7 @@ that we do not know are in `extra`, under that wire's name, and are emitted on t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Literal
 from zlib import crc32
 
@@ -176,7 +177,7 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
 
 KNOWN_BY = 2048
 """Characters of each end of a long text that tell it from others."""
-PLACED = 10_000
+PLACED = 2_000
 """Parts of what a user said that are read for a place; of others it is known how many there are."""
 _NAMING = ("text", "url", "data", "file_id", "id")
 """Fields of parts, of pictures, sound and files, too, that tell what a user said."""
@@ -189,21 +190,24 @@ def in_short(text: str) -> str:
     return f"{len(text)} {text[:KNOWN_BY]} {text[-KNOWN_BY:]}" if long else text
 
 
-def place_behind(place: int, item: Item) -> int:
-    """The number of the place behind an item, from that before it: what a user said until there,
-    which tells conversations apart. The first place is 0. Of long texts the ends are read.
+def place_behind(place: int, items: Iterable[Item]) -> int:
+    """The number of the place behind some items, from that before them: what a user said until
+    there, which tells conversations apart. The first place is 0. Of long texts the ends are read.
 
-    >>> place_behind(0, Message("user", "Hi")) == place_behind(0, Message("user", "Ho"))
+    >>> place_behind(0, [Message("user", "Hi")]) == place_behind(0, [Message("user", "Ho")])
     False
     """
-    if not isinstance(item, Message) or item.role != "user":
-        return place
-    parts, (count, number) = item.parts, divmod(place, 1 << 32)
-    for part in parts[: max(PLACED - count, 0)]:
-        for name in ("text",) if type(part) is Text else _NAMING:
-            if isinstance(text := getattr(part, name, None), str):
-                number = crc32(in_short(text).encode("utf-8", "surrogatepass"), number)
-    return (count + len(parts) << 32) + number
+    count, number = divmod(place, 1 << 32)
+    for item in items:
+        if type(item) is not Message or item.role != "user":
+            continue
+        parts = item.parts
+        for part in parts[: PLACED - count] if count < PLACED else ():
+            for name in ("text",) if type(part) is Text else _NAMING:
+                if isinstance(text := getattr(part, name, None), str):
+                    number = crc32(in_short(text).encode("utf-8", "surrogatepass"), number)
+        count += len(parts)
+    return (count << 32) + number
 
 
 def place_of(call: Call, place: int | None) -> int | None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import islice
 
 from msgspec import Struct
@@ -190,7 +190,7 @@ class _Restoring(Struct):
             case _:
                 self.items.append(item)
                 self.start = len(self.items)
-                self.place = place_behind(self.place, item)
+                self.place = place_behind(self.place, (item,))
 
     def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
         """A call and the items before it, with its reasoning: once, unless it is there."""
@@ -309,7 +309,7 @@ class CachingReasoning(Wrapper):
                     caller.count(size)
                 caller = replace(caller, size=caller.size + size)
         else:
-            place = reduce(place_behind, request.items, place)
+            place = place_behind(0, request.items)
         new = partial(_Recording, self.cache, caller.tenant, request.model, place)
         recordings: dict[int, _Recording] = defaultdict(new)  # by choice
         choices: list[int] = []  # by index

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request, quoted, unsupported
 from dragoman.core.item import (
     RECORD,
-    Call,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -411,20 +410,20 @@ async def recalled(
     # The reasoning of a chain is in it; only its origin may matter.
     answers = [answer for answer in asked.answers if answer.model != whole.model]
     near = {id(item) for answer in asked.answers for item in answer.response.output}
-    calls, place, places = list[Call](), 0, dict[int, int]()
-    for item in whole.items:
-        if isinstance(item, _CALLS) and id(item) not in near:
-            calls.append(item)
-            places[id(item)] = place
-        place = place_behind(place, item)
+    calls = [item for item in whole.items if isinstance(item, _CALLS) and id(item) not in near]
     found, forgone = latest(calls), tuple[Loss, ...]()
     if len(found) < len(calls):
         forgone = (Loss("reasoning", "dropped", TOO_MANY_CALLS),)
     if found:
-        size = sum([PER_CALL + len(call.text) for call in found])
+        size = len(whole.items) + sum([PER_CALL + len(call.text) for call in found])
 
         def digested() -> dict[str, None]:
-            return dict.fromkeys([call_digest(call, places[id(call)]) for call in found])
+            wanted, place, digests = set(map(id, found)), 0, dict[str, None]()
+            for item in whole.items:
+                if isinstance(item, _CALLS) and id(item) in wanted:
+                    digests[call_digest(item, place)] = None
+                place = place_behind(place, (item,))
+            return digests
 
         digests = await store.apart(COSTLY * size, digested)
         try:

@@ -8,7 +8,6 @@ import secrets
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
 from pathlib import Path
 
 from msgspec import Struct
@@ -231,7 +230,7 @@ class Memory:
             dialect=self.settings.dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
-            place=reduce(place_behind, whole.items, 0) if whole.tools else None,
+            place=place_behind(0, whole.items) if whole.tools else None,
             size=caller.size,
         )
         turn = () if conversation is None else named(own.items, record.id)
