@@ -122,6 +122,21 @@ async def test_r1_w1_it_is_sent_again_only_once() -> None:
     assert (peer.accepted, len(peer.requests)) == (2, 3)
 
 
+async def test_what_is_sent_once_has_a_connection_of_its_own_and_is_not_sent_again() -> None:
+    async def serve(line: Line) -> None:
+        await line.request()
+        if line.number == 1:
+            await line.write(plain(b"hello"))
+            await line.request()
+
+    async with Peer(serve) as peer, Client() as client:
+        await post(client, peer.url)
+        with pytest.raises(DisconnectedError):
+            async with client.stream("POST", peer.url, body=b"question", once=True):
+                pass
+        assert (peer.accepted, len(peer.requests)) == (2, 2)
+
+
 async def test_r1_w1_after_the_first_byte_nothing_is_sent_again() -> None:
     async with Peer(answering(plain(b"hello"), b"H")) as peer, Client() as client:
         await post(client, peer.url)

@@ -162,6 +162,19 @@ async def test_a_session_is_made_anew_whatever_its_server_says_of_the_lost_one(
         assert (await ran(session, "t")).output.output == "ok"
 
 
+async def test_a_call_whose_connection_is_closed_is_not_made_again() -> None:
+    fake = Fake(tools_call=Reply([]))
+    async with served(fake) as (server, mock), opened(server) as session:
+        for calls in (1, 2, 3):
+            assert (await ran(session, "t")).error
+            assert fake.count("tools/call") == calls
+        fake.answers["tools/call"] = Fake().answers["tools/call"]
+        for _ in range(3):
+            assert not (await ran(session, "t")).error
+        assert fake.count("tools/call") == 6
+        assert mock.connections <= 8
+
+
 async def test_all_calls_of_a_lost_session_are_sent_again() -> None:
     fake = Fake()
     async with served(fake) as (server, _), opened(server) as session:

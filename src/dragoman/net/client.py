@@ -394,11 +394,13 @@ class Client:
         *,
         timeouts: Timeouts | None = None,
         address: str | None = None,
+        once: bool = False,
     ) -> Exchange:
         """Send a request when entered; the response is valid inside `async with`.
 
         Leaving it before the body is read closes the connection at once. `address` pins the
-        IP address to connect to. Credentials in the URL become a Basic authorization unless
+        IP address to connect to. With `once` it has a connection of its own, and is not sent
+        again whatever becomes of that. Credentials in the URL become a Basic authorization unless
         `headers` has one.
 
         Raises InvalidUrlError or ValueError for an invalid request, and on entering any
@@ -422,7 +424,8 @@ class Client:
             body = body or b""
             head += b"content-length: %d\r\n\r\n" % len(body)
         bodiless, timeouts = method == "HEAD", timeouts or self.timeouts
-        return Exchange(self, pool, pool.idle, head, body, bodiless, timeouts)
+        idle = [] if once else pool.idle
+        return Exchange(self, pool, idle, head, body, bodiless, timeouts, once)
 
     def in_thread(self, work: Callable[[], _T]) -> Callable[[], _T]:
         """The work for a thread, in which it prepares requests of this event loop."""
@@ -503,6 +506,7 @@ class Exchange(Struct, eq=False):
     body: bytes | bytearray
     _bodiless: bool
     _timeouts: Timeouts
+    _once: bool
     connection: Connection = cast(Connection, None)  # until the request is sent
     _lent: bool = False  # `connection` is ours until it is given back
     _response: Response | None = None
@@ -537,7 +541,7 @@ class Exchange(Struct, eq=False):
         pool, connection = self._pool, self.connection
         if not connection.release(pool.limits.keep_alive):
             return
-        if pool.closed:
+        if pool.closed or self._once:
             connection.abort()
         elif not (pool.waiting and pool.hand_over(connection)):
             pool.idle.append(connection)
@@ -546,8 +550,7 @@ class Exchange(Struct, eq=False):
 
     async def __aenter__(self) -> Response:
         """Send the request and wait for the head of its answer. Raises NetError."""
-        idle = self._pool.idle
-        connection = idle.pop() if idle else await self._connect(fresh=False)
+        connection = self.idle.pop() if self.idle else await self._connect(fresh=False)
         try:
             await self._ask(connection)
         except DisconnectedError as error:
@@ -566,6 +569,7 @@ class Exchange(Struct, eq=False):
         self.close()
 
     async def _connect(self, *, fresh: bool) -> Connection:
+        fresh = fresh or self._once
         for _ in range(self._client.connect_retries):
             try:
                 return await self._pool.acquire(self._timeouts.connect, fresh=fresh)

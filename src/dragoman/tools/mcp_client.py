@@ -216,9 +216,8 @@ class Connection:
         finally:
             if self._client is not None:
                 self._forget({tool["name"] for tool in found})
-        raise FaultError(
-            _fault("upstream_error", f"{self._whose} lists its tools on over {MOST_PAGES} pages.")
-        )
+        problem = f"{self._whose} lists its tools on over {MOST_PAGES} pages."
+        raise FaultError(_fault("upstream_error", problem))
 
     def _forget(self, names: set[JSON]) -> None:
         """Drop what the SDK remembers of other tools: of lists with pages it does so never."""
@@ -490,11 +489,12 @@ class _Transport(httpx2.AsyncBaseTransport):
 
     async def _send(self, request: httpx2.Request, data: bytes) -> httpx2.Response:
         sent = tuple((k, v) for k, v in request.headers.items() if k.lower() not in _NOT_SENT)
+        asked = raw_fields(data or b"{}")
+        once = asked.get("method") == Raw(b'"tools/call"')  # it may have effects
         try:
             url = parse_url(str(request.url))
-            allow = self._allow
-            address = None if allow is None else await resolve(url, allow, self._tenant)
-            exchange = self._client.stream(request.method, url, sent, data, address=address)
+            at = None if (allow := self._allow) is None else await resolve(url, allow, self._tenant)
+            exchange = self._client.stream(request.method, url, sent, data, address=at, once=once)
             response = await exchange.__aenter__()
         except (ConnectError, ValueError) as error:
             return _error(_UNREACHED, str(error))
@@ -505,8 +505,8 @@ class _Transport(httpx2.AsyncBaseTransport):
         headers = {name: value for name in _SENT_ON if (value := response.header(name)) is not None}
         status, within = response.status, "mcp-session-id" in request.headers
         if status < 400 or (status == 404 and not within):
-            stream = headers.get("content-type", "").lower().startswith("text/event-stream")
-            body = _Body(exchange, response, stream)
+            kind = headers.get("content-type", "").lower()
+            body = _Body(exchange, response, kind.startswith("text/event-stream"))
             return httpx2.Response(status, headers=headers, stream=body)
         found, fields = b"{}", dict[str, Raw]()
         try:
@@ -515,9 +515,9 @@ class _Transport(httpx2.AsyncBaseTransport):
                 fields = raw_fields(found)
         finally:
             exchange.close()
-        asked = raw_fields(data or b"{}").get("id")  # none where it is a notification
         older = status == 400 and re.search(rb"(?i)session|not initialized", found)  # SDKs
-        if within and (status == 404 or (older and asked not in (None, fields.get("id")))):
+        theirs = asked.get("id") not in (None, fields.get("id"))  # none in a notification
+        if within and (status == 404 or (older and theirs)):
             self._connection.gone = True
             return _error(_ENDED, "lost the session")  # whatever else the server says of it
         if bytes(fields.get("error", b""))[:1] == b"{":
