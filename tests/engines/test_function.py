@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
+import openai
 import pytest
 
 from dragoman.core.error import Fault, FaultError
@@ -183,6 +185,30 @@ async def test_r1_w12_client_library_error_keeps_status_message_and_retry_after(
     assert (fault.message, fault.upstream_code) == ("slow down", "busy")
     assert (await fault_of(Refused(503))).status == 503
     assert (await fault_of(Refused(401, body))).code == "upstream_authentication"
+
+
+def _unanswered() -> list[tuple[Exception, str]]:
+    request = httpx2.Request("POST", "http://canary-key")
+    answer = httpx2.Response(429, request=request, headers={"retry-after": "7"})
+    return [
+        (openai.APITimeoutError(request), "upstream_timeout"),
+        (openai.APIConnectionError(message="canary-key", request=request), "upstream_unreachable"),
+        (httpx2.ReadTimeout("canary-key"), "upstream_timeout"),
+        (httpx2.RemoteProtocolError("canary-key"), "upstream_unreachable"),
+        (
+            httpx2.HTTPStatusError("canary-key", request=request, response=answer),
+            "upstream_refused",
+        ),
+        (TimeoutError(), "upstream_timeout"),
+        (ConnectionResetError("canary-key"), "upstream_unreachable"),
+    ]
+
+
+@pytest.mark.parametrize(("error", "code"), _unanswered())
+async def test_an_error_of_a_client_library_without_an_answer_is_the_servers(error, code) -> None:
+    fault = await fault_of(error)
+    assert fault.code == code
+    assert fault.retry_after == ("7" if code == "upstream_refused" else None)
 
 
 async def test_p45_other_exceptions_are_reported_by_type_only() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Fault, FaultError
+from dragoman.core.error import CUT, Code, Fault, FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.loss import Loss
@@ -330,13 +330,22 @@ def _closers(*things: Any) -> list[Callable[[], Any]]:
 
 
 def _refusal(error: Exception) -> Fault | None:
-    """The fault for an exception of a client library with an HTTP status."""
-    status = getattr(error, "status_code", None)
+    """The fault for an exception of a client library: one with an HTTP status, or one about a
+    request that has no answer."""
+    answer = getattr(error, "response", None)
+    status = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
+    asked = "request" in vars(error) or hasattr(type(error), "request")  # openai's, httpx's
+    if status is None and (asked or isinstance(error, ConnectionError | TimeoutError)):
+        name = type(error).__name__
+        late = "timeout" in name.lower()
+        problem = f"The server that the function asked {'is too slow' if late else 'is not there'}"
+        code: Code = "upstream_timeout" if late else "upstream_unreachable"
+        return Fault(code, f"{problem} ({name}).", "upstream")
     if not isinstance(status, int) or not 400 <= status <= 599:
         return None
     if status in (401, 403):
         message = f"The model's server refused the key of the function that asked it ({status})."
         return Fault("upstream_authentication", message, "server", status=status)
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    headers = getattr(answer, "headers", None) or {}
     body = json.dump(getattr(error, "body", None) or "")
     return wire_error.decode(status, body, headers.get("retry-after"))
