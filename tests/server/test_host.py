@@ -205,6 +205,15 @@ async def test_silent_connection_is_closed() -> None:
 HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
 
+async def test_blank_lines_before_a_request_are_none(caplog) -> None:
+    async with served(App(Stub(), Settings())) as port:
+        answer = await exchange(port, b"\r\n", b"\r\n\r\n", HALF + b"connection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        answer = await exchange(port, *[b"\r\n" * 20_000] * 2)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("before", [b"", HALF + b"\r\n"])
 async def test_half_a_head_is_408_in_time(before) -> None:
     settings = Settings(read_time=0.1)

@@ -258,6 +258,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._fresh = True
         self._received = 0  # bytes of such
         self._data = b""  # what is being parsed
+        self.headers, self.url = [], b""
         self._ahead = AHEAD  # requests that may be parsed at once; -1 while any waits
         self._unparsed = b""
         self._upgrades = False  # the rest is no HTTP any more

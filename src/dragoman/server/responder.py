@@ -195,7 +195,7 @@ class Responder(ABC):
         was started with this sink before."""
         if self.exchange.hold is not None:
             self._hold, self.exchange.hold = self.exchange.hold, None
-        self._counted = handle is not None and self._hold is not None
+        self._counted = handle is not None  # what was counted then is another's
         if handle is None:
             self._gated = True
             plan, source = self.plan, start if self._run is None else self._run.start

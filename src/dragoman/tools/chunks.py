@@ -221,8 +221,9 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 _ACCENTS = re.compile(r"([\W\uff9e\uff9f]{32})[\W\uff9e\uff9f]+")
 """More signs in a row than a text has: to order them takes quadratic time (UAX #15, 13)."""
 _SIGNS = [sign for sign in map(chr, range(0x300, 0x2000)) if unicodedata.category(sign)[0] == "M"]
-_VOWELS = re.compile(f"[{''.join(_SIGNS)}\u200d]+")
-"""Signs of vowels, which `re` and FTS5 take for the end of a word."""
+_VOWELS = re.compile(f"[{''.join(_SIGNS)}\u200d\xad\u0640\u200b\u2060\ufeff]+")
+"""Signs of vowels, and what is not seen, such as `&shy;`, which `re` and FTS5 take for the end of a
+word."""
 _INDIC = "".join([sign for sign in _SIGNS if "\u0900" <= sign < "\u0e00"])
 _SIGNED = re.compile(rf"(?<![^\W_])[^\W_]++(?:[{_INDIC}\u200d]++[^\W_]*+)++")
 """A word of Hindi, Tamil and the like with such signs."""
@@ -244,7 +245,7 @@ def find_words(text: str) -> list[str]:
     """
     found: list[str] = []
     text = unicodedata.normalize("NFKC", _ACCENTS.sub(r"\1 ", text))[: 2 * len(text) + GROWTH]
-    plain, signs = _VOWELS.subn("", text)
+    plain, signs = _VOWELS.subn("", text.replace("\u0130", "I"))  # its small form has a sign
     if signs:
         found += [word[:LONGEST_WORD] for word in _SIGNED.findall(text)]
     for match in _WORD.finditer(plain):

@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Failed
-from dragoman.core.item import Message
+from dragoman.core.event import Delta, Failed, ItemDone, PartDone
+from dragoman.core.item import Message, Text, Token
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.server.app import App
+from dragoman.server.responder import MANY_TOKENS
 from dragoman.server.settings import Settings
 from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
@@ -126,6 +127,27 @@ async def test_background_stream_continues_after_a_disconnect(store: Store) -> N
         await following
         whole = await server.get(f"/{id}?stream=true")
         assert b"".join(seen) + resumed.body == whole.body
+
+
+async def test_many_log_probabilities_of_a_background_stream_are_encoded_in_a_thread(
+    store: Store, monkeypatch
+) -> None:
+    tokens = (Token("a", -1.0),) * (MANY_TOKENS + 1)
+    part = Text("a" * len(tokens), tokens=tokens)
+    done = ItemDone(0, Message("assistant", (part,), id="msg_0", status="completed"))
+    said = (*OPENING, Delta(0, 0, "text", part.text, tokens), PartDone(0, 0, part), done, FINISHED)
+    to_thread, apart = asyncio.to_thread, list[str]()
+
+    async def seen(work: Any, *given: Any) -> Any:
+        apart.append(repr(work))
+        return await to_thread(work, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", seen)
+    async with storing(Stub(*said), store) as server:
+        call = server.begin(stream=True, background=True)
+        await call()
+    assert frames(call.body)[-1] == b"data: [DONE]\n\n"
+    assert "Stream._encoded" in "".join(apart)
 
 
 async def test_a_background_response_is_cancelled_once_and_for_all(store: Store) -> None:
