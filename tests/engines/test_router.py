@@ -1,6 +1,7 @@
 """Names to engines: routes, aliases, engines that take any name, and names nobody has."""
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -193,6 +194,47 @@ def test_a_router_in_several_event_loops_looks_for_a_model() -> None:
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(asyncio.run, both()) for _ in "ab"]
         assert [each.result(20) for each in answers] == [["two:b"] * 2] * 2
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_server_that_came_back_is_found_whatever_became_of_who_asked_it(
+    cancels, monkeypatch
+) -> None:
+    """A loop that is stopped while engines are asked leaves that task as it is, for ever."""
+
+    class Slow(Server):
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+            await asyncio.sleep(0.05)
+            return await super().models(caller)
+
+    first, starting = Server("first", "x"), Slow("starting", "y", error=DOWN)
+    routed = Router([Route(first), Route(starting)])
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def ask(model: str) -> str:
+        if cancels:
+            return asyncio.run(told(routed, model))
+        loops.append(asyncio.new_event_loop())
+        return loops[-1].run_until_complete(asyncio.wait_for(told(routed, model), 20))
+
+    def steps() -> Iterator[str]:
+        yield ask("y")
+        monkeypatch.setattr(router, "BRIEF", 0.0)
+        yield ask("x")  # which does not wait for the listing
+        starting._error = None
+        yield from map(ask, "xyx")
+        monkeypatch.setattr(router, "MEMORY", 0.0)
+        yield ask("z")
+        for loop in loops:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left or (loop.create_task(asyncio.sleep(0)),)))
+            loop.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(lambda: [*steps()]).result(60)
+    assert answers == ["first:y", "first:x", "first:x", "starting:y", "first:x", "first:z"]
 
 
 async def test_failing_engine_is_left_out_of_the_listing() -> None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, quoted, unsupported
@@ -17,7 +17,6 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
 from dragoman.core.item import JSON
 from dragoman.core.request import Completion, Request
-from dragoman.net.threads import TenantLock
 
 from .base import LRU, Prepared, Wrapper
 from .fan_out import alternative, gather
@@ -81,7 +80,7 @@ MEMORY = 30.0
 """Seconds after which the listings are refreshed for a name that was not in them."""
 BRIEF = 3.0
 """Seconds after which an engine is asked again that could not list its models, which go to another
-one until then; no request waits for it."""
+one until then; no request waits for it, unless the last time was broken off."""
 MOST_LISTED = 100_000
 """Names in the listings that are remembered, where each caller has its own."""
 MOST_NAMES = 20
@@ -113,7 +112,8 @@ class Listed(Struct, eq=False):
     looked: float = -inf
     silent: Sequence[Engine] = ()  # those that could not list their models, when they were
     tried: float = -inf  # asked for the last time
-    looking: TenantLock = field(default_factory=TenantLock)  # also in several event loops
+    begun: float = -inf  # later than that where they are asked, or that was broken off
+    looking: dict[asyncio.Task[None], Sequence[Engine]] = {}  # who is asked, in each event loop
 
     @property
     def outdated(self) -> bool:
@@ -215,27 +215,45 @@ class Router(Wrapper):
         if (listed := self._listings.get(tenant)) is None:
             listed = Listed()
             self._listings.put(tenant, listed, 1)
-        if name not in listed.engines and listed.outdated:
-            await self._list(listed, tenant, caller)
-        elif listed.due(self._open) and (self._renewal is None or self._renewal.done()):
-            # It may be at another server by now, which is not waited for.
-            self._renewal = asyncio.ensure_future(self._list(listed, tenant, caller))
+        if asked := listed.due(self._open):
+            broken_off = listed.begun > listed.tried and not any(map(_goes_on, [*listed.looking]))
+            if name not in listed.engines and (listed.outdated or broken_off):
+                await asyncio.wait((self._look(listed, asked, tenant, caller),))
+            elif self._renewal is None or not _goes_on(self._renewal):
+                # It may be at another server by now, which is not waited for.
+                self._renewal = self._look(listed, asked, tenant, caller)
         engine = listed.engines.get(name) or self._listed.get(name) or self._open[0]
         return engine, name
 
-    async def _list(self, listed: Listed, tenant: str, caller: Caller) -> None:
-        async with listed.looking.turn(tenant):
-            if not (asked := listed.due(self._open)):
-                return
-            listings = await asyncio.gather(*(_listing(e, caller) for e in asked))
-            listed.tried = time.monotonic()
-            if asked is self._open:
-                listed.looked = listed.tried
-            found = list(zip(asked, listings, strict=True))
-            listed.silent = [engine for engine, models in found if models is None]
-            listed.engines = _renewed(listed.engines, found)
-            self._listed = _renewed(self._listed, found)
-            self._listings.put(tenant, listed, min(1 + len(listed.engines), MOST_LISTED))
+    def _look(
+        self, listed: Listed, asked: Sequence[Engine], tenant: str, caller: Caller
+    ) -> asyncio.Task[None]:
+        """Ask these engines, once for all in this event loop that want the same."""
+        loop = asyncio.get_running_loop()
+        for task, which in [*listed.looking.items()]:
+            if not _goes_on(task):
+                listed.looking.pop(task, None)
+            elif which is asked and task.get_loop() is loop:
+                return task
+        listed.begun = time.monotonic()
+        task = loop.create_task(self._list(listed, asked, tenant, caller))
+        listed.looking[task] = asked
+        task.add_done_callback(lambda done: listed.looking.pop(done, None))
+        return task
+
+    async def _list(
+        self, listed: Listed, asked: Sequence[Engine], tenant: str, caller: Caller
+    ) -> None:
+        listings = await asyncio.gather(*(_listing(e, caller) for e in asked))
+        listed.tried = time.monotonic()
+        if asked is self._open:
+            listed.looked = listed.tried
+        found = list(zip(asked, listings, strict=True))
+        others = [engine for engine in listed.silent if engine not in asked]
+        listed.silent = others + [engine for engine, models in found if models is None]
+        listed.engines = _renewed(listed.engines, found)
+        self._listed = _renewed(self._listed, found)
+        self._listings.put(tenant, listed, min(1 + len(listed.engines), MOST_LISTED))
 
     async def realtime_session(self, name: str, caller: Caller) -> RemoteSession | None:
         """A session of the model's server, where sessions are relayed; None where they
@@ -333,6 +351,11 @@ def _renewed(
         for model in models or ():
             engines.setdefault(model.id, engine)
     return engines
+
+
+def _goes_on(task: asyncio.Task[None]) -> bool:
+    """Whether a task will end: an event loop that was stopped leaves what it has as it is."""
+    return not task.done() and task.get_loop().is_running()
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...] | None:
