@@ -131,6 +131,22 @@ async def test_claude_code_runs_a_command_edits_a_file_and_resumes(tmp_path) -> 
     assert "It works" in said[-1]
 
 
+async def test_claude_code_works_on_a_model_that_does_not_think(tmp_path) -> None:
+    script = Script(tmp_path / "work")
+
+    def reply(asked: Asked) -> Reply:
+        if "reasoning_effort" in asked.json:
+            return plain(400, {"error": {"message": '"mock" does not support thinking'}})
+        return script(asked)
+
+    async with behind(reply) as server:
+        *_, end = await run_claude(server.base_url, tmp_path, "Again, please.")
+        efforts = [each.json.get("reasoning_effort") for each in server.up.asked]
+    assert (end["subtype"], end["result"]) == ("success", "Done.")
+    assert efforts[0] is not None, "it asks for thinking"
+    assert efforts[1:] == [None] * 2, "it is refused once"
+
+
 @asynccontextmanager
 async def before_llamacpp(
     file: Path, answers: dict[str, list[str]], context: int = CONTEXT

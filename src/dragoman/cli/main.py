@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dragoman.core.error import bad_request, hint
 from dragoman.core.interfaces import VERSION
+from dragoman.core.request import EFFORTS
 
 _EPILOG = """\
 examples:
@@ -354,9 +355,6 @@ workers = _number("workers", 1, 1024, "there are between 1 and 1024 workers")
 positive = _number("number", 1, math.inf, "the number must be at least 1")
 layers = _number("number", -1, math.inf, "the number must be at least 0, or -1 for all")
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Known efforts; another is sent unchanged, with a note, unless it looks like a typo of one."""
-
 
 def _program(text: str) -> str:
     if text not in _PROGRAMS and not text.endswith(".py"):
@@ -366,7 +364,8 @@ def _program(text: str) -> str:
 
 
 def effort(text: str) -> str:
-    """A reasoning effort, which may be one that only the model has."""
+    """A reasoning effort. One that only the model may have is sent unchanged, with a note, unless
+    it looks like a typo of one."""
     if text not in EFFORTS:
         if near := hint(text, EFFORTS):
             raise argparse.ArgumentTypeError(f"there is no effort {text!r}{near}")

@@ -112,6 +112,10 @@ class JSONSchema(Struct, frozen=True, omit_defaults=True, tag="json_schema"):
 OutputFormat = TextFormat | JSONObject | JSONSchema
 
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Known efforts, the least first; a model may have others."""
+
+
 class ReasoningOptions(Struct, frozen=True, omit_defaults=True):
     """How hard to think, and how much of it to show."""
 

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -39,24 +38,14 @@ from dragoman.net.connection import Connection, Limits, Timeouts
 from dragoman.net.errors import DisconnectedError, NetError, TooLargeError
 from dragoman.wire import embeddings, json
 from dragoman.wire.losses import read_header
-from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
 from .base import Deferred, Driver, fault_from, new_id, receive_last, stream_of
+from .effort import Effort, Efforts
 from .fan_out import fan_out
 from .profiles import Profile
-from .upstream import (
-    BUSY,
-    LISTING,
-    Answer,
-    Room,
-    Upstream,
-    UpstreamRequest,
-    broken,
-    question,
-    unreachable,
-    wait,
-)
+from .remote_count import count
+from .upstream import BUSY, Room, Upstream, UpstreamRequest, broken, unreachable, wait
 
 if TYPE_CHECKING:
     from .turns import ThreadPool
@@ -174,6 +163,8 @@ class UpstreamAnswer(Struct, eq=False):
                         self._unseen = -1
                     elif name == b"x-dragoman-loss":  # another Dragoman: its losses are final
                         request.turn.losses += read_header(value.decode("latin-1"))
+                if request.effort is not None:
+                    request.effort.taken(request)
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
                 connection.headers.clear()
@@ -414,14 +405,19 @@ class UpstreamAnswer(Struct, eq=False):
             self._exchange.connection.pause()
 
     async def _refused(self) -> None:
-        """Retry where that is configured; else the refusal is the answer."""
-        remote = self._remote
+        """Retry where that is configured, or with less effort where that is refused; else the
+        refusal is the answer."""
+        remote, request, seconds = self._remote, self._request, 0.0
         response = self._exchange.adopt()
         with closing(self._exchange):
             if self._attempt == remote.retries or response.status not in BUSY:
-                raise FaultError(await remote.upstream.refusal(response, self._request.caller))
-            seconds = wait(response.header("retry-after"), self._attempt)
-        self._attempt += 1
+                fault = await remote.upstream.refusal(response, request.caller)
+                if (effort := request.effort) is None:
+                    raise FaultError(fault)
+                self._exchange = await effort.less(request, fault, remote._turns)
+            else:
+                seconds = wait(response.header("retry-after"), self._attempt)
+                self._attempt += 1
         await asyncio.sleep(seconds)
         await self._connect(fresh=False)
 
@@ -467,6 +463,7 @@ class Remote:
             answer_limit=answer_limit,
             name=name,
         )
+        self.efforts = Efforts()
         self.retries = retries
         self.header_hold = header_hold
         self.timeouts = timeouts or self.upstream.client.timeouts
@@ -554,31 +551,7 @@ class Remote:
 
     async def count(self, request: Request, caller: Caller = ANYONE) -> int | None:
         """The prompt's tokens, as counted by the server; None where it cannot."""
-        upstream = self.upstream
-        if not upstream.wires:
-            await upstream.find_out(caller)
-        able = [WIRES[name] for name in upstream.wires if WIRES[name].count_path]
-        wire = next((each for each in able if each.name == caller.wire), able[0] if able else None)
-        if wire is None:
-            return None
-        asked = await asyncio.to_thread(self._counted, wire, request)
-        url, client = upstream.at(wire.count_path), upstream.client
-        headers = (*upstream.headers(caller), *upstream.own_headers(wire, caller))
-        answer = asked and await question(client, "POST", url, headers, asked, patience=LISTING)
-        match answer:
-            case Answer(status=200, value={"input_tokens": given}):
-                return max(json.whole(given) or 0, 0) or None
-        return None
-
-    def _counted(self, wire: Wire, request: Request) -> bytes | None:
-        """The body of a request for a count; None where the wire has none."""
-        profile, lowered = self.profile, lower(request, self.upstream.limits(request.model))
-        try:
-            body, _ = wire.encode_request(lowered.request, profile.dialect)
-        except FaultError:
-            return None
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        return msgspec.json.encode({k: v for k, v in fields.items() if k in wire.count_fields})
+        return await count(self.upstream, request, caller)
 
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's embeddings, undecoded. Raises FaultError."""
@@ -650,7 +623,11 @@ class Remote:
             names = [wire.name for wire in WIRES.values() if not wire.conversation]
         if limits.system_messages == "own" and caller.wire != names[0]:
             limits = replace(limits, system_messages="front")
-        asked = (lowered := lower(request, limits)).request
+        wish, lowered = request.reasoning, lower(request, limits)
+        full = lowered.request
+        if wish is not None:
+            lowered = self.efforts.lower(lowered, caller)
+        asked = lowered.request
         if profile.only_streams and not asked.stream:
             asked = replace(asked, stream=True)
         refused: FaultError | None = None
@@ -672,7 +649,7 @@ class Remote:
                     *spell_losses(lowered.client_losses(losses), asked, caller.wire),
                 )
             if (
-                request.reasoning is not None
+                wish is not None
                 and wire.losses.request.action("ReasoningOptions.summary") != "carried"
             ):
                 lowered = replace(lowered, restore=with_summary(request, lowered.restore))
@@ -694,7 +671,11 @@ class Remote:
             timeouts = self._stream_timeouts if asked.stream else self.timeouts
             exchange = upstream.client.stream("POST", url, fields, body, timeouts=timeouts)
             decoder, sure = wire.decoder(turn), default_guarantee(request)
-            return UpstreamRequest(
+            prepared = UpstreamRequest(
                 upstream, caller, exchange, lowered, turn, decoder, request.stream, turn, sure
             )
+            if wish is not None:
+                send = partial(upstream.client.stream, "POST", url, fields, timeouts=timeouts)
+                prepared.effort = Effort(self.efforts, full, asked, wire, dialect, send)
+            return prepared
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))

@@ -46,6 +46,7 @@ from dragoman.wire import json
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
 
+from .effort import Effort
 from .profiles import ALONE, AUTO, BY_NAME, GENERIC, Profile, by_answers, by_url, unknown_kind
 
 _log = logging.getLogger("dragoman")
@@ -333,11 +334,10 @@ class Room(Struct):
 
 
 class Upstream:
-    """A server. `wires` are its protocols, none until they are detected; `limits` and
-    `profile` describe what it accepts, and `headers` are sent with every request. `recognised`:
-    its kind is known. `name` is its name in faults, which clients
-    see: never its address. `place` is the address without credentials, for the log.
-    `query` is added to the URL of every request."""
+    """A server. `wires` are its protocols, none until they are detected; `limits` and `profile`
+    describe what it accepts, and `headers` are sent with every request. `recognised`: its kind is
+    known. `name` is its name in faults, which clients see: never its address. `place` is the
+    address without credentials, for the log. `query` is added to the URL of every request."""
 
     def __init__(
         self,
@@ -643,10 +643,8 @@ _EXPLAINED = (NetTimeoutError, TooLargeError)
 
 
 class UpstreamRequest(Struct):
-    """A request encoded for one wire.
-
-    `raw_turn` has the server's own events, where they are parsed again; else it is `turn`.
-    """
+    """A request encoded for one wire. `raw_turn` has the server's own events, where they are
+    parsed again; else it is `turn`. `effort` is one that may still be refused."""
 
     upstream: Upstream
     caller: Caller
@@ -657,6 +655,7 @@ class UpstreamRequest(Struct):
     stream: bool
     raw_turn: Turn
     guarantee: Guarantee | None
+    effort: Effort | None = None
 
     def restored(self, batch: list[Event]) -> list[Event]:
         """A batch for the caller: the rewriting of the request is undone, and the end has the
