@@ -20,13 +20,13 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered
 from dragoman.core.request import EFFORTS, ReasoningOptions, Request
+from dragoman.core.turn import Turn
 from dragoman.net.client import Exchange
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.registry import spell_losses
 
 if TYPE_CHECKING:
     from .turns import ThreadPool
-    from .upstream import UpstreamRequest
 
 MEMORY = 600.0
 """Seconds for which a refused effort is not asked for again: another model may have the name."""
@@ -136,6 +136,7 @@ class Effort(Struct, eq=False):
     sent. `send` makes an exchange of a body."""
 
     efforts: Efforts
+    caller: Caller
     asked: Request
     request: Request
     wire: Wire
@@ -143,29 +144,27 @@ class Effort(Struct, eq=False):
     send: Callable[..., Exchange]
     again: bool = False  # whether it was asked again
 
-    async def less(self, prepared: UpstreamRequest, fault: Fault, threads: ThreadPool) -> Exchange:
-        """The same request with a lower effort, or else without. Raises FaultError where the
-        refusal is not about it, or where there is nothing to leave out."""
-        effort, caller = effort_of(self.request), prepared.caller
+    async def less(self, fault: Fault, body: bytes | bytearray, threads: ThreadPool) -> Exchange:
+        """The request of this body with a lower effort, or else without. Raises FaultError where
+        the refusal is not about it, or where there is nothing to leave out."""
+        effort, caller = effort_of(self.request), self.caller
         if effort is None or not is_about_effort(fault):
             raise FaultError(fault)
         effort = None if self.again else nearest(effort, fault.message)
         self.again, self.request = True, with_effort(self.request, effort)
         encode = partial(self.wire.encode_request, self.request, self.dialect)
-        body, _ = await threads.run(caller.tenant, encode) if caller.size else encode()
-        if body == prepared.exchange.body:  # a wire's own field
+        less, _ = await threads.run(caller.tenant, encode) if caller.size else encode()
+        if less == body:  # a wire's own field
             raise FaultError(fault)
-        prepared.exchange = self.send(body)
-        return prepared.exchange
+        return self.send(less)
 
-    def taken(self, prepared: UpstreamRequest) -> None:
+    def taken(self, turn: Turn) -> None:
         """The server took the request: remember and report what it took."""
-        prepared.effort = None
         if not self.again:
             return
-        caller, turn, sent = prepared.caller, prepared.turn, effort_of(self.request)
-        self.efforts.learn(self.asked, caller, sent)
-        lost = spell_losses(losses(self.asked, sent), self.asked, caller.wire)
+        sent = effort_of(self.request)
+        self.efforts.learn(self.asked, self.caller, sent)
+        lost = spell_losses(losses(self.asked, sent), self.asked, self.caller.wire)
         names = [loss.field for loss in lost]
         turn.losses = (*(loss for loss in turn.losses if loss.field not in names), *lost)
         if turn.started:  # its losses were sent

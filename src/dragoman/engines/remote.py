@@ -164,7 +164,8 @@ class UpstreamAnswer(Struct, eq=False):
                     elif name == b"x-dragoman-loss":  # another Dragoman: its losses are final
                         request.turn.losses += read_header(value.decode("latin-1"))
                 if request.effort is not None:
-                    request.effort.taken(request)
+                    request.effort.taken(request.turn)
+                    request.effort = None
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
                 connection.headers.clear()
@@ -414,7 +415,7 @@ class UpstreamAnswer(Struct, eq=False):
                 fault = await remote.upstream.refusal(response, request.caller)
                 if (effort := request.effort) is None:
                     raise FaultError(fault)
-                self._exchange = await effort.less(request, fault, remote._turns)
+                self._exchange = await effort.less(fault, self._exchange.body, remote._turns)
             else:
                 seconds = wait(response.header("retry-after"), self._attempt)
                 self._attempt += 1
@@ -676,6 +677,6 @@ class Remote:
             )
             if wish is not None:
                 send = partial(upstream.client.stream, "POST", url, fields, timeouts=timeouts)
-                prepared.effort = Effort(self.efforts, full, asked, wire, dialect, send)
+                prepared.effort = Effort(self.efforts, caller, full, asked, wire, dialect, send)
             return prepared
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))
