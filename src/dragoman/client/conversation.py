@@ -142,6 +142,7 @@ class Conversation:
         self.active: set[str] = set()
         self._over: set[str] = set()
         self._left: set[str] = set()  # answers that are being cancelled
+        self._unstarted: set[str] = set()  # labels of those to cancel as soon as they begin
         self.listeners: set[Listener] = set()
         self.fault: Fault | None = None
         self._labels = False  # the server repeats the labels of responses
@@ -279,12 +280,13 @@ class Conversation:
         for _ in range(2):  # in which the loop closes a stream that was left
             await asyncio.sleep(0)
         listener, mark, id = self.listen(), new_id(), ""
-        over = False
+        over = True
         try:
-            while self._left:
+            while self._left or self._unstarted:
                 await self.next_event(listener)
             command = Respond(event_id=mark, metadata={_MARK: mark}, changes=changes)
             self.live.send(command)
+            over = False
             while not over:
                 event = await self.next_event(listener)
                 match event:
@@ -302,9 +304,13 @@ class Conversation:
                         pass
         finally:
             self.listeners.discard(listener)
-            if id and not over and self.state == "connected":
-                self._left |= self.active & {id}
-                self.live.send(Cancel(response_id=id))
+            if not over and self.state == "connected":
+                if id:
+                    self._cancel(id)
+                else:
+                    self._unstarted.add(mark)
+                    while not listener.queue.empty():  # it may have begun just now
+                        self._settle(listener.queue.get_nowait())
 
     async def full_round(
         self, *given: Item | str, rounds: int = ROUNDS, **changes: Any
@@ -388,6 +394,28 @@ class Conversation:
             self._mirror(event)
             for listener in self.listeners:
                 listener.queue.put_nowait(event)
+            if self._unstarted:
+                self._settle(event)
+
+    def _cancel(self, id: str) -> None:
+        if id in self.active:
+            self._left.add(id)
+            # by an event id: where it ends meanwhile, the refusal is about no later turn
+            self.live.send(Cancel(event_id=new_id(), response_id=id))
+
+    def _settle(self, event: SessionEvent | None) -> None:
+        """Cancel an answer that was left before it began, and forget one that was refused."""
+        match event:
+            case ResponseCreated(response=response):
+                for mark in [each for each in self._unstarted if self._is_ours(each, event)]:
+                    self._unstarted.discard(mark)
+                    self._cancel(response.id)
+            case Refused(event_id=None):
+                self._unstarted.clear()
+            case Refused(event_id=mark):
+                self._unstarted.discard(mark)
+            case _:
+                pass
 
     def ended(self, fault: Fault) -> None:
         """The session is over: end every wait."""
@@ -395,6 +423,7 @@ class Conversation:
             self.fault = fault
             self.active.clear()
             self._left.clear()
+            self._unstarted.clear()
             if self.state == "connected":
                 self.state = "disconnected"
             for listener in self.listeners:
