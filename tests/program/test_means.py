@@ -335,6 +335,48 @@ async def test_a_repeated_beginning_of_the_turn_is_removed() -> None:
         assert "".join([str(delta) async for delta in stream]) == "It is rude"
 
 
+def ended(text: str, reason: Any) -> Response:
+    said = (Message("assistant", text),)
+    about: dict[str, Any] = {"status": "incomplete" if reason == "length" else "completed"}
+    return Response(id="1", created_at=0, model="m", output=said, reasons=(reason,), **about)
+
+
+ANEW = "It is 12. So be it. Really"
+
+
+async def test_a_stop_within_a_repetition_is_none() -> None:
+    """Servers know of no repetition: they end it at the stop."""
+    engine = Server("openai", ended("It is 12", "stop"), ANEW + ", yes.", ANEW + ", no.")
+    lm = await run(engine, gen("x", stop="."), ". ", gen("y", stop=","), begin="It is 12. So ")
+    assert (lm["x"], lm["y"]) == ("be it", "Really")
+    assert [request.sampling.stop for request in engine.asked] == [(".",), None, None]
+
+
+async def test_what_only_looks_like_a_part_of_a_repetition_is_the_answer() -> None:
+    engine = Server("openai", ended("It is 12", "stop"), "It is 12. Or 13.")
+    lm = await run(engine, gen("x", stop="."), begin="It is 12. So ")
+    assert lm["x"] == "It is 12"
+    engine = Server("openai", ended("It", "length"), ended("It was", "length"))
+    lm = await run(engine, gen("x", max_tokens=1), begin="It is 12. So ")
+    assert (lm["x"], lm.capture("x").end) == ("It", "length")
+    assert [request.max_output_tokens for request in engine.asked] == [1, 14]
+
+
+@pytest.mark.parametrize("whole", [ended(ANEW, "length"), ended("It is", "length"), ANEW])
+async def test_a_limit_within_a_repetition_is_an_error_that_says_so(whole) -> None:
+    engine = Server("openai", ended("It", "length"), whole)
+    with pytest.raises(ProgramError, match="anew, and max_tokens ended it too soon"):
+        await run(engine, gen("x", max_tokens=1), begin="It is 12. So ")
+    engine = Server("openai", ended("It", "length"), ANEW)
+    lm = await run(engine, gen("x", max_tokens=9, stop="."), begin="It is 12. So ")
+    assert lm["x"] == "be it"
+
+
+async def test_a_repetition_that_was_cut_off_has_nothing_that_matches() -> None:
+    lm = await run(Stage(ended("It is 1867", "length")), YEAR, begin="It is 1867. And ")
+    assert (lm["year"], lm.capture("year").end) == ("", "length")
+
+
 def test_every_constraint_of_a_profile_is_known() -> None:
     known = {*TEXT_CONSTRAINTS, "gbnf", "custom"}
     for profile in BY_NAME.values():

@@ -533,3 +533,13 @@ def json_value(value: Node, text: str) -> str | None:
     found = read_json(text)
     inner = found.get("value") if isinstance(found, dict) else None
     return inner if isinstance(inner, str) and fitting(value, inner) else None
+
+
+def is_text(body: Node) -> bool:
+    """Whether there is nothing to generate."""
+    match bare(body):
+        case Literal():
+            return True
+        case Join(parts=parts):
+            return all(map(is_text, parts))
+    return False

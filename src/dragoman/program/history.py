@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, cast
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from dragoman.client.answer import End, Spent
 from dragoman.core.item import (
@@ -552,3 +552,25 @@ def _restored(saved: _SavedCapture) -> Capture:
     if about.pop("binary"):
         about["value"] = base64.b64decode(str(saved.value))
     return Capture(**about)
+
+
+def without_space(message: Message) -> Message:
+    """An unfinished message without the space at its end."""
+    content = message.content
+    if isinstance(content, str):
+        content = content[:-1]
+    elif isinstance(last := content[-1], Text):
+        content = (*content[:-1], replace(last, text=last.text[:-1]))
+    return replace(message, content=content, status="in_progress")
+
+
+def tokens_of(tokens: Sequence[Token], start: int, text: str) -> list[Token]:
+    """The tokens of a text that begins at position `start` of their concatenation."""
+    found: list[Token] = []
+    at, end = 0, start + len(text)
+    for token in tokens:
+        after = at + len(token.text)
+        if after > start and at < end:
+            found.append(token)
+        at = after
+    return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
@@ -45,13 +44,14 @@ from dragoman.core.request import (
     ToolChoice,
 )
 from dragoman.core.response import Guarantee
+from dragoman.core.sound import wav
 from dragoman.engines.token.engine import StopScanner
 from dragoman.tools.run import Context, Runner
 
 from . import search
-from .grammar import bare, choices, find, fitting
 from .grammar import captures as captured
-from .history import Capture, State, open_role, outside, since
+from .grammar import choices, find, fitting, is_text
+from .history import Capture, State, open_role, outside, since, tokens_of, without_space
 from .means import CONTINUE, PREFILL, Ask, ProgramError, Target, by_probability, natives, unbound
 from .nodes import (
     Bound,
@@ -80,8 +80,6 @@ ATTEMPTS = 4
 """How often an unconstrained answer is asked for, until one matches."""
 TOP = 5
 """How many alternatives of each token are asked for."""
-RATE = 24_000
-"""Samples a second of the sound that models speak (`pcm16`)."""
 
 _NONE = Options()
 _OWN = frozenset({"name", "list_append", "guarantee", "attempts"})
@@ -124,7 +122,7 @@ class Run:
                 self.state = await self._call(value, self.state, _sampling(options))
             case Rule(build=build) if loose(value, frozenset()):
                 await self.visit(build(), options)
-            case Bound(body=body, options=own) if loose(body, frozenset()) or _is_text(body):
+            case Bound(body=body, options=own) if loose(body, frozenset()) or is_text(body):
                 await self._around(body, merged(options, own))
             case Bound(body=body, options=own):
                 await self._grammar(value, body, merged(options, own))
@@ -198,7 +196,7 @@ class Run:
             if not ask.hint and self.target.continues is not None:
                 extra |= self.target.continues
                 if _spaced(prefix):  # models write a space with the word after it
-                    items[-1] = _without_space(last)
+                    items[-1] = without_space(last)
         if ask.hint:
             items.append(Message("user", ask.hint))
         elif not self.target.prefills and items and _is_assistants(items[-1]):
@@ -293,6 +291,9 @@ class Run:
             watch = _Watch(self, options, value, "" if known else prefix, known and _spaced(prefix))
             request = self._request(self.state, options, **about)
             answer = await self._answer(request, watch if watch.needed else None)
+            ended = answer.end == "length" or request.sampling.stop
+            if ended and watch.inside(answer.text) and not answer.calls:
+                answer = await self._past(request, answer, watch, label(value))
             watch.close(answer.text)
             calls = await self._add(answer, watch, value, options, request)
             if not calls:
@@ -302,6 +303,29 @@ class Run:
         raise ProgramError(
             Fault("upstream_error", f"{problem}. Raise max_rounds, or change the prompt.")
         )
+
+    async def _past(self, request: Request, answer: Answer, watch: _Watch, what: str) -> Answer:
+        """The answer of a server that began with what is before it in the turn, and was ended there
+        by a stop or the limit; as it is where it only looks like that."""
+        limit, limited = request.max_output_tokens, answer.end == "length"
+        whole = await self._answer(
+            replace(
+                request,
+                sampling=replace(request.sampling, stop=None),
+                max_output_tokens=None if limit is None else limit + len(watch.repeated.encode()),
+            ),
+            None,
+        )
+        inside = whole.end == "length" and watch.inside(whole.text)
+        if not (inside or whole.text.startswith(watch.repeated)):
+            return answer if limited else whole
+        self.target.stops = False
+        over = (limited or whole.end == "length") and watch.cut(whole.text)[1] is None
+        if inside or over:
+            problem = f"{what}: {self.target.name} begins its answer anew, and max_tokens ended it "
+            problem += "too soon. Leave that out, or put what is before it into a user's message."
+            raise ProgramError(Fault("upstream_error", problem, "upstream"))
+        return whole
 
     async def _add(
         self, answer: Answer, watch: _Watch, value: Gen, options: Options, request: Request
@@ -332,7 +356,7 @@ class Run:
                         stop_text = found if found is not None else stop_text
                         text += part_text
                         at = len(part.text) - len(watch.lead(part.text))
-                        own = tuple(_tokens(part.tokens, at, part_text))
+                        own = tuple(tokens_of(part.tokens, at, part_text))
                         tokens += own
                         if part_text:
                             about: dict[str, Any] = {"tokens": own, "seconds": seconds}
@@ -429,6 +453,9 @@ class Run:
             if text is not None and own is not None and own.begun:
                 # A text that was cut off may end before the prefix does.
                 text = "" if prefix.startswith(text) else text.removeprefix(prefix)
+            elif text and prefix.startswith(text) and self.target.continues is None:
+                # So may one that is searched, in which there may be what matches.
+                text = "" if answer.end == "length" and not fitting(body, text) else text
             sure: Guarantee = "verified"
             matching = None
             if text is not None and own is not None and fitting(body, text):
@@ -476,7 +503,7 @@ class Run:
         start = 0
         if given is not None:
             start = given.text.rfind(text)
-            tokens = _tokens(given.tokens, start, text)
+            tokens = tokens_of(given.tokens, start, text)
         end = "refused" if answer.refusal else answer.end
         end = "stop" if end == "tool_calls" else end
         if answer.refusal:
@@ -493,7 +520,7 @@ class Run:
                     for one in each:
                         own: list[Token] = []
                         if given is not None and text.count(one) == 1:  # else ambiguous
-                            own = _tokens(given.tokens, start + text.find(one), one)
+                            own = tokens_of(given.tokens, start + text.find(one), one)
                         found = Capture(one, tuple(own), guarantee)
                         state = state.captured(name, found, append=isinstance(inner, list))
         if options.name is not None:
@@ -530,7 +557,8 @@ class Run:
                     self.state = self.state.added(part)
         if options.name is not None:
             end = "refused" if refusal else answer.end
-            capture = Capture(wav(sound), (), None, end, refusal)
+            sound = sound if sound.startswith(b"RIFF") else wav(sound)
+            capture = Capture(sound, (), None, end, refusal)
             self.state = self.state.captured(options.name, capture, append=options.list_append)
         if self._emit:
             self._emit("done", "", options.name, self.state)
@@ -543,7 +571,7 @@ class _Watch:
         self, run: Run, options: Options, gen: Gen | None, repeated: str, spaced: bool = False
     ) -> None:
         self._emit, self._name = run._emit, options.name
-        self._repeated = self._left = repeated
+        self.repeated = self._left = repeated
         self._spaced, self._begun = spaced, False
         self.shown = 0  # characters
         self._stops = gen.stop if gen else ()
@@ -585,10 +613,10 @@ class _Watch:
                 return False
         if self._left:  # it may repeat the beginning of the turn
             self._text += data
-            if self._repeated.startswith(self._text):
+            if self.repeated.startswith(self._text):
                 return False
             data, self._left = self._text, ""
-            data = data.removeprefix(self._repeated)
+            data = data.removeprefix(self.repeated)
             self._text = ""
         if not (self._stops or self._patterns):
             if self._emit:
@@ -608,9 +636,13 @@ class _Watch:
             snapshot = self._state.streaming(self._name, self._append, self._start)
             self._emit(kind, text, self._name, snapshot)
 
+    def inside(self, text: str) -> bool:
+        """Whether a whole text may be a part of the repeated prefix, and nothing else."""
+        return bool(text) and self.repeated.startswith(text)
+
     def lead(self, text: str) -> str:
         """A whole text without the repeated prefix."""
-        text = text.removeprefix(self._repeated)
+        text = text.removeprefix(self.repeated)
         return text.removeprefix(" ") if self._spaced else text
 
     def cut(self, text: str) -> tuple[str, str | None]:
@@ -641,28 +673,8 @@ def _spaced(text: str) -> bool:
     return len(text) > 1 and text[-1] == " " and not text[-2].isspace()
 
 
-def _without_space(message: Message) -> Message:
-    """An unfinished message without the space at its end."""
-    content = message.content
-    if isinstance(content, str):
-        content = content[:-1]
-    elif isinstance(last := content[-1], Text):
-        content = (*content[:-1], replace(last, text=last.text[:-1]))
-    return replace(message, content=content, status="in_progress")
-
-
 def _is_assistants(item: Item) -> bool:
     return isinstance(item, Message) and item.role == "assistant"
-
-
-def _is_text(body: Node) -> bool:
-    """Whether there is nothing to generate."""
-    match bare(body):
-        case LiteralNode():
-            return True
-        case Join(parts=parts):
-            return all(map(_is_text, parts))
-    return False
 
 
 def _choice(value: Gen) -> ToolChoice | None:
@@ -671,29 +683,3 @@ def _choice(value: Gen) -> ToolChoice | None:
         return cast("ToolChoice | None", choice)
     spec = next(tool.spec for tool in value.tools if tool.spec.name == choice)
     return NamedTool(choice, "custom" if isinstance(spec, CustomTool) else "function")
-
-
-def _tokens(tokens: Sequence[Token], start: int, text: str) -> list[Token]:
-    """The tokens of a text that begins at position `start` of their concatenation."""
-    found: list[Token] = []
-    at, end = 0, start + len(text)
-    for token in tokens:
-        after = at + len(token.text)
-        if after > start and at < end:
-            found.append(token)
-        at = after
-    return found
-
-
-def wav(sound: bytes, rate: int = RATE) -> bytes:
-    """Sound of 16 bits and one channel as a WAV file.
-
-    >>> wav(b"\\0\\0")[:4], len(wav(b"\\0\\0"))
-    (b'RIFF', 46)
-    """
-    if sound.startswith(b"RIFF"):
-        return sound
-    form = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)
-    size = struct.pack("<I", 36 + len(sound))
-    length = struct.pack("<I", len(sound))
-    return b"RIFF" + size + b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + length + sound
