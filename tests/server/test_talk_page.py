@@ -34,6 +34,20 @@ NO_CANCELLER = """{
 }"""
 """Between this microphone and this speaker there is no room: a canceller takes the user for an echo
 of what is played."""
+COUNTED = """{
+  const devices = navigator.mediaDevices, get = devices.getUserMedia.bind(devices);
+  window.microphones = []; window.sockets = [];
+  devices.getUserMedia = async (asked) => {
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    const found = await get(asked);
+    microphones.push(found);
+    return found;
+  };
+  window.WebSocket = class extends WebSocket {
+    constructor(...given) { super(...given); sockets.push(this); }
+  };
+}"""
+"""Microphones are asked for half a second, and they and WebSockets are counted."""
 SAID = "[...document.querySelectorAll('li')].map(each => [each.className, each.textContent])"
 
 
@@ -141,3 +155,46 @@ if FULL:
         assert texts[3] == "Count to 20"
         assert "2, 3" in texts[4]
         assert texts[5] == "Thank you"
+
+    @pytest.mark.uncounted
+    async def test_start_clicked_twice_is_one_session_and_a_wrong_key_is_said(tmp_path) -> None:
+        if CHROMIUM is None:
+            pytest.skip("Chromium is not installed")
+        microphone = tmp_path / "microphone.wav"
+        microphone.write_bytes(wav(bytes(BYTES_PER_MS * 20_000), RATE))
+        command = [sys.executable, "-m", "dragoman", "serve", "script", "--port", "0"]
+        server = await asyncio.create_subprocess_exec(
+            *command,
+            *("--api-key-env", "KEY"),
+            env={**os.environ, **SOURCE, "KEY": "right-key"},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+        )
+        state = "document.getElementById('state').textContent"
+        click = "document.getElementById('start').click()"
+        try:
+            ready = (await server.stdout.readline()).decode()
+            url = ready.rsplit(" ", 1)[1].strip().removesuffix("/v1")
+            async with browser(tmp_path / "profile", microphone) as page:
+                await page.call("Runtime.enable")
+                await page.call("Page.navigate", url=f"{url}/talk")
+                await page.until(f"document.getElementById('start') && {state}.includes('a key')")
+                await page.value("document.getElementById('key').value = 'wrong-key'")
+                await page.value(click)
+                await page.until(f"{state}.startsWith('It did not start: This key is not one')", 10)
+                await page.value("document.getElementById('key').value = 'right-key'; models()")
+                await page.until("document.getElementById('model').value === 'script'", 10)
+                await page.value(COUNTED)
+                await page.value(f"{click}; {click}")
+                await asyncio.sleep(0.2)  # while the microphone is asked for
+                await page.value("document.getElementById('form').requestSubmit()")
+                await page.until(f"{state} === 'Listening.'", 10)
+                assert await page.value("[microphones.length, sockets.length]") == [1, 1]
+                await page.value(click)
+                assert await page.value(state) == "Stopped."
+                live = "microphones.flatMap(each => each.getTracks())"
+                await page.until(f"{live}.every(each => each.readyState === 'ended')", 10)
+                await page.until("sockets.every(each => each.readyState === WebSocket.CLOSED)", 10)
+        finally:
+            server.terminate()
+            await server.wait()
