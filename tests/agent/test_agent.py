@@ -219,7 +219,7 @@ async def test_a_failed_run_is_an_error_and_keeps_what_was_done() -> None:
 
 
 async def test_a_run_that_never_began_leaves_no_trace() -> None:
-    agent = Agent(Model(Fault("upstream_unavailable", "No.", "upstream"), "Hi."))
+    agent = Agent(Model(Fault("upstream_unreachable", "No.", "upstream"), "Hi."))
     with pytest.raises(AnswerError):
         await agent.run("Go.")
     assert agent.history == ()

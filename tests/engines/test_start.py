@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.event import Event, Failed, Finished, Progress, Started
 from dragoman.core.interfaces import ANYONE, Caller, Handle, Secret, Sink
 from dragoman.core.request import Request
@@ -148,6 +148,17 @@ async def test_n3_an_exception_becomes_failed_and_its_traceback_is_logged_under_
     assert "KeyError" in caplog.text  # the cause too
     assert "in answer" in caplog.text
     assert "sk-secret-1" not in caplog.text
+
+
+async def test_a_fault_with_an_unknown_code_is_an_error_of_the_engine_that_names_it(caplog) -> None:
+    async def answer() -> AsyncGenerator[Event, None]:
+        yield STARTED
+        yield Failed(Fault("context_length_exceeded", "Too long.", "client"))
+
+    with caplog.at_level(logging.ERROR):
+        _, failed = await received(Fake(answer), REQUEST)
+    assert failed.fault.code == "internal"
+    assert "a fault has no code 'context_length_exceeded'; there is invalid_request" in caplog.text
 
 
 async def test_a_fault_that_is_raised_is_the_end() -> None:

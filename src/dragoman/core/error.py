@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -80,6 +80,9 @@ class Fault(Struct, frozen=True, omit_defaults=True):
     extra: Extra | None = None
 
     def __post_init__(self) -> None:
+        if self.code not in get_args(Code):  # which no wire can spell
+            known = ", ".join(get_args(Code))
+            raise ValueError(f"a fault has no code {self.code!r}; there is {known}")
         if len(self.message) > MAX_MESSAGE:
             force_setattr(self, "message", cut(self.message, MAX_MESSAGE))
         for name in ("param", "retry_after", "upstream_code", "upstream_type"):
