@@ -75,6 +75,16 @@ def test_other_addresses_than_loopback_need_a_key(host) -> None:
         bind(Settings(host=host, port=0), exact=True)
 
 
+@pytest.mark.parametrize(
+    "beyond", [{"port": 99_999}, {"port": -1}, {"workers": 0}, {"read_time": float("nan")}]
+)
+def test_a_setting_beyond_its_bounds_is_refused_by_its_name(beyond) -> None:
+    with pytest.raises(
+        HostError, match=rf"{next(iter(beyond))} is .* its bounds are \S+ and \S+\."
+    ):
+        bind(Settings(**beyond), exact=True)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9"])
 def test_loopback_needs_none(host) -> None:
     with bind(Settings(host=host, port=0), exact=True) as listener:

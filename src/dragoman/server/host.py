@@ -21,9 +21,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import uvicorn
+from msgspec import Meta
 
 from .app import App
 from .auth import SHORTEST, is_host, is_loopback, key_names, origin_of
@@ -179,8 +180,16 @@ FAREWELL = 5
 
 
 def check(settings: Settings) -> None:
-    """Raise HostError for a server that is reachable from other machines without a key, for a key
-    that is too short, for workers that do not share a store, and for an invalid origin or host."""
+    """Raise HostError for a setting beyond its bounds, for a server that is reachable from other
+    machines without a key, for a key that is too short, for workers that do not share a store, and
+    for an invalid origin or host."""
+    for field, hint in get_type_hints(Settings, include_extras=True).items():
+        value, meta = getattr(settings, field), getattr(hint, "__metadata__", (None,))[-1]
+        if isinstance(meta, Meta) and isinstance(value, int | float):
+            low = -math.inf if meta.ge is None else meta.ge
+            high = math.inf if meta.le is None else meta.le
+            if not low <= value <= high:
+                raise HostError(f"{field} is {value}, and its bounds are {low:g} and {high:g}.")
     for name, key in zip(key_names(settings), settings.keys, strict=False):
         if len(key.reveal()) < SHORTEST:
             raise HostError(
