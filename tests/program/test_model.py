@@ -635,6 +635,15 @@ def test_a_snapshot_has_a_list_with_what_has_come_so_far() -> None:
     assert seen == [{"l": ["a b", "c"]}, {"l": ["a b", "c d"]}]
 
 
+def test_a_list_is_not_captured_over_a_text() -> None:
+    lm = Model(Script("a", "b", "c")).set("l", [])
+    with assistant():
+        lm += gen("text") + gen("l", list_append=True)
+        with pytest.raises(ValueError, match="list_append: 'text' was captured before, without"):
+            lm + gen("text", list_append=True)
+    assert lm.load(lm.dump()).captures == lm.captures == {"text": "a", "l": ["b"]}
+
+
 def test_a_stream_that_is_left_early_is_cancelled_without_async_too() -> None:
     never = asyncio.Event()
     lm = Model(Script([*opening("one"), never.wait]))

@@ -327,6 +327,8 @@ class State:
         known = self.captures.get(name)
         value: Capture | Listed = capture
         if append:
+            if isinstance(known, Capture) and known.value != []:  # as by lm.set("list", [])
+                raise ValueError(f"list_append: {name!r} was captured before, without list_append")
             value = Listed(capture, known if isinstance(known, Listed) else None)
         return State(self.turn, {**self.captures, name: value}, self.usage, self.blocks)
 
