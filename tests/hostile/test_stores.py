@@ -344,7 +344,7 @@ async def test_answer_is_stored_though_its_store_fails_for_a_moment(
         while not live._stored:
             await asyncio.sleep(0.01)
         first.set()
-        while not live._first:  # what came is in the store alone
+        while not live.first:  # what came is in the store alone
             await asyncio.sleep(0.01)
         failing.on = True
         follower = asyncio.create_task(taken(live))
@@ -368,7 +368,8 @@ async def test_answer_is_stored_though_its_store_fails_for_a_moment(
 
 
 async def taken(live: Run) -> list[Event]:
-    return [event async for batch in live.follow() for event in batch]
+    followed = live._runs.follow(live.record)
+    return [event async for batch in followed for event in batch]
 
 
 async def test_background_answer_that_cannot_be_stored_says_so(

@@ -1,7 +1,7 @@
 """The in-process transport: the official SDK over an engine, with no port and true streaming."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Delta, Event, Failed, ItemDone, PartDone
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Secret
+from dragoman.core.event import Delta, Failed, ItemDone, PartDone
+from dragoman.core.interfaces import Engine, Secret
 from dragoman.core.item import Message, Text, Token
 from dragoman.core.request import Request
 from dragoman.engines.script import Script
@@ -206,18 +206,6 @@ def test_missing_httpx2_is_reported_with_its_install_command(monkeypatch) -> Non
         importlib.import_module("dragoman.server.testing")
 
 
-class Large(Stub):
-    """Counts its answer, as engines do where it is large."""
-
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
-        assert caller.count is not None
-        caller.count(1)
-        async for event in super().stream(request, caller):
-            yield event
-
-
 @pytest.mark.parametrize("end", ["read", "stopped", "gone"])
 async def test_a_body_with_many_log_probabilities_is_made_in_a_thread(end, monkeypatch) -> None:
     tokens = (Token("a", -1.0),) * (MANY_TOKENS + 1)
@@ -234,7 +222,7 @@ async def test_a_body_with_many_log_probabilities_is_made_in_a_thread(end, monke
         return await to_thread(work, *given)
 
     monkeypatch.setattr(asyncio, "to_thread", held)
-    call = Call(App(Large(*said), Settings()), body=asking(logprobs=True))
+    call = Call(App(Stub(*said), Settings()), body=asking(logprobs=True))
     asked = asyncio.ensure_future(call())
     await apart.wait()
     assert not call.sent

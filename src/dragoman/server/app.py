@@ -120,7 +120,7 @@ class App:
         if memory is not None:
             # Keys are not stored: a run that was begun with its client's cannot be begun again.
             memory.runs.requeue = settings.requeue and not passed
-            memory.runs.hold = budget.hold
+            memory.runs.budget = budget
             memory.runs.places = Gate(settings.background, settings.background_queue, None, share)
         lane = Gate(1, settings.queue, settings.queue_time, share)
         self._log = RequestLog(

@@ -77,14 +77,15 @@ class Connection(Protocol):
 
 
 class InFlight:
-    """The work in progress, and its timers. Once `closing`, no new work should be accepted.
+    """The work in progress, and its timers. Once `closing`, no new work should be accepted, and
+    once it is `over` none begun that waited.
 
     One loop timer serves all of them, so that thousands of quick answers set none of their own. It
     is moved only for an earlier deadline, and skips those that were cancelled.
     """
 
     def __init__(self) -> None:
-        self.closing = False
+        self.closing = self.over = False
         self.works: set[Peer] = set()
         self._changed = asyncio.Event()
         self._due: dict[Peer, float] = {}
@@ -124,6 +125,7 @@ class InFlight:
 
     def stop_all(self) -> None:
         """Stop all work; `drain` returns as soon as that has ended."""
+        self.over = True
         for work in tuple(self.works):
             work.stop(SHUTTING_DOWN)
 

@@ -176,7 +176,6 @@ class Responder(ABC):
     batches: list[list[Event]] | None = None  # that wait for one to be encoded in a thread
     made: Any = None  # of that
     _encoding: asyncio.Task[None] | None = None
-    _counted = False  # bytes, since its start
     _found = 0  # events, and tokens and values in them
 
     def __init__(
@@ -195,7 +194,8 @@ class Responder(ABC):
         was started with this sink before."""
         if self.exchange.hold is not None:
             self._hold, self.exchange.hold = self.exchange.hold, None
-        self._counted = handle is not None  # what was counted then is another's
+        asked = self.plan.request.sampling  # what engines count, or may be asked for, is looked at
+        self._looks = handle is not None or bool(asked.logprobs or asked.top_logprobs)
         if handle is None:
             self._gated = True
             plan, source = self.plan, start if self._run is None else self._run.start
@@ -218,7 +218,7 @@ class Responder(ABC):
     def count(self, more: int) -> None:
         """Account for more bytes until the end of the answer. Raises FaultError for no room."""
         if self._gated or self._handle is not None:
-            self._counted = True
+            self._looks = True
             self._hold = self._hold or self.service.budget.hold(self.caller.tenant)
             self._hold.add(more)
 
@@ -332,6 +332,8 @@ class Responder(ABC):
         """Encode a batch in a thread, not to block the loop. It is received
         again with the encoded bytes (`made`), followed by the later `batches`."""
         self.batches = []
+        if self._handle is not None:
+            self._handle.pause()  # else more and more waits for it
         self._encoding = asyncio.ensure_future(self._encode_apart(make, events))
 
     async def _encode_apart(
@@ -347,6 +349,8 @@ class Responder(ABC):
         batches, self.batches = self.batches or [], None
         for batch in (events, *batches):
             self.receive(batch)
+        if self._handle is not None and not self._paused and self.batches is None:
+            self._handle.resume()
         self.schedule()
 
 
@@ -378,7 +382,7 @@ class Unary(Responder):
                 dialect, body = DIALECTS[self.service.settings.dialect], self.made
                 if body is None:
                     if (self._hold is not None and self._hold.size > HEAVY) or (
-                        self._counted and values_in(response.output, MANY_TOKENS) > MANY_TOKENS
+                        self._looks and values_in(response.output, MANY_TOKENS) > MANY_TOKENS
                     ):
                         make = partial(wire.encode_response, response, plan.echoed, dialect)
                         self.apart(lambda _: make(), events)
@@ -454,7 +458,7 @@ class Stream(Responder):
                     self._guarantee = first.guarantee or self._guarantee
             if self.made is not None:
                 data, self.made = self.made, None
-            elif self._counted and self.is_much(events):  # only what is large is counted
+            elif self._looks and self.is_much(events):
                 self.apart(self._encoded, events)
                 return
             else:

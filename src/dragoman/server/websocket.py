@@ -29,7 +29,7 @@ from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
 from .asgi import Receive, Scope, Send
-from .cancellation import GONE, TERMINAL
+from .cancellation import GONE, SHUTTING_DOWN, TERMINAL
 from .channel import Channel, Handshake, of_message
 from .exchange import JSON_TYPE, Exchange, fault_of, report_headers, safe
 from .limits import HEAVY, LIGHT, SMALL, Hold, too_large, widened
@@ -179,7 +179,7 @@ class Turn(Responder):
                 return
             if self.made is not None:
                 frames, self.made = self.made, None
-            elif self._counted and self.is_much(events):
+            elif self._looks and self.is_much(events):
                 self.apart(self._encoder.frames, events)
                 return
             else:
@@ -396,6 +396,8 @@ class Connection(Channel):
             asked.found.add(more)
 
         try:
+            if service.roster.over:  # it waited for a turn that was stopped
+                raise FaultError(SHUTTING_DOWN)
             memory, request = service.memory, asked.request
             plan: Plan | Awaitable[Plan]
             if memory is not None and request.store is not False:

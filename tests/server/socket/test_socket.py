@@ -485,3 +485,24 @@ async def test_refused_handshake_is_answered(path, extensions, draining, answer)
     scope = {"type": "websocket", "path": path, "headers": [], "extensions": extensions}
     await app(scope, receive, send)
     assert (sent[0]["type"], sent[0].get("status")) == answer
+
+
+async def test_a_turn_that_waits_does_not_begin_once_a_shutdown_has_stopped_all() -> None:
+    app = App(Stub(*OPENING, asyncio.Event()), Settings(), Memory(MemoryStore()))
+
+    class Late:
+        """Another answer, whose end takes a while to be stored."""
+
+        def stop(self, fault: Fault) -> None:
+            asyncio.get_running_loop().call_later(0.1, app._roster.discard, self)
+
+    async with served(app) as port, connect(f"ws://127.0.0.1:{port}{PATH}") as socket:
+        for _ in range(2):
+            await say(socket, store=False)
+        await socket.recv()
+        app._roster.works.add(Late())
+        async with asyncio.timeout(30):
+            await app.drain(0)
+        kinds = [(await hear(socket))[-1]["type"] for _ in range(2)]
+        assert kinds == ["response.failed", "error"]
+    await app.close()

@@ -12,6 +12,7 @@ from dragoman.core.item import ItemReference, Message
 from dragoman.core.request import Request
 from dragoman.engines.reasoning import RetryingReasoning
 from dragoman.engines.script import Script, spoken
+from dragoman.server.limits import Budget
 from dragoman.server.state.run import Run
 from dragoman.server.state.service import Memory, Plan
 from dragoman.stores.base import APART, Paging, Record, StoreError
@@ -139,12 +140,33 @@ async def test_run_holds_what_is_not_stored_and_late_follower_gets_all_events(st
         async with asyncio.timeout(BOUND):
             while run.visible < count:
                 await asyncio.sleep(0)
-        assert run._first > 0
-        assert len(run.events) == count - run._first
+        assert run.first > 0
+        assert len(run.events) == count - run.first
         late = asyncio.create_task(server.get(f"/{id}?stream=true"))
         await asyncio.sleep(0.05)
         gate.set()
         assert (await late).body == (await server.get(f"/{id}?stream=true")).body
+
+
+async def test_a_follower_reads_the_log_when_there_is_room_for_it(store: Store) -> None:
+    words = [cue for letter in "abcd" for cue in (word(letter), 0.01)]
+    async with storing(Stub(*OPENING, *words, asyncio.Event()), store) as server:
+        await server.ask(background=True)
+        runs = server.memory.runs
+        (run,) = runs.live.values()
+        async with asyncio.timeout(BOUND):
+            while not run.first:
+                await asyncio.sleep(0)
+            runs.budget = Budget(100)
+            other, own = runs.budget.hold("other"), runs.budget.hold("")
+            other.resize(100)
+            reading = asyncio.create_task(anext(runs.follow(run.record, own)))
+            await asyncio.sleep(0.1)
+            assert not reading.done()
+            other.close()
+            assert await reading
+        assert 0 < own.size <= 100
+        run.stop()
 
 
 async def test_follower_of_a_run_whose_log_was_deleted_gets_a_failure(store: Store) -> None:
@@ -153,10 +175,10 @@ async def test_follower_of_a_run_whose_log_was_deleted_gets_a_failure(store: Sto
         await server.ask(background=True)
         (run,) = server.memory.runs.live.values()
         async with asyncio.timeout(BOUND):
-            while not run._first:
+            while not run.first:
                 await asyncio.sleep(0)
             await store.delete("", run.record.id)
-            assert [batch async for batch in run.follow()] == []
+            assert [batch async for batch in server.memory.runs.follow(run.record)] == []
         run.stop()
 
 

@@ -13,14 +13,14 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Delta, Event, Failed, Finished, Started
+from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold, fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Item
@@ -30,7 +30,7 @@ from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
 from dragoman.server.exchange import Held
-from dragoman.server.limits import SMALL, Budget, Gate, weight_of
+from dragoman.server.limits import SMALL, Budget, Gate, values_in, weight_of
 from dragoman.stores.base import (
     ConflictError,
     LogSegment,
@@ -61,6 +61,8 @@ LOOK = 10.0
 """Seconds to wait for more of a run elsewhere before checking that it is running."""
 SEGMENTS = 4
 """Segments of a log that are read at once for a client that may read slowly."""
+MANY = 640
+"""Values and text of an event after which a client is waited for."""
 PATIENCE = 5.0
 """Seconds to wait for the end of a run that was cancelled."""
 RETRY = 0.5
@@ -115,7 +117,7 @@ class Run:
         self._count: Callable[[int], None] | None = None  # of the caller
         self.fold = Fold()
         self._folded = 0  # how many events it has
-        self._first = 0  # how many events came before `events`
+        self.first = 0  # how many events came before `events`
         self._stored = 0  # how many events the store has
         self._broken = False  # the store failed: continue without it
         self._complete = False  # all events were received
@@ -171,7 +173,7 @@ class Run:
         if self._handle is not None:
             self._handle.cancel()
         if self.visible or self.record.background:
-            if not (self._first or self.events):
+            if not (self.first or self.events):
                 self.events.append(self._started())
             self.events.append(end_for(fault))
             self._end()
@@ -184,7 +186,7 @@ class Run:
         """Store events, and pass them on."""
         if self._complete:
             return
-        if not (self._first or self.events):
+        if not (self.first or self.events):
             first = events[0]
             if isinstance(first, Started):  # the response has the id it is stored under
                 record, losses = self.record, self.losses + first.losses
@@ -202,7 +204,7 @@ class Run:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.get_running_loop().create_task(self._write_ahead())
         elif self.begun or self._broken or self._put:
-            self.visible = self._first + len(self.events)
+            self.visible = self.first + len(self.events)
             if self._sink is not None:
                 self._sink.receive(events)
             if self._changed is not None:
@@ -227,7 +229,7 @@ class Run:
     def _show(self, count: int) -> None:
         """Make so many events visible to readers."""
         if count > self.visible:
-            events = self.events[self.visible - self._first : count - self._first]
+            events = self.events[self.visible - self.first : count - self.first]
             self.visible = count
             if self._sink is not None:
                 self._sink.receive(events)
@@ -246,7 +248,7 @@ class Run:
 
     def write_behind(self) -> None:
         """Store the events since the last time, if there are any."""
-        if self._complete or self._broken or self._stored == self._first + len(self.events):
+        if self._complete or self._broken or self._stored == self.first + len(self.events):
             return
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
@@ -255,9 +257,7 @@ class Run:
 
     async def _write_ahead(self) -> None:
         """Store the new events, then make them visible; the last are stored with the response."""
-        while self._stored < self._first + len(self.events) and not (
-            self._broken or self._complete
-        ):
+        while self._stored < self.first + len(self.events) and not (self._broken or self._complete):
             before = self._stored
             await self._write()
             self._show(self._stored)
@@ -268,16 +268,16 @@ class Run:
         if self._complete:
             return
         # Drop what the last write stored: followers have had time to read it.
-        del self.events[: self._stored - self._first]
-        self._first = self._stored
+        del self.events[: self._stored - self.first]
+        self.first = self._stored
         events = tuple(self.events)
-        coming = iter(events[self._folded - self._first :])
+        coming = iter(events[self._folded - self.first :])
         try:
             self.fold.feed_all(coming)
         except Exception as error:
             self._cut(error, len(tuple(coming)))
             return
-        self._folded = self._first + len(events)
+        self._folded = self.first + len(events)
         try:
             segment = LogSegment(self._stored, events, self._runs.owner)
             record, size = self.record, self._size - self._appended
@@ -297,7 +297,7 @@ class Run:
         there."""
         fault = fault_from(error)
         del self.events[-1 - left :]
-        self._folded = self._first + len(self.events)
+        self._folded = self.first + len(self.events)
         self.visible = min(self.visible, self._folded)
         if self._complete:
             self.events.append(end_for(fault))
@@ -314,7 +314,7 @@ class Run:
         if self._writing is not None and not self._writing.done():
             self._writing.add_done_callback(self._end)
             return
-        coming = iter(self.events[self._folded - self._first :])
+        coming = iter(self.events[self._folded - self.first :])
         try:
             self.fold.feed_all(coming)
         except Exception as error:
@@ -334,7 +334,7 @@ class Run:
             whole = replace(record, status=response.status, response=response, size=size)
             ending = self._put(whole, turn, messages)
         else:
-            left = tuple(self.events[self._stored - self._first :])
+            left = tuple(self.events[self._stored - self.first :])
             rest = LogSegment(self._stored, left, self._runs.owner)
             size = self._size + (record.size if turn else 0)
             given = record.id, response, rest, turn, messages, size, record.tenant, record.place
@@ -375,38 +375,18 @@ class Run:
             self.turn.cancel()  # if it was not received
         self._handle = None  # a reference cycle
         self._runs.live.pop(self.record.id, None)
-        self._show(self._first + len(self.events))
+        self._show(self.first + len(self.events))
         self._sink = self._count = None  # reference cycles
 
     # ---- reading --------------------------------------------------------------------------
 
-    async def follow(self) -> Batches:
-        """All events from the first on: the earlier ones, then live ones."""
-        place = 0
-        while True:
-            if place < self._first:
-                more = partial(self._runs.store.log, self.record.id, place, SEGMENTS)
-                log = await self._runs.held(more, FOLLOWED)
-                if not log:  # it was deleted
-                    return
-                for segment in log:
-                    place += len(segment.events)
-                    yield list(segment.events)
-            elif place < self.visible:
-                batch = self.events[place - self._first : self.visible - self._first]
-                place += len(batch)
-                yield batch
-            elif self.ended:
-                return
-            else:
-                await self._change()
-
     async def finished(self) -> None:
         """Return when the run has ended."""
         while not self.ended:
-            await self._change()
+            await self.changed()
 
-    async def _change(self) -> None:
+    async def changed(self) -> None:
+        """Return when there may be more events, or the end."""
         if self._changed is None:
             self._changed = asyncio.Event()
         self._changed.clear()
@@ -422,7 +402,7 @@ class Runs:
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
     of ended. One with events never is: nothing is answered twice. `launch` is set by the
-    responder, which has the engine, and `requeue`, `hold`, which accounts for a tenant's bytes, and
+    responder, which has the engine, and `requeue`, `budget`, which accounts for bytes, and
     `places`, the queue of background runs, by the application.
     """
 
@@ -436,7 +416,7 @@ class Runs:
     ) -> None:
         self.owner = new_id()
         self.launch: Launch | None = None
-        self.hold: Callable[[str], Held] = Budget(1 << 62).hold
+        self.budget = Budget(1 << 62)
         self.places = Gate(1 << 30, 0, None)
         self.store = store
         self.announce = announce
@@ -497,45 +477,64 @@ class Runs:
         finally:
             self.places.give_up(caller.tenant, turn)
 
-    async def follow(self, record: Record) -> Batches:
-        """The events of a run from the first on, wherever it runs, to its end."""
-        run = self.live.get(record.id)
-        if run is not None:
-            async for batch in run.follow():
-                yield batch
-            return
-        place, running = 0, record.running
+    async def follow(self, record: Record, hold: Held | None = None) -> Batches:
+        """The events of a run from the first on, wherever it runs, to its end. Each part of its log
+        is read when there is room for it."""
+        place, running, run = 0, record.running, self.live.get(record.id)
         while True:
-            log = await self.held(partial(self.store.log, record.id, place, SEGMENTS), FOLLOWED)
-            for segment in log:
-                place += len(segment.events)
-                yield list(segment.events)
-                if isinstance(segment.events[-1], TERMINAL):
+            if run is None or place < run.first:
+                if hold is not None:
+                    await self._fit(record.id, hold)
+                more = partial(self.store.log, record.id, place, SEGMENTS)
+                log = await self.held(more, FOLLOWED)
+                for segment in log:
+                    place += len(segment.events)
+                    yield list(segment.events)
+                    if isinstance(segment.events[-1], TERMINAL):
+                        return
+                if log:
+                    continue
+                if run is not None or not running:  # it was deleted, or has ended
                     return
-            if log:
-                continue
-            if not running:
+                running = await self.held(
+                    partial(self.store.wait, record.id, place, LOOK), FOLLOWED
+                )
+            elif place < run.visible:
+                batch = run.events[place - run.first : run.visible - run.first]
+                place += len(batch)
+                yield batch
+            elif run.ended:
                 return
-            wait = partial(self.store.wait, record.id, place, LOOK)
-            running = await self.held(wait, FOLLOWED)
+            else:
+                await run.changed()
+
+    async def _fit(self, id: str, hold: Held) -> None:
+        """Wait until there is room for what is read of a log at once."""
+        _, size = await self.held(partial(self.store.log_size, id, SEGMENTS), FOLLOWED)
+        while True:
+            try:
+                return hold.resize(min(size, self.budget.share))
+            except FaultError:
+                await asyncio.sleep(RETRY)
 
     def send(self, record: Record, sink: Sink) -> Handle:
         """Send the events of a run to a sink from the first on, wherever it runs."""
 
         async def events() -> AsyncGenerator[Event, None]:
             event: Event | None = None
-            size = 0  # of the text up to here, which events at its end repeat
-            async with aclosing(self.follow(record)) as batches:
-                async for batch in batches:
-                    async with self._turn:  # other runs wait for one batch, and not for all
-                        await asyncio.sleep(0)
-                    for event in batch:
-                        yield event
-                        text = event.data if isinstance(event, Delta) else ""
-                        new = len(text) if isinstance(text, str) else 0
-                        size += new
-                        if size > SMALL and (new > SMALL or not isinstance(event, Delta)):
-                            await driver.wait_delivered()
+            # Of a run that has ended, what is read is held by who asked.
+            hold = self.budget.hold(record.tenant)
+            with closing(hold):
+                followed = self.follow(record, hold if record.running else None)
+                async with aclosing(followed) as batches:
+                    async for batch in batches:
+                        async with self._turn:  # other runs wait for one batch, and not for all
+                            await asyncio.sleep(0)
+                        for event in batch:
+                            yield event
+                            if values_in((event,), MANY) > MANY:
+                                await driver.wait_delivered()
+                        await driver.wait_delivered()
             if not isinstance(event, TERMINAL):
                 now = partial(self.store.get, record.tenant, record.id)
                 gone = await self.held(now, FOLLOWED) is None
@@ -679,7 +678,7 @@ class Runs:
         if again and not events and record.background and self.launch is not None:
             items = record.request.items if record.conversation is not None else ()
             run = Run(record, self, named(items, record.id))
-            hold = run.hold = self.hold(record.tenant)
+            hold = run.hold = self.budget.hold(record.tenant)
             try:
                 hold.resize(await self.store.turns.take(weight_of, record.request))
                 turn = self.places.queue(record.tenant)
