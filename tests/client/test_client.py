@@ -2,15 +2,17 @@
 
 import asyncio
 import gc
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from dragoman.agent import Agent
 from dragoman.client import Answer, AnswerError, Client, Spent, arguments, connect, connect_sync
 from dragoman.client.answer import spent
 from dragoman.client.client import LOOP, Settings, build_request
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Failed, Started
+from dragoman.core.event import Event, Failed, Started
 from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.core.item import (
     CustomToolCall,
@@ -251,6 +253,22 @@ class Mute(Script):
         if self._fault is not None:
             raise FaultError(self._fault)
         return ()
+
+
+async def test_the_model_of_whom_names_none_is_not_one_for_embeddings() -> None:
+    asked = []
+
+    class Listing(Mute):
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+            return (Model("nomic-embed-text"), Model("qwen3:8b"))
+
+        def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
+            asked.append(request.model)
+            return super().stream(request, caller)
+
+    await Client(Listing()).respond("Hi")
+    await Agent(Listing()).run("Hi")
+    assert asked == ["qwen3:8b"] * 2
 
 
 async def test_no_model_is_a_fault() -> None:

@@ -21,7 +21,7 @@ from dragoman.client.client import LOOP, Input, build_request, engine_of, write_
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, ItemDone
 from dragoman.core.fold import Fold
-from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.interfaces import ANYONE, Caller, Engine, first_model
 from dragoman.core.item import (
     Call,
     Compaction,
@@ -504,8 +504,8 @@ async def _first_model(engine: Engine) -> str:
     default: Any = getattr(engine, "default_model", None)  # a client's, also behind middleware
     if callable(default):
         return str(await default())
-    models = await engine.models()
-    if not models:
+    model = first_model([each.id for each in await engine.models()])
+    if model is None:
         problem = "No model was named, and the engine lists none."
         raise FaultError(Fault("model_not_found", problem, "client", "model"))
-    return models[0].id
+    return model

@@ -25,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, visible
-from dragoman.core.interfaces import Secret
+from dragoman.core.interfaces import Secret, first_model
 from dragoman.engines.discover import discover, look
 from dragoman.engines.local import POCKET, is_local
 from dragoman.engines.upstream import entries, question
@@ -354,7 +354,8 @@ async def _model(server: Server, named: str | None, program: Program) -> Listed:
     if not usable:
         problem = ONLY_POCKET if listed else UNLISTED
         raise ConfigurationError(problem.format(title=program.title, place=place))
-    return replace(usable[0], of=len(usable))
+    first = first_model([each.name for each in usable])
+    return next(replace(each, of=len(usable)) for each in usable if each.name == first)
 
 
 def _message(body: Any) -> str:

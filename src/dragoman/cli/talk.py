@@ -50,7 +50,7 @@ async def _talk(options: Namespace) -> int:
     client = await _client(options)
     studio = Studio(None, None)
     try:
-        model = options.model or next(iter(await client.models())).id
+        model = options.model or await client.default_model()
         studio = studio_of(settings, os.environ, pocket=model == POCKET)
         lacks = ((studio.synthesizer, NO_SYNTHESIZER), (studio.transcriber, NO_TRANSCRIBER))
         for part, missing in lacks:

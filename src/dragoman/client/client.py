@@ -26,7 +26,7 @@ from msgspec.structs import fields, replace
 
 from dragoman.core.error import Fault, FaultError, hint
 from dragoman.core.event import Event, Failed
-from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.interfaces import ANYONE, Caller, Engine, first_model
 from dragoman.core.item import JSON, Item, Message
 from dragoman.core.request import (
     AudioOutput,
@@ -325,11 +325,10 @@ class Client(Wrapper):
         """The model that is asked where a request names none; it is looked up at first. Raises
         FaultError where none is listed."""
         if self._model is None:
-            models = await self.engine.models()
-            if not models:
-                problem = "No model was named, and the engine lists none."
-                raise FaultError(Fault("model_not_found", problem, "client", "model"))
-            self._model = models[0].id
+            self._model = first_model([each.id for each in await self.engine.models()])
+        if self._model is None:
+            problem = "No model was named, and the engine lists none."
+            raise FaultError(Fault("model_not_found", problem, "client", "model"))
         return self._model
 
 

@@ -92,6 +92,16 @@ class Model(Struct, frozen=True, omit_defaults=True):
     extra: Extra | None = None
 
 
+def first_model(names: Sequence[str]) -> str | None:
+    """The model to ask where none was named: the first, but those that only embed, by their names,
+    where there are others.
+
+    >>> first_model(["nomic-embed-text", "qwen3:8b", "llama3.2"])
+    'qwen3:8b'
+    """
+    return next((name for name in names if "embed" not in name.lower()), next(iter(names), None))
+
+
 class Capabilities(Struct, frozen=True, omit_defaults=True):
     """The capabilities of a model. None means unknown: the field is sent.
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from dragoman.client.answer import Answer
 from dragoman.client.client import Client
 from dragoman.core.error import FaultError
+from dragoman.core.interfaces import first_model
 from dragoman.core.item import JSON, CustomToolCall, Message, Text
 from dragoman.core.request import (
     CustomTool,
@@ -59,7 +60,7 @@ class Target:
         with suppress(FaultError):
             models = list(await self.client.models())
         if self.model is None:
-            self.model = self.client.model or (models[0].id if models else None)
+            self.model = self.client.model or first_model([each.id for each in models])
         known = await self.client.capabilities(self.model or "")
         entry = next((each for each in models if each.id == self.model), None)
         guarantees = ((entry and entry.extra) or {}).get("models", {}).get("guarantees")
