@@ -66,6 +66,12 @@ async def test_answer_is_stored_in_a_file_without_a_task_of_its_own(stream, tmp_
 @pytest.mark.parametrize("stream", [False, True])
 async def test_run_whose_answer_was_sent_is_no_reference_cycle(stream) -> None:
     """It has the whole request, which counts in `memory` until then."""
+
+    def alive() -> int:
+        """Runs of this server: tests before this one may have left others."""
+        runs = [each for each in gc.get_objects() if isinstance(each, Run)]
+        return sum(run._runs is server.memory.runs for run in runs)
+
     async with storing(RetryingReasoning(Script(spoken("a"))), upkeep=False) as server:
         gc.collect()
         gc.disable()
@@ -73,7 +79,7 @@ async def test_run_whose_answer_was_sent_is_no_reference_cycle(stream) -> None:
             for _ in range(4):
                 await server.ask(stream=stream)
             async with asyncio.timeout(BOUND):  # timers and the store's thread know the last ones
-                while sum(isinstance(each, Run) for each in gc.get_objects()) > 2:
+                while alive() > 2:
                     await asyncio.sleep(0.05)
         finally:
             gc.enable()
