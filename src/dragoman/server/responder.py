@@ -271,6 +271,7 @@ class Responder(ABC):
         if self._paused and self._handle is not None:
             self._paused = False
             self._handle.resume()
+            self.schedule()  # the next deadline is another one
 
     def pause(self) -> None:
         """The client reads too slowly: pause the engine."""
@@ -329,8 +330,7 @@ class Responder(ABC):
         return (self._found if ends else found) > MANY_TOKENS
 
     def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:
-        """Encode a batch in a thread, not to block the loop. It is received
-        again with the encoded bytes (`made`), followed by the later `batches`."""
+        """Encode a batch in a thread. It is received again, as `made`, before later `batches`."""
         self.batches = []
         if self._handle is not None:
             self._handle.pause()  # else more and more waits for it

@@ -492,13 +492,14 @@ class Runs:
                     yield list(segment.events)
                     if isinstance(segment.events[-1], TERMINAL):
                         return
+                if hold is not None:
+                    hold.close()  # others wait for that
                 if log:
                     continue
                 if run is not None or not running:  # it was deleted, or has ended
                     return
-                running = await self.held(
-                    partial(self.store.wait, record.id, place, LOOK), FOLLOWED
-                )
+                wait = partial(self.store.wait, record.id, place, LOOK)
+                running = await self.held(wait, FOLLOWED)
             elif place < run.visible:
                 batch = run.events[place - run.first : run.visible - run.first]
                 place += len(batch)
