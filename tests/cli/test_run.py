@@ -18,7 +18,7 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.cli.main import _PROGRAMS, parse
-from dragoman.cli.run import PROGRAMS
+from dragoman.cli.run import PROGRAMS, Endpoint, configure
 from dragoman.core.interfaces import Secret
 from dragoman.engines import discover
 from dragoman.engines.script import demo
@@ -117,6 +117,7 @@ def claude(base_url: str, environ: dict[str, str], files: Path) -> None:
         "ANTHROPIC_AUTH_TOKEN": "team-secret",
     }
     assert environ["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "32768"
+    assert environ["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "8192"
     assert "CLAUDE_CODE_USE_BEDROCK" not in environ
     assert json.loads((files / ".claude.json").read_text()) == {"hasCompletedOnboarding": True}
 
@@ -178,6 +179,16 @@ def test_without_key_or_known_context_neither_is_configured(install, up) -> None
     assert "model_context_window" not in config
     assert config["model_providers"]["dragoman"].keys() == {"name", "base_url", "wire_api"}
     assert config["model_providers"]["dragoman"]["base_url"] == up.base_url
+
+
+@pytest.mark.parametrize(
+    ("context", "answer"), [(None, None), (3, "1"), (40_960, "10240"), (128_000, None)]
+)
+def test_claude_leaves_room_for_the_prompt_beside_the_longest_answer(context, answer, tmp_path):
+    """vLLM refuses a request whose prompt and `max_tokens`, 32,000 by default, exceed it."""
+    to = Endpoint("http://127.0.0.1/v1", "m", context)
+    environ = configure(PROGRAMS["claude"], to, tmp_path, {})
+    assert environ.get("CLAUDE_CODE_MAX_OUTPUT_TOKENS") == answer
 
 
 def test_end_by_a_signal_is_reported_as_a_shell_does(install, up) -> None:

@@ -494,6 +494,10 @@ def _codex(to: Endpoint, folder: Path) -> Setup:
     return Setup({"config.toml": "".join(lines)}, {"CODEX_HOME": str(folder)})
 
 
+CLAUDE_ANSWER = 32_000
+"""The most tokens of an answer that it asks for by default."""
+
+
 def _claude(to: Endpoint, folder: Path) -> Setup:
     # It asks those for titles and summaries, and for what its aliases mean in subagents.
     kinds = ("HAIKU", "SONNET", "OPUS")
@@ -508,6 +512,9 @@ def _claude(to: Endpoint, folder: Path) -> Setup:
     }
     if to.context is not None:
         environ["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(to.context)
+        if (room := max(to.context // 4, 1)) < CLAUDE_ANSWER:
+            # Servers such as vLLM refuse a request whose prompt and longest answer exceed it.
+            environ["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(room)
     # Without it, the first thing a new configuration folder leads to is a page to log in at.
     return Setup({".claude.json": json.dumps({"hasCompletedOnboarding": True})}, environ)
 
