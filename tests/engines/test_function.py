@@ -211,6 +211,23 @@ async def test_an_error_of_a_client_library_without_an_answer_is_the_servers(err
     assert fault.retry_after == ("7" if code == "upstream_refused" else None)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ({"message": "long", "code": "context_length_exceeded"}, ("upstream_error", "long", None)),
+        (
+            {"type": "error", "error": {"type": "overloaded_error", "message": "full"}},
+            ("upstream_refused", "full", 529),
+        ),
+    ],
+)
+async def test_an_error_amid_a_stream_of_a_client_library_is_told_as_it_is(error, told) -> None:
+    request = httpx2.Request("POST", "http://localhost")
+    for raised in (openai.APIError("canary-key", request, body=error), Refused(200, error)):
+        fault = await fault_of(raised)
+        assert (fault.code, fault.message, fault.status) == told
+
+
 async def test_p45_other_exceptions_are_reported_by_type_only() -> None:
     message = (await fault_of(ValueError("canary-key"))).message
     assert message.startswith("The engine failed with ValueError;")

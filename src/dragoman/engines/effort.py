@@ -37,7 +37,9 @@ READ = 2_000
 FIELD = "reasoning.effort"
 SUMMARY = Loss("reasoning.summary", "dropped", "there is none without reasoning")
 
-_EFFORT = re.compile(r"effort|\bthink value\b|\b(thinking|reasoning)[ _](level|value)", re.I)
+_EFFORT = re.compile(
+    r"effort|\bthink value\b|\b(thinking|reasoning)[ _](level|value)|budget (to )?0\b", re.I
+)
 _THINKING = re.compile(r"\b(thinking|reasoning)\b", re.I)
 _UNSUPPORTED = re.compile(
     r"support|unrecogni[sz]ed|unknown|not (permitted|allowed|available)|cannot be disabled", re.I

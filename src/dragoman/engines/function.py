@@ -334,18 +334,20 @@ def _refusal(error: Exception) -> Fault | None:
     request that has no answer."""
     answer = getattr(error, "response", None)
     status = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
-    asked = "request" in vars(error) or hasattr(type(error), "request")  # openai's, httpx's
-    if status is None and (asked or isinstance(error, ConnectionError | TimeoutError)):
+    body = getattr(error, "body", None)
+    if not isinstance(status, int) or not 400 <= status <= 599:
+        if body:  # of an error amid a stream
+            return wire_error.describe(body) or wire_error.describe({"error": body})
+        asked = "request" in vars(error) or hasattr(type(error), "request")  # openai's, httpx's
+        if status is not None or not (asked or isinstance(error, ConnectionError | TimeoutError)):
+            return None
         name = type(error).__name__
         late = "timeout" in name.lower()
         problem = f"The server that the function asked {'is too slow' if late else 'is not there'}"
         code: Code = "upstream_timeout" if late else "upstream_unreachable"
         return Fault(code, f"{problem} ({name}).", "upstream")
-    if not isinstance(status, int) or not 400 <= status <= 599:
-        return None
     if status in (401, 403):
         message = f"The model's server refused the key of the function that asked it ({status})."
         return Fault("upstream_authentication", message, "server", status=status)
     headers = getattr(answer, "headers", None) or {}
-    body = json.dump(getattr(error, "body", None) or "")
-    return wire_error.decode(status, body, headers.get("retry-after"))
+    return wire_error.decode(status, json.dump(body or ""), headers.get("retry-after"))
