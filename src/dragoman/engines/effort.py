@@ -1,4 +1,4 @@
-"""Asks again with less reasoning effort, or without, where a server refuses it for a model.
+"""Finds which reasoning effort is sent instead of one that a server refuses for a model.
 
 How hard to think is a wish: clients such as Claude Code have it in every request, whatever the
 model, and servers refuse it of models that do not reason, or that know other efforts.
@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered
 from dragoman.core.request import EFFORTS, ReasoningOptions, Request
-from dragoman.core.turn import Turn
-from dragoman.net.client import Exchange
-from dragoman.wire.protocol import Dialect, Wire
-from dragoman.wire.registry import spell_losses
-
-if TYPE_CHECKING:
-    from .turns import ThreadPool
 
 MEMORY = 600.0
 """Seconds for which a refused effort is not asked for again: another model may have the name."""
@@ -131,44 +120,3 @@ def losses(request: Request, sent: str | None) -> tuple[Loss, ...]:
         return (Loss(FIELD, "emulated", why),)
     lost = Loss(FIELD, "dropped", "the model's server does not take it for this model")
     return (lost, SUMMARY) if asked is not None and asked.summary is not None else (lost,)
-
-
-class Effort(Struct, eq=False):
-    """The effort of one request: `asked` before what is known was applied, and `request` as it is
-    sent. `send` makes an exchange of a body."""
-
-    efforts: Efforts
-    caller: Caller
-    asked: Request
-    request: Request
-    wire: Wire
-    dialect: Dialect
-    send: Callable[..., Exchange]
-    again: bool = False  # whether it was asked again
-
-    async def less(self, fault: Fault, body: bytes | bytearray, threads: ThreadPool) -> Exchange:
-        """The request of this body with a lower effort, or else without. Raises FaultError where
-        the refusal is not about it, or where there is nothing to leave out."""
-        effort, caller = effort_of(self.request), self.caller
-        if effort is None or not is_about_effort(fault):
-            raise FaultError(fault)
-        effort = None if self.again else nearest(effort, fault.message)
-        self.again, self.request = True, with_effort(self.request, effort)
-        encode = partial(self.wire.encode_request, self.request, self.dialect)
-        less, _ = await threads.run(caller.tenant, encode) if caller.size else encode()
-        if less == body:  # a wire's own field
-            raise FaultError(fault)
-        return self.send(less)
-
-    def taken(self, turn: Turn) -> None:
-        """The server took the request: remember and report what it took."""
-        if not self.again:
-            return
-        sent = effort_of(self.request)
-        self.efforts.learn(self.asked, self.caller, sent)
-        lost = spell_losses(losses(self.asked, sent), self.asked, self.caller.wire)
-        names = [loss.field for loss in lost]
-        turn.losses = (*(loss for loss in turn.losses if loss.field not in names), *lost)
-        if turn.started:  # its losses were sent
-            for loss in lost:
-                turn.report_loss(loss)

@@ -40,8 +40,9 @@ from dragoman.wire import embeddings, json
 from dragoman.wire.losses import read_header
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
+from .again import Again
 from .base import Deferred, Driver, fault_from, new_id, receive_last, stream_of
-from .effort import Effort, Efforts
+from .effort import Efforts
 from .fan_out import fan_out
 from .profiles import Profile
 from .remote_count import count
@@ -163,9 +164,9 @@ class UpstreamAnswer(Struct, eq=False):
                         self._unseen = -1
                     elif name == b"x-dragoman-loss":  # another Dragoman: its losses are final
                         request.turn.losses += read_header(value.decode("latin-1"))
-                if request.effort is not None:
-                    request.effort.taken(request.turn)
-                    request.effort = None
+                if request.again is not None:
+                    request.again.taken(request.turn)
+                    request.again = None
                 self._state = State.BODY
                 self._exchange.head = self._exchange.body = b""  # it is not sent again
                 connection.headers.clear()
@@ -406,16 +407,16 @@ class UpstreamAnswer(Struct, eq=False):
             self._exchange.connection.pause()
 
     async def _refused(self) -> None:
-        """Retry where that is configured, or with less effort where that is refused; else the
+        """Retry where that is configured, or with less where that is refused; else the
         refusal is the answer."""
         remote, request, seconds = self._remote, self._request, 0.0
         response = self._exchange.adopt()
         with closing(self._exchange):
             if self._attempt == remote.retries or response.status not in BUSY:
                 fault = await remote.upstream.refusal(response, request.caller)
-                if (effort := request.effort) is None:
+                if (again := request.again) is None:
                     raise FaultError(fault)
-                self._exchange = await effort.less(fault, self._exchange.body, remote._turns)
+                self._exchange = await again.less(fault, self._exchange.body, remote._turns)
             else:
                 seconds = wait(response.header("retry-after"), self._attempt)
                 self._attempt += 1
@@ -675,8 +676,8 @@ class Remote:
             prepared = UpstreamRequest(
                 upstream, caller, exchange, lowered, turn, decoder, request.stream, turn, sure
             )
-            if wish is not None:
+            if wish is not None or asked.max_output_tokens is not None:
                 send = partial(upstream.client.stream, "POST", url, fields, timeouts=timeouts)
-                prepared.effort = Effort(self.efforts, caller, full, asked, wire, dialect, send)
+                prepared.again = Again(self.efforts, caller, full, asked, wire, dialect, send)
             return prepared
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))

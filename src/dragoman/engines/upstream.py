@@ -46,7 +46,7 @@ from dragoman.wire import json
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES
 
-from .effort import Effort
+from .again import Again
 from .profiles import ALONE, AUTO, BY_NAME, GENERIC, Profile, by_answers, by_url, unknown_kind
 
 _log = logging.getLogger("dragoman")
@@ -644,7 +644,7 @@ _EXPLAINED = (NetTimeoutError, TooLargeError)
 
 class UpstreamRequest(Struct):
     """A request encoded for one wire. `raw_turn` has the server's own events, where they are
-    parsed again; else it is `turn`. `effort` is one that may still be refused."""
+    parsed again; else it is `turn`. `again` is for one that may still be refused."""
 
     upstream: Upstream
     caller: Caller
@@ -655,7 +655,7 @@ class UpstreamRequest(Struct):
     stream: bool
     raw_turn: Turn
     guarantee: Guarantee | None
-    effort: Effort | None = None
+    again: Again | None = None
 
     def restored(self, batch: list[Event]) -> list[Event]:
         """A batch for the caller: the rewriting of the request is undone, and the end has the
