@@ -482,6 +482,14 @@ def test_ctrl_c_stops_the_answer_and_the_partial_text_stays(
     ]
 
 
+def test_ask_that_is_stopped_by_ctrl_c_has_not_succeeded(up: Mock, monkeypatch) -> None:
+    up.handler = lambda asked: stream(chunk({"content": "Hel"}), done=False, hang=True)
+    screen = Screen()
+    screen.when("Hel", press_ctrl_c)
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["ask", "--at", up.base_url, "Hi"]) == 130
+
+
 def test_ctrl_c_at_the_prompt_ends_it(typed: Typed) -> None:
     typed("count to 2", press_ctrl_c)
     assert seen("chat", "--at", "script", status=130) == "> 1, 2.\n> "

@@ -335,6 +335,16 @@ async def test_a_repeated_beginning_of_the_turn_is_removed() -> None:
         assert "".join([str(delta) async for delta in stream]) == "It is rude"
 
 
+@pytest.mark.parametrize("blank", ["", "\n\n"])
+async def test_white_space_before_a_repetition_is_left_out_of_a_stream(blank) -> None:
+    lm = Model(Server("openai", f"{blank}It is 12"), model="m")
+    with user():
+        lm += "?"
+    async with assistant():
+        stream = lm.stream("It is ", gen("x"))
+        assert "".join([str(delta) async for delta in stream]) == "It is 12"
+
+
 def ended(text: str, reason: Any) -> Response:
     said = (Message("assistant", text),)
     about: dict[str, Any] = {"status": "incomplete" if reason == "length" else "completed"}
@@ -344,9 +354,11 @@ def ended(text: str, reason: Any) -> Response:
 ANEW = "It is 12. So be it. Really"
 
 
-async def test_a_stop_within_a_repetition_is_none() -> None:
+@pytest.mark.parametrize("blank", ["", " ", "\n\n"])
+async def test_a_stop_within_a_repetition_is_none(blank) -> None:
     """Servers know of no repetition: they end it at the stop."""
-    engine = Server("openai", ended("It is 12", "stop"), ANEW + ", yes.", ANEW + ", no.")
+    first = ended(f"{blank}It is 12", "stop")
+    engine = Server("openai", first, f"{blank}{ANEW}, yes.", f"{blank}{ANEW}, no.")
     lm = await run(engine, gen("x", stop="."), ". ", gen("y", stop=","), begin="It is 12. So ")
     assert (lm["x"], lm["y"]) == ("be it", "Really")
     assert [request.sampling.stop for request in engine.asked] == [(".",), None, None]

@@ -184,9 +184,13 @@ async def _ask(options: Namespace) -> int:
         }
         settings: Any = {name: value for name, value in given.items() if value is not None}
         answer = await _print_answer(client.stream((Message("user", question),), **settings))
-    return 0 if answer is not None else 1
+    if answer is None:
+        return 1
+    return STOPPED if answer.status == "cancelled" else 0
 
 
+STOPPED = 130
+"""The exit status of what Ctrl-C stopped, as shells have it."""
 HINT = "/help lists the commands; Ctrl-D ends."
 HELP = """\
 /help   this list

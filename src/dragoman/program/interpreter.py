@@ -317,7 +317,7 @@ class Run:
             None,
         )
         inside = whole.end == "length" and watch.inside(whole.text)
-        if not (inside or whole.text.startswith(watch.repeated)):
+        if not (inside or watch.repeats(whole.text)):
             return answer if limited else whole
         self.target.stops = False
         over = (limited or whole.end == "length") and watch.cut(whole.text)[1] is None
@@ -571,7 +571,7 @@ class _Watch:
         self, run: Run, options: Options, gen: Gen | None, repeated: str, spaced: bool = False
     ) -> None:
         self._emit, self._name = run._emit, options.name
-        self.repeated = self._left = repeated
+        self.repeated, self._left = repeated, repeated.lstrip()
         self._spaced, self._begun = spaced, False
         self.shown = 0  # characters
         self._stops = gen.stop if gen else ()
@@ -613,10 +613,9 @@ class _Watch:
                 return False
         if self._left:  # it may repeat the beginning of the turn
             self._text += data
-            if self.repeated.startswith(self._text):
+            if self._left.startswith(self._text.lstrip()):
                 return False
-            data, self._left = self._text, ""
-            data = data.removeprefix(self.repeated)
+            data, self._left = self._unrepeated(self._text), ""
             self._text = ""
         if not (self._stops or self._patterns):
             if self._emit:
@@ -638,11 +637,19 @@ class _Watch:
 
     def inside(self, text: str) -> bool:
         """Whether a whole text may be a part of the repeated prefix, and nothing else."""
-        return bool(text) and self.repeated.startswith(text)
+        return bool(text.strip()) and self.repeated.lstrip().startswith(text.lstrip())
+
+    def repeats(self, text: str) -> bool:
+        """Whether a text begins with the repeated prefix, maybe after white space."""
+        repeated = self.repeated.lstrip()
+        return repeated != "" and text.lstrip().startswith(repeated)
+
+    def _unrepeated(self, text: str) -> str:
+        return text.lstrip()[len(self.repeated.lstrip()) :] if self.repeats(text) else text
 
     def lead(self, text: str) -> str:
         """A whole text without the repeated prefix."""
-        text = text.removeprefix(self.repeated)
+        text = self._unrepeated(text)
         return text.removeprefix(" ") if self._spaced else text
 
     def cut(self, text: str) -> tuple[str, str | None]:
