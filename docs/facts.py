@@ -223,6 +223,9 @@ def habits(profile: Profile) -> str:
         ),
         "texts of white space are left out": not dialect.blank_texts,
         "schemas that are enforced are closed, and their limits told": dialect.closed_schemas,
+        f"bounds above {profile.most_repeated} are left out of schemas": (
+            profile.most_repeated is not None
+        ),
         "`n` becomes separate requests": not profile.choices,
         f"a total of {profile.silent_context} tokens logs a warning about truncation": (
             profile.silent_context is not None

@@ -73,6 +73,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Whether it supports several choices (`n`)."""
     silent_context: int | None = None
     """The context size at which it truncates prompts silently."""
+    most_repeated: int | None = None
+    """The highest bound in a schema, such as `maxLength`, of which it makes a grammar; None: any.
+    It is one below llama.cpp's MAX_REPETITION_THRESHOLD, which LM Studio has, too."""
     only_streams: bool = False
     """Whether whole answers are requested as streams too, since it stops no others at a
     disconnect."""
@@ -197,6 +200,7 @@ PROFILES: tuple[Profile, ...] = (
         owned_by=("organization_owner",),
         limits=replace(_CAREFUL, named_tool=False),
         choices=False,
+        most_repeated=1999,
     ),
     Profile(
         name="vllm",
@@ -235,6 +239,7 @@ PROFILES: tuple[Profile, ...] = (
         ),
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
         choices=False,  # after a cancellation it goes on from the prompt of another request
+        most_repeated=1999,
         only_streams=True,
         constraints={"gbnf": "grammar", **_SCHEMA},
         continues={},

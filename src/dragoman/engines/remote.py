@@ -42,6 +42,7 @@ from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
 from .again import Again
 from .base import Deferred, Driver, fault_from, new_id, receive_last, stream_of
+from .bounds import lower_bounds
 from .effort import Efforts
 from .fan_out import fan_out
 from .profiles import Profile
@@ -626,6 +627,8 @@ class Remote:
         if limits.system_messages == "own" and caller.wire != names[0]:
             limits = replace(limits, system_messages="front")
         wish, lowered = request.reasoning, lower(request, limits)
+        if profile.most_repeated is not None:
+            lowered = lower_bounds(lowered, profile.most_repeated)
         full = lowered.request
         if wish is not None:
             lowered = self.efforts.lower(lowered, caller)
