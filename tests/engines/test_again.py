@@ -181,6 +181,7 @@ async def test_an_effort_may_be_refused_as_well() -> None:
     ("words", "context", "prompt", "most"),
     [
         (VLLM, 40_960, 40_800, 32_000),  # so little is left that the prompt is to be shortened
+        (VLLM, 40_960, 40_000, 32_000),  # and calls of agents would be cut off
         (OLD, 40_960, 50_000, 32_000),
         (NEW, 40_960, 38_000, 8_000),
         (VLLM, 40_960, 40_900, 200),

@@ -29,8 +29,8 @@ from .effort import READ, Efforts, effort_of, is_about_effort, losses, nearest, 
 if TYPE_CHECKING:
     from .turns import ThreadPool
 
-SHORTEST = 256
-"""The fewest tokens of an answer that are asked for instead of more."""
+SHORTEST = 1024
+"""The fewest tokens that are asked for instead: with fewer, calls of agents would be cut off."""
 
 _MOST = re.compile(r"at most (\d{1,9}) completion tokens")
 _CONTEXT = re.compile(r"context length (?:is|of) (\d{1,9}) tokens")
