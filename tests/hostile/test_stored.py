@@ -253,7 +253,7 @@ async def test_readers_of_one_run_take_turns() -> None:
     run = Run(replace(record("r"), status="in_progress", response=None), runs)
     run.events, run.visible = [*OPENING, word("Hi")], len(OPENING) + 1
     runs.live["r"] = run
-    readers = [runs.send(run.record, Reader()) for _ in range(20)]
+    readers = [runs.send(run.record, Reader(), lambda fault: None) for _ in range(20)]
     while received.total() < len(readers):
         turn += 1
         await asyncio.sleep(0)

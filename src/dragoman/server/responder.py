@@ -604,7 +604,7 @@ class Answers:
         runs, request, dialect = self._service.memory.runs, record.request, DIALECTS[record.dialect]
         plan = Plan(request, request, run=runs.live.get(record.id), background=True)
         responder = Stream(self._service, exchange, caller, plan, RESPONSES, dialect, first)
-        responder.start(handle=runs.send(record, responder))
+        responder.start(handle=runs.send(record, responder, responder.stop))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         request, caller = await self._service.decode_request(wire, exchange, caller)
@@ -650,7 +650,7 @@ class Answers:
     async def _when_resolved(
         self, wire: Wire, plan: Plan | Awaitable[Plan], exchange: Exchange, caller: Caller
     ) -> None:
-        service = self._service
+        service, memory = self._service, self._service.memory
         plan = await service.admit(plan, caller, exchange)
         if plan.size > SMALL:
             caller = replace(caller, size=caller.size + plan.size)
@@ -658,16 +658,16 @@ class Answers:
             kind: type[Responder] = Stream if plan.request.stream else Unary
             kind(service, exchange, caller, plan, wire).start()
             return
-        if service.memory is None or plan.run is None:
+        if memory is None or plan.run is None:
             raise RuntimeError("only a server with a store runs anything in the background")
         if exchange.entry is not None:
             exchange.entry.end = ""  # the run has a log line of its own, at its end
-        await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
+        await memory.runs.begin_in_background(plan.run, plan.request, caller)
         if not plan.run.ended:  # the request is held until then
             plan.run.hold, exchange.hold = exchange.hold, None
         if plan.request.stream:
             responder = Stream(service, exchange, caller, plan, wire)
-            responder.start(handle=service.memory.runs.send(plan.run.record, responder))
+            responder.start(handle=memory.runs.send(plan.run.record, responder, responder.stop))
         else:
             response, dialect = unstarted(plan.run.record), DIALECTS[service.settings.dialect]
             body = wire.encode_response(response, plan.echoed, dialect)

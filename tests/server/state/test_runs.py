@@ -647,6 +647,31 @@ async def test_follower_of_a_run_elsewhere_is_cut_off_at_shutdown_and_resumes(tm
         assert b"response.completed" in resumed.body
 
 
+async def test_follower_of_a_run_elsewhere_is_cut_off_where_the_store_cannot_be_read(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("dragoman.server.state.run.FOLLOWED", 0.0)
+    engine = Stub(*OPENING, word("Hel"), asyncio.Event())
+    async with (
+        storing(engine, opened("sqlite", tmp_path)) as server,
+        storing(Stub(), opened("sqlite", tmp_path)) as other,
+    ):
+        id = (await server.ask(background=True)).json["id"]
+        follower = other.reading(f"/{id}?stream=true")
+        following = asyncio.create_task(follower())
+        await follower.until(lambda: b'"Hel"' in follower.body)
+
+        async def unreadable(*given: Any) -> Any:
+            raise StoreError("gone")
+
+        for name in ("log", "log_size", "wait"):
+            monkeypatch.setattr(other.memory.store, name, unreadable)
+        await server.sdk.responses.cancel(id)
+        await following
+        assert b"response.failed" not in follower.body
+        assert not follower.whole
+
+
 async def test_readers_of_own_runs_get_the_stored_end_at_shutdown(store: Store) -> None:
     async with storing(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
         stream = server.begin(background=True, stream=True)

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -478,8 +478,7 @@ class Runs:
             self.places.give_up(caller.tenant, turn)
 
     async def follow(self, record: Record, hold: Held | None = None) -> Batches:
-        """The events of a run from the first on, wherever it runs, to its end. Each part of its log
-        is read when there is room for it."""
+        """All events of a run, wherever it runs; its log is read when `hold` has room for it."""
         place, running, run = 0, record.running, self.live.get(record.id)
         while True:
             if run is None or place < run.first:
@@ -518,16 +517,15 @@ class Runs:
             except FaultError:
                 await asyncio.sleep(RETRY)
 
-    def send(self, record: Record, sink: Sink) -> Handle:
-        """Send the events of a run to a sink from the first on, wherever it runs."""
+    def send(self, record: Record, sink: Sink, stop: Callable[[Fault], None]) -> Handle:
+        """Send the events of a run to a sink from the first on; `stop` what cannot be read."""
 
         async def events() -> AsyncGenerator[Event, None]:
             event: Event | None = None
-            # Of a run that has ended, what is read is held by who asked.
             hold = self.budget.hold(record.tenant)
-            with closing(hold):
-                followed = self.follow(record, hold if record.running else None)
-                async with aclosing(followed) as batches:
+            held = hold if record.running else None  # else what is read is held by who asked
+            try:
+                async with aclosing(self.follow(record, held)) as batches:
                     async for batch in batches:
                         async with self._turn:  # other runs wait for one batch, and not for all
                             await asyncio.sleep(0)
@@ -536,10 +534,14 @@ class Runs:
                             if values_in((event,), MANY) > MANY:
                                 await driver.wait_delivered()
                         await driver.wait_delivered()
-            if not isinstance(event, TERMINAL):
-                now = partial(self.store.get, record.tenant, record.id)
-                gone = await self.held(now, FOLLOWED) is None
-                yield Failed(DELETED if gone else UNFINISHED)
+                if not isinstance(event, TERMINAL):
+                    now = partial(self.store.get, record.tenant, record.id)
+                    gone = await self.held(now, FOLLOWED) is None
+                    yield Failed(DELETED if gone else UNFINISHED)
+            except FaultError as error:  # no event of the response
+                stop(error.fault)
+            finally:
+                hold.close()
 
         driver = Driver(events(), ANYONE, sink)
         return driver
@@ -561,15 +563,13 @@ class Runs:
     async def cancel(self, record: Record) -> Record:
         """End a run, wherever it runs; the record as it is after that."""
         run = self.live.get(record.id)
-        if run is not None and not run.ended:
-            run.stop()
-            with suppress(TimeoutError):  # its end is not stored yet
-                async with asyncio.timeout(PATIENCE):
+        with suppress(TimeoutError):  # its end is not stored yet
+            async with asyncio.timeout(PATIENCE):
+                if run is not None and not run.ended:
+                    run.stop()
                     await run.finished()
-        elif record.running:
-            await self.store.request_cancel(record.tenant, record.id)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
+                elif record.running:
+                    await self.store.request_cancel(record.tenant, record.id)
                     async for _ in self.follow(record):
                         pass
         return await self.store.get(record.tenant, record.id) or record
@@ -696,5 +696,5 @@ class Runs:
         response = await self.store.apart(8 * len(events), fold, events)  # many take long
         rest, size = LogSegment(stored, tuple(events[stored:]), self.owner), size_of(response)
         end = self.announce(record, response) if record.background else ()
-        more = rest, (), end, size, record.tenant, record.place
-        await self.store.finish(record.id, response, *more)
+        finish, place = self.store.finish, record.place
+        await finish(record.id, response, rest, (), end, size, record.tenant, place)
