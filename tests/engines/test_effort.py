@@ -272,6 +272,7 @@ async def test_a_server_of_messages_is_asked_without_thinking() -> None:
         (400, None, "Reasoning is mandatory for this endpoint and cannot be disabled."),
         (400, None, "invalid reasoning value: 'xhigh'"),
         (400, None, NO_THINKING),
+        (500, None, "Unexpected reasoning effort high. Supported types are xhigh and low."),
         (400, None, "Budget 0 is invalid. This model only works in thinking mode."),
         (400, None, "The model does not support setting thinking_budget to 0."),
     ],

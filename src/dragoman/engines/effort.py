@@ -43,9 +43,11 @@ def is_about_effort(fault: Fault) -> bool:
     >>> is_about_effort(Fault("upstream_refused", '"m" does not support thinking', status=400))
     True
     """
-    if fault.code != "upstream_refused" or fault.status not in (400, 422):
+    if fault.code != "upstream_refused" or fault.status not in (400, 422, 500):
         return False
     text = f"{fault.param}: {fault.message}"[:READ]
+    if fault.status == 500:  # by a chat template
+        return bool(_EFFORT.search(text) and _UNSUPPORTED.search(text))
     thinking = _THINKING.search(text) and _UNSUPPORTED.search(text) and not _ELSE.search(text)
     return bool(thinking or _EFFORT.search(text))
 
