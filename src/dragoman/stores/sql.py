@@ -77,6 +77,7 @@ from .statements import (
     RECORD,
     RESPONSE_DATA,
     RUN,
+    SEGMENTS_FROM,
     SIZE,
     USED,
     Insert,
@@ -369,12 +370,14 @@ class Store(Files):
         """The log from this index on, in order, `most` segments of it; nothing at its end."""
         return await self._asked.ask((id, first, most), partial(self._log, id, first, most)) or ()
 
+    async def size_of_log(self, id: str, first: int, most: int) -> int:
+        """The bytes of what `log` reads."""
+        statement = f"SELECT coalesce(sum(length(events)), 0) FROM ({SEGMENTS_FROM}) AS found"
+        ((size,),) = await self._read(statement, id, first, most)
+        return int(size)
+
     async def _log(self, id: str, first: int, most: int) -> tuple[LogSegment, ...]:
-        statement = """SELECT s.first, s.events FROM segments s
-            JOIN responses r ON r.seq = s.seq WHERE r.id = $1 AND s.first >= coalesce(
-                (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
-            ORDER BY s.first LIMIT $3"""
-        rows = await self._read(statement, id, first, most)
+        rows = await self._read(SEGMENTS_FROM, id, first, most)
         if rows:
             log = await self._whole_of([data for _, data in rows], unpack_segments, rows)
         else:
@@ -383,11 +386,8 @@ class Store(Files):
             for (data,) in await self._read(whole, id):
                 response = await self._whole_of([data], unpack, data, Response)
                 log = (LogSegment(0, tuple(unfold(response))),)
-        from_here: list[LogSegment] = []
-        for segment in log:
-            if (skip := max(0, first - segment.first)) < len(segment.events):
-                from_here.append(LogSegment(segment.first + skip, segment.events[skip:]))
-        return tuple(from_here)
+        cut = [(each, max(0, first - each.first)) for each in log]
+        return tuple([LogSegment(s.first + n, s.events[n:]) for s, n in cut if n < len(s.events)])
 
     async def wait(self, id: str, length: int, seconds: float) -> bool:
         """Return when the log is longer than this, when the run has ended, or on a timeout.

@@ -164,6 +164,13 @@ def renewal(count: int, waits: str = " SKIP LOCKED") -> str:
         RETURNING (SELECT id FROM responses r WHERE r.seq = runs.seq)"""
 
 
+SEGMENTS_FROM = """SELECT s.first, s.events FROM segments s
+    JOIN responses r ON r.seq = s.seq WHERE r.id = $1 AND s.first >= coalesce(
+        (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
+    ORDER BY s.first LIMIT $3"""
+"""Finds so many segments of a log, from the one with this index on."""
+
+
 # ---- outbox ---------------------------------------------------------------------------------
 
 DUE = "SELECT id FROM outbox WHERE target = $1 AND due <= $2 AND tenant"

@@ -664,7 +664,7 @@ async def test_follower_of_a_run_elsewhere_is_cut_off_where_the_store_cannot_be_
         async def unreadable(*given: Any) -> Any:
             raise StoreError("gone")
 
-        for name in ("log", "log_size", "wait"):
+        for name in ("log", "size_of_log", "wait"):
             monkeypatch.setattr(other.memory.store, name, unreadable)
         await server.sdk.responses.cancel(id)
         await following

@@ -483,7 +483,7 @@ class Runs:
         while True:
             if run is None or place < run.first:
                 if hold is not None:
-                    await self._fit(record.id, hold)
+                    await self._fit(record.id, place, hold)
                 more = partial(self.store.log, record.id, place, SEGMENTS)
                 log = await self.held(more, FOLLOWED)
                 for segment in log:
@@ -508,12 +508,12 @@ class Runs:
             else:
                 await run.changed()
 
-    async def _fit(self, id: str, hold: Held) -> None:
+    async def _fit(self, id: str, place: int, hold: Held) -> None:
         """Wait until there is room for what is read of a log at once."""
-        _, size = await self.held(partial(self.store.log_size, id, SEGMENTS), FOLLOWED)
+        size = await self.held(partial(self.store.size_of_log, id, place, SEGMENTS), FOLLOWED)
         while True:
             try:
-                return hold.resize(min(size, self.budget.share))
+                return hold.resize(min(size, self.budget.share // 2))  # others have some
             except FaultError:
                 await asyncio.sleep(RETRY)
 
