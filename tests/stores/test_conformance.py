@@ -591,10 +591,9 @@ async def test_large_values_are_counted_before_they_are_read(store: Store) -> No
         assert sum(held) == 0 if name == "reference" else sum(held) > 100_000
     size, together = await store.log_size("on", 4)
     assert 500_000 < size < 501_000
-    assert 400_000 < together < 401_000
+    assert 400_000 < await store.size_of_log("on", 0, 4) <= together < 401_000
     assert await store.log_size("out", 4) == (len(pack(answer("out", text))),) * 2
     assert await store.log_size("none", 4) == (0, 0)
-    assert 400_000 < await store.size_of_log("on", 0, 4) < 401_000
 
 
 async def test_large_requests_come_back_as_they_were(store: Store) -> None:
