@@ -58,6 +58,20 @@ OPENAI = (
     "whereas you provided {most}."
 )
 
+NIM = (
+    "You passed {least} input tokens and requested {most} output tokens. However, the model's "
+    "context length is only {context} tokens, resulting in a maximum input length of 768 tokens. "
+    "Please reduce the length of the input prompt. (parameter=input_tokens, value={least})"
+)
+GREATER = (
+    "max_tokens={most} cannot be greater than max_model_len=max_total_tokens={context}. Please "
+    "request fewer output tokens. (parameter=max_tokens, value={most})"
+)
+GROQ = (
+    "`max_tokens` must be less than or equal to `{context}`, the maximum value for `max_tokens` is "
+    "less than the `context_window` for this model"
+)
+
 
 class Small:
     """A server of Chat with a model of this context, and a prompt of so many tokens."""
@@ -108,13 +122,21 @@ async def test_an_answer_is_as_long_as_there_is_room_beside_the_prompt(
         assert first == second, "nothing else is changed"
 
 
-@pytest.mark.parametrize(("words", "context"), [(NEW, 40_960), (CHARACTERS, 32_768)])
+@pytest.mark.parametrize(
+    ("words", "context"), [(NEW, 40_960), (CHARACTERS, 32_768), (NIM, 32_768), (GREATER, 16_384)]
+)
 async def test_a_quarter_of_the_context_is_asked_for_where_the_prompt_is_not_counted(
     words, context
 ) -> None:
-    async with remote(Small(words, context)) as (engine, up):
+    async with remote(Small(words, context, prompt=context // 3)) as (engine, up):
         assert (await ask(engine, LONG)).text == "Hello"
         assert sent(up) == [32_000, context // 4]
+
+
+async def test_an_answer_is_no_longer_than_a_server_says_that_any_may_be() -> None:
+    async with remote(Small(GROQ, 8_192, prompt=0)) as (engine, up):
+        assert (await ask(engine, LONG)).text == "Hello"
+        assert sent(up) == [32_000, 8_192]
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages"])

@@ -364,6 +364,12 @@ async def test_a_stop_within_a_repetition_is_none(blank) -> None:
     assert [request.sampling.stop for request in engine.asked] == [(".",), None, None]
 
 
+async def test_a_stop_that_begins_a_repetition_is_none() -> None:
+    engine = Server("openai", ended("", "stop"), '"Yes" indeed')
+    lm = await run(engine, gen("x", stop='"'), begin='"')
+    assert lm["x"] == "Yes"
+
+
 async def test_what_only_looks_like_a_part_of_a_repetition_is_the_answer() -> None:
     engine = Server("openai", ended("It is 12", "stop"), "It is 12. Or 13.")
     lm = await run(engine, gen("x", stop="."), begin="It is 12. So ")

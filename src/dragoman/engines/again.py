@@ -32,8 +32,13 @@ if TYPE_CHECKING:
 SHORTEST = 1024
 """The fewest tokens that are asked for instead: with fewer, calls of agents would be cut off."""
 
-_MOST = re.compile(r"at most (\d{1,9}) completion tokens")
-_CONTEXT = re.compile(r"context length (?:is|of) (\d{1,9}) tokens")
+_MOST = re.compile(
+    r"at most (\d{1,9}) completion tokens|max_tokens`? must be less than or equal to `?(\d{1,9})"
+)
+_CONTEXT = re.compile(
+    r"context length (?:is|of)(?: only)? (\d{1,9}) tokens|max_model_len=(?:\w{1,50}=)?(\d{1,9})"
+)
+_UNCOUNTED = re.compile(r"output tokens and your prompt|maximum input length|max_model_len=")
 _INPUT = re.compile(r"(?:has|contains) (\d{1,9}) input tokens")
 _TOTAL = re.compile(
     r"requested (?:a total of |about )?(\d{1,9}) tokens\b.{1,200}?"
@@ -54,15 +59,15 @@ def room(fault: Fault) -> int | None:
         return None
     text = fault.message[:READ]
     if most := _MOST.search(text):
-        return int(most[1])
+        return int(most[1] or most[2])
     if (context := _CONTEXT.search(text)) is None:
         return None
-    size = int(context[1])
+    size = int(context[1] or context[2])
     if counted := _INPUT.search(text):
         return size - int(counted[1])
     if total := _TOTAL.search(text):
         return size - int(total[1]) + int(total[2])
-    return size // 4 if "output tokens and your prompt" in text else None
+    return size // 4 if _UNCOUNTED.search(text) else None
 
 
 class Again(Struct, eq=False):

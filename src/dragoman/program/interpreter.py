@@ -637,7 +637,9 @@ class _Watch:
 
     def inside(self, text: str) -> bool:
         """Whether a whole text may be a part of the repeated prefix, and nothing else."""
-        return bool(text.strip()) and self.repeated.lstrip().startswith(text.lstrip())
+        begun, repeated = text.lstrip(), self.repeated.lstrip()
+        stopped = any(repeated.startswith(stop.lstrip()) for stop in self._stops)
+        return repeated.startswith(begun) if begun else bool(repeated) and stopped
 
     def repeats(self, text: str) -> bool:
         """Whether a text begins with the repeated prefix, maybe after white space."""
