@@ -326,7 +326,7 @@ class Responder(ABC):
         and lets go what waited for it."""
         found = values_in(events, MANY_TOKENS)
         self._found += found + len(events)
-        ends = any(isinstance(each, ItemDone | Finished) for each in events)
+        ends = any(isinstance(each, (ItemDone, *TERMINAL)) for each in events)
         return (self._found if ends else found) > MANY_TOKENS
 
     def apart(self, make: Callable[[list[Event]], object], events: list[Event]) -> None:

@@ -129,13 +129,17 @@ async def test_background_stream_continues_after_a_disconnect(store: Store) -> N
         assert b"".join(seen) + resumed.body == whole.body
 
 
+@pytest.mark.parametrize("end", [FINISHED, Failed(Fault("upstream_cut", "cut", "upstream"))])
 async def test_many_log_probabilities_of_a_background_stream_are_encoded_in_a_thread(
-    store: Store, monkeypatch
+    store: Store, monkeypatch, end
 ) -> None:
-    tokens = (Token("a", -1.0),) * (MANY_TOKENS + 1)
+    tokens = (Token("a", -1.0, top=(Token("b", -2.0),)),) * (MANY_TOKENS + 1)
     part = Text("a" * len(tokens), tokens=tokens)
     done = ItemDone(0, Message("assistant", (part,), id="msg_0", status="completed"))
-    said = (*OPENING, Delta(0, 0, "text", part.text, tokens), PartDone(0, 0, part), done, FINISHED)
+    few = [*[Delta(0, 0, "text", "a" * 99, tokens[:99])] * 40, 0.05] * 3  # none is many alone
+    whole = (PartDone(0, 0, part), done) if end is FINISHED else ()
+    deltas = [Delta(0, 0, "text", part.text, tokens)] if whole else few
+    said = (*OPENING, *deltas, *whole, end)
     to_thread, apart = asyncio.to_thread, list[str]()
 
     async def seen(work: Any, *given: Any) -> Any:
@@ -146,7 +150,7 @@ async def test_many_log_probabilities_of_a_background_stream_are_encoded_in_a_th
     async with storing(Stub(*said), store) as server:
         call = server.begin(stream=True, background=True)
         await call()
-    assert frames(call.body)[-1] == b"data: [DONE]\n\n"
+    assert (b"[DONE]" if whole else b"response.failed") in frames(call.body)[-1]
     assert "Stream._encoded" in "".join(apart)
 
 
@@ -161,6 +165,25 @@ async def test_a_background_response_is_cancelled_once_and_for_all(store: Store)
             assert cancelled.status == "cancelled"
         assert engine.cancelled.is_set()
         assert engine.running == 0
+
+
+async def test_the_answer_of_a_cancelled_run_counts_as_large_as_it_is(
+    store: Store, monkeypatch
+) -> None:
+    sizes, apart = list[int](), store.apart
+
+    async def seen(size: int, work: Any, *given: Any) -> Any:
+        sizes.append(size)
+        return await apart(size, work, *given)
+
+    said = Delta(0, 0, "text", "a" * 300_000)
+    async with storing(Stub(*OPENING, said, asyncio.Event()), store) as server:
+        queued = await server.sdk.responses.create(model="stub", input="Hi", background=True)
+        await server.app._engine.begun.wait()
+        monkeypatch.setattr(store, "apart", seen)
+        cancelled = await server.sdk.responses.cancel(queued.id)
+        assert len(cancelled.output_text) == 300_000
+    assert sizes[-1] > 300_000
 
 
 async def test_a_background_response_waits_for_its_turn() -> None:

@@ -225,7 +225,9 @@ class Handlers:
         """Cancel a run; one that has ended is not changed."""
         room = Room(count=exchange.count)
         record, _ = await self._find(RESPONSES, exchange, caller, room, "cancel")
-        (await self._shown(exchange, await self._memory.runs.cancel(record), room))()
+        await self._memory.runs.cancel(record)
+        record, _ = await self._find(RESPONSES, exchange, caller, room, "cancel")  # as it counts
+        (await self._shown(exchange, record, room))()
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         """Delete a response, or a completion."""
