@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.core.event import Delta
 from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import ItemReference, Message
 from dragoman.core.request import Request
@@ -279,3 +280,22 @@ async def test_large_items_of_others_are_packed_in_a_thread() -> None:
         assert run.record.size > APART
         assert long in run.record.request.items
     await memory.close()
+
+
+async def test_the_answer_of_a_cancelled_run_counts_as_large_as_it_is(
+    store: Store, monkeypatch
+) -> None:
+    sizes, apart = list[int](), store.apart
+
+    async def seen(size: int, work: Any, *given: Any) -> Any:
+        sizes.append(size)
+        return await apart(size, work, *given)
+
+    said = Delta(0, 0, "text", "a" * 300_000)
+    async with storing(Stub(*OPENING, said, asyncio.Event()), store) as server:
+        queued = await server.sdk.responses.create(model="stub", input="Hi", background=True)
+        await server.app._engine.begun.wait()
+        monkeypatch.setattr(store, "apart", seen)
+        cancelled = await server.sdk.responses.cancel(queued.id)
+        assert len(cancelled.output_text) == 300_000
+    assert sizes[-1] > 300_000
