@@ -184,13 +184,11 @@ async def _ask(options: Namespace) -> int:
         }
         settings: Any = {name: value for name, value in given.items() if value is not None}
         answer = await _print_answer(client.stream((Message("user", question),), **settings))
-    if answer is None:
-        return 1
-    return STOPPED if answer.status == "cancelled" else 0
+    if answer is not None and answer.status == "cancelled":
+        raise KeyboardInterrupt  # half an answer is no success
+    return 0 if answer is not None else 1
 
 
-STOPPED = 130
-"""The exit status of what Ctrl-C stopped, as shells have it."""
 HINT = "/help lists the commands; Ctrl-D ends."
 HELP = """\
 /help   this list
