@@ -14,8 +14,8 @@ from dragoman.core.event import Finished, Started
 from dragoman.core.interfaces import Caller
 from dragoman.core.request import FunctionTool, ReasoningOptions
 from dragoman.core.response import Response
-from dragoman.engines import effort
-from dragoman.engines.effort import is_about_effort, nearest
+from dragoman.engines import again
+from dragoman.engines.again import is_about_effort, nearest
 from dragoman.wire.registry import WIRES
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, fault, remote
 from tests.engines.receiving import Receiver
@@ -73,17 +73,17 @@ async def test_a_refused_effort_is_left_out_reported_and_remembered(stream) -> N
 async def test_a_refused_effort_is_asked_for_again_after_a_while(monkeypatch) -> None:
     async with remote(Picky()) as (engine, up):
         await ask(engine, HIGH)
-        monkeypatch.setattr(effort, "MEMORY", -1.0)
+        monkeypatch.setattr(again, "MEMORY", -1.0)
         await ask(engine, HIGH)
     assert sent(up) == ["high", None, "high", None]
 
 
 async def test_refused_efforts_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(effort, "MODELS", 3)
+    monkeypatch.setattr(again, "MODELS", 3)
     async with remote(Picky()) as (engine, _):
         for number in range(8):
             await ask(engine, replace(HIGH, model=f"m{number}"))
-            assert len(engine.efforts._known) <= 3
+            assert len(engine.refusals._efforts) <= 3
 
 
 @pytest.mark.parametrize(

@@ -456,3 +456,43 @@ def test_missing_jinja_is_an_error_that_names_the_extra(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "dragoman.formats.template", raising=False)
     with pytest.raises(ImportError, match=r"pip install '\.\[local\]'"):
         import_module("dragoman.formats.template")
+
+
+STRICT = """
+{%- set said = namespace(count=0) %}
+{%- for message in messages %}
+{%- if message.role == 'system' %}
+{%- if not (taken and loop.first) %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- elif message.role == 'user' or message.role == 'assistant' and not message.tool_calls %}
+{%- if (message.role == 'user') != (said.count % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{%- endif %}
+{%- set said.count = said.count + 1 %}
+{%- endif -%}
+[{{ message.role }}: {{ message.content }}]
+{%- endfor %}"""
+WHY_JOINED = "messages are joined, as the model takes none but alternating roles"
+WHY_USERS = "system messages are sent as the user's, as the model takes none"
+
+
+@pytest.mark.parametrize("taken", ["yes", ""])
+def test_messages_are_joined_where_a_template_takes_alternating_roles_alone(taken) -> None:
+    chat = Template(STRICT, "hermes", variables={"taken": taken})
+    twice = (Message("user", "/tmp"), Message("user", "Go."))
+    asked = Request(model="m", instructions="Be kind.", items=twice)
+    prompt = chat.render(asked)
+    if taken:
+        assert prompt.text == "[system: Be kind.][user: /tmp\n\nGo.]"
+        assert prompt.losses == (Loss("items", "emulated", WHY_JOINED),)
+    else:
+        assert prompt.text == "[user: Be kind.\n\n/tmp\n\nGo.]"
+        assert prompt.losses == (Loss("items", "emulated", WHY_USERS),)
+    alone = replace(asked, instructions=None, items=twice[1:])
+    assert (chat.render(alone).text, chat.render(alone).losses) == ("[user: Go.]", ())
+
+
+def test_a_template_that_refuses_alternating_roles_too_is_asked_no_more() -> None:
+    chat = Template("{{ raise_exception('roles must alternate') }}", "hermes")
+    for items in ((Message("user", "a"),), (Message("user", "a"), Message("user", "b"))):
+        with pytest.raises(FaultError, match="roles must alternate"):
+            chat.render(Request(model="m", items=items))

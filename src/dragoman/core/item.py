@@ -8,6 +8,7 @@ that we do not know are in `extra`, under that wire's name, and are emitted on t
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Iterable
 from typing import Any, Literal
 from zlib import crc32
@@ -120,6 +121,21 @@ class File(Struct, frozen=True, omit_defaults=True, tag="file"):
         if self.filename or self.file_id or not self.data:
             return self.filename
         return "file.pdf" if self.data.startswith("data:application/pdf") else "file"
+
+    @property
+    def text(self) -> str | None:
+        """The text of data that is a text in UTF-8; None for anything else.
+
+        >>> File(data="data:text/plain;base64,aGk=").text
+        'hi'
+        """
+        head, _, data = (self.data or self.url or "").partition(";base64,")
+        if not head.startswith("data:text/"):
+            return None
+        try:
+            return b64decode(data, validate=True).decode()
+        except ValueError:
+            return None
 
 
 class Thought(Struct, frozen=True, omit_defaults=True, tag="thought"):

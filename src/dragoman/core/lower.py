@@ -460,12 +460,12 @@ def _system_in_front(
         losses.note("items", "dropped", why)
     if any(item.role == "system" for item in system):
         role = "system"
-    first = replace(system[0], role=role) if len(system) == 1 else _joined(system, role)
+    first = replace(system[0], role=role) if len(system) == 1 else joined(system, role)
     rest = (item for item in items if not _is_system(item))
     return replace(request, instructions=None, items=(first, *rest))
 
 
-def _joined(messages: list[Message], role: Role) -> Message:
+def joined(messages: list[Message], role: Role) -> Message:
     """One message of several; its content is a string unless there is more than plain text."""
     parts: list[Part] = []
     for message in messages:

@@ -1,13 +1,18 @@
-"""Asks again with less where a server refuses a request: a lower reasoning effort, or none, and a
-shorter answer where the longest has no room beside the prompt.
+"""Asks again for less, or in other messages, where a server refuses a request, and remembers it:
+a lower reasoning effort, or none, a shorter answer, and roles that alternate.
 
-The most tokens of an answer are an upper bound, and clients such as Claude Code ask for 32,000
-whatever the model; servers such as vLLM refuse what could exceed its context.
+- How hard to think is a wish: clients such as Claude Code have it in every request, whatever the
+  model, and servers refuse it of models that do not reason, or that know other efforts.
+- The most tokens of an answer are an upper bound, and such clients ask for 32,000; servers such as
+  vLLM refuse what could exceed the model's context.
+- Agents such as Codex send several messages of the user in a row, and the chat templates of some
+  models (Mistral, Gemma) take none but alternating roles.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,16 +23,23 @@ from msgspec.structs import replace
 from dragoman.core.error import TOO_LONG, Fault, FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
-from dragoman.core.request import Request
+from dragoman.core.lower import Lowered
+from dragoman.core.request import EFFORTS, ReasoningOptions, Request
+from dragoman.core.roles import READ, WHY, alternating, strictness
 from dragoman.core.turn import Turn
 from dragoman.net.client import Exchange
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.registry import spell_losses
 
-from .effort import READ, Efforts, effort_of, is_about_effort, losses, nearest, with_effort
-
 if TYPE_CHECKING:
     from .turns import ThreadPool
+
+MEMORY = 600.0
+"""Seconds for which what was refused is not asked for again: another model may have the name."""
+MODELS = 1_000
+"""The most models of each kind of refusal that are cached for one upstream."""
+
+# ---- the length of an answer -----------------------------------------------------------------
 
 SHORTEST = 1024
 """The fewest tokens that are asked for instead: with fewer, calls of agents would be cut off."""
@@ -55,7 +67,7 @@ def room(fault: Fault) -> int | None:
     >>> room(Fault("upstream_refused", words, status=400))
     30
     """
-    if fault.code != "upstream_refused" or fault.status not in (400, 422):
+    if not _refused(fault, 400, 422):
         return None
     text = fault.message[:READ]
     if most := _MOST.search(text):
@@ -70,11 +82,134 @@ def room(fault: Fault) -> int | None:
     return size // 4 if _UNCOUNTED.search(text) else None
 
 
+# ---- reasoning efforts -----------------------------------------------------------------------
+
+FIELD = "reasoning.effort"
+SUMMARY = Loss("reasoning.summary", "dropped", "there is none without reasoning")
+
+_EFFORT = re.compile(
+    r"effort|\bthink value\b|\b(thinking|reasoning)[ _](level|value)|budget (to )?0\b", re.I
+)
+_THINKING = re.compile(r"\b(thinking|reasoning)\b", re.I)
+_UNSUPPORTED = re.compile(
+    r"support|unrecogni[sz]ed|unknown|not (permitted|allowed|available)|cannot be disabled", re.I
+)
+_ELSE = re.compile(r"encrypted|signature|block|budget|content|item|summary|max_tokens", re.I)
+"""Words of faults of past reasoning, and of options that are not about how hard to think."""
+
+
+def is_about_effort(fault: Fault) -> bool:
+    """Whether a server refused a request for its reasoning effort.
+
+    >>> is_about_effort(Fault("upstream_refused", '"m" does not support thinking', status=400))
+    True
+    """
+    if not _refused(fault, 400, 422, 500):
+        return False
+    text = f"{fault.param}: {fault.message}"[:READ]
+    if fault.status == 500:  # by a chat template
+        return bool(_EFFORT.search(text) and _UNSUPPORTED.search(text))
+    thinking = _THINKING.search(text) and _UNSUPPORTED.search(text) and not _ELSE.search(text)
+    return bool(thinking or _EFFORT.search(text))
+
+
+def nearest(effort: str, message: str) -> str | None:
+    """The nearest of the efforts that a refusal lists, if it lists some. None is never
+    that of who wants the model to think.
+
+    >>> nearest("xhigh", "'xhigh' is none of: 'low', 'medium', and 'high'")
+    'high'
+    >>> nearest("high", "must be one of `none`, `default`"), nearest("high", "not supported")
+    (None, None)
+    """
+    words = re.findall(r"\w+", message[:READ].lower())
+    listed = [at for at, each in enumerate(EFFORTS) if each != effort and each in words]
+    if len(listed) < 2 or effort not in EFFORTS:
+        return None
+    asked = EFFORTS.index(effort)
+    return EFFORTS[min((at for at in listed if at), key=lambda at: (abs(at - asked), at))]
+
+
+def with_effort(request: Request, effort: str | None) -> Request:
+    """The request with another effort; without one, a summary is not asked for either."""
+    options = replace(request.reasoning or ReasoningOptions(), effort=effort)
+    if effort is None:
+        options = replace(options, summary=None)
+    return replace(request, reasoning=None if options == ReasoningOptions() else options)
+
+
+def effort_of(request: Request) -> str | None:
+    """The effort of a request."""
+    return None if request.reasoning is None else request.reasoning.effort
+
+
+def effort_losses(request: Request, sent: str | None) -> tuple[Loss, ...]:
+    """The losses of a request that was sent with another effort, or none."""
+    asked = request.reasoning
+    if sent is not None:
+        why = f"the model's server does not take it for this model; {sent} is asked for"
+        return (Loss(FIELD, "emulated", why),)
+    lost = Loss(FIELD, "dropped", "the model's server does not take it for this model")
+    return (lost, SUMMARY) if asked is not None and asked.summary is not None else (lost,)
+
+
+# ---- what was refused before, and now --------------------------------------------------------
+
+
+class Refusals:
+    """What an upstream refused, and takes instead, for each model and tenant: what one has beside
+    it, or its key, says nothing of others."""
+
+    def __init__(self) -> None:
+        self._efforts: dict[tuple[str, ...], tuple[str | None, float]] = {}
+        self._strict: dict[tuple[str, str], tuple[int, float]] = {}
+        self.seen = False
+
+    def lower(self, lowered: Lowered, caller: Caller) -> Lowered:
+        """The request with what the server takes, where it is known to refuse it as it is."""
+        request, lost = lowered.request, lowered.losses
+        since = time.monotonic() - MEMORY
+        strict, at = self._strict.get((request.model, caller.tenant), (0, 0.0))
+        if strict and at > since and (asked := alternating(request, strict)) is not request:
+            request, lost = asked, (*lost, Loss("items", "emulated", WHY[strict]))
+        if effort_of(request) is not None:
+            sent, at = self._efforts.get(_key(request, caller), (None, since))
+            if at > since:
+                lost = (*lost, *effort_losses(request, sent))
+                request = with_effort(request, sent)
+        if request is lowered.request:
+            return lowered
+        return replace(lowered, request=request, losses=lost)
+
+    def learn_effort(self, request: Request, caller: Caller, sent: str | None) -> None:
+        """Note what the server took instead of this request's effort."""
+        if len(self._efforts) >= MODELS:
+            self._efforts.clear()
+        self._efforts[_key(request, caller)], self.seen = (sent, time.monotonic()), True
+
+    def learn_strictness(self, request: Request, caller: Caller, strict: int) -> None:
+        """Note which roles the model takes."""
+        if len(self._strict) >= MODELS:
+            self._strict.clear()
+        self._strict[request.model, caller.tenant] = strict, time.monotonic()
+        self.seen = True
+
+
+def _refused(fault: Fault, *statuses: int) -> bool:
+    return fault.code == "upstream_refused" and fault.status in statuses
+
+
+def _key(request: Request, caller: Caller) -> tuple[str, ...]:
+    # Some models take an effort only where they have no tools.
+    tools = "tools" if request.tools else ""
+    return request.model, effort_of(request) or "", tools, caller.tenant
+
+
 class Again(Struct, eq=False):
-    """One request that may be refused: `asked` before what is known of efforts was applied, and
+    """One request that may be refused: `asked` before what is known of it was applied, and
     `request` as it is sent. `send` makes an exchange of a body."""
 
-    efforts: Efforts
+    refusals: Refusals
     caller: Caller
     asked: Request
     request: Request
@@ -83,43 +218,55 @@ class Again(Struct, eq=False):
     send: Callable[..., Exchange]
     less_effort: bool = False  # whether it was asked again with less effort
     shorter: bool = False  # and for a shorter answer
+    strict: int = 0  # and with stricter roles
 
-    async def less(self, fault: Fault, body: bytes | bytearray, threads: ThreadPool) -> Exchange:
-        """The request of this body with less of what was refused. Raises FaultError where the
-        refusal is about something else, or where there is nothing to leave out."""
-        request, caller = self.request, self.caller
-        most, left = request.max_output_tokens, None if self.shorter else room(fault)
-        effort = effort_of(request)
-        if most is not None and left is not None and SHORTEST <= left < most:
-            self.shorter, self.request = True, replace(request, max_output_tokens=left)
+    async def changed(self, fault: Fault, body: bytes | bytearray, threads: ThreadPool) -> Exchange:
+        """The request of this body without what was refused. Raises FaultError where the
+        refusal is about something else, or where there is nothing to change."""
+        caller, most, effort = self.caller, self.request.max_output_tokens, effort_of(self.request)
+        left = None if self.shorter else room(fault)
+        change: Callable[[Request], Request]
+        strict = strictness(fault.message) if _refused(fault, 400, 422, 500) else 0
+        if strict > self.strict:
+            self.strict, change = strict, partial(alternating, strict=strict)
+        elif most is not None and left is not None and SHORTEST <= left < most:
+            self.shorter, change = True, partial(replace, max_output_tokens=left)
         elif effort is not None and is_about_effort(fault):
             effort = None if self.less_effort else nearest(effort, fault.message)
-            self.less_effort, self.request = True, with_effort(request, effort)
+            self.less_effort, change = True, partial(with_effort, effort=effort)
         else:
             if left is not None and left < SHORTEST:  # its clients are to shorten the prompt
                 fault = replace(fault, upstream_code=fault.upstream_code or TOO_LONG)
             raise FaultError(fault)
-        encode = partial(self.wire.encode_request, self.request, self.dialect)
-        less, _ = await threads.run(caller.tenant, encode) if caller.size else encode()
-        if less == body:  # a wire's own field
+
+        def again() -> bytes:
+            self.request = change(self.request)
+            return self.wire.encode_request(self.request, self.dialect)[0]
+
+        asked = await threads.run(caller.tenant, again) if caller.size else again()
+        if asked == body:  # a wire's own field
             raise FaultError(fault)
-        return self.send(less)
+        return self.send(asked)
 
     def taken(self, turn: Turn) -> None:
-        """The server took the request: report what it took, and remember its effort."""
+        """The server took the request: report what it took, and remember it."""
         found: tuple[Loss, ...] = ()
         if self.less_effort:
             sent = effort_of(self.request)
-            self.efforts.learn(self.asked, self.caller, sent)
-            found = losses(self.asked, sent)
+            self.refusals.learn_effort(self.asked, self.caller, sent)
+            found = effort_losses(self.asked, sent)
         if self.shorter:
             why = f"the model's server has room for {self.request.max_output_tokens} tokens"
             found = (*found, Loss("max_output_tokens", "emulated", why))
-        if not found:
+        spell = partial(spell_losses, request=self.asked, wire=self.caller.wire)
+        lost = spell(found)
+        instead = {loss.field for loss in lost}
+        if self.strict:
+            self.refusals.learn_strictness(self.asked, self.caller, self.strict)
+            lost += spell((Loss("items", "emulated", WHY[self.strict]),))
+        if not lost:
             return
-        lost = spell_losses(found, self.asked, self.caller.wire)
-        names = [loss.field for loss in lost]
-        turn.losses = (*(loss for loss in turn.losses if loss.field not in names), *lost)
+        turn.losses = (*(each for each in turn.losses if each.field not in instead), *lost)
         if turn.started:  # its losses were sent
             for loss in lost:
                 turn.report_loss(loss)

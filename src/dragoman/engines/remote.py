@@ -40,10 +40,9 @@ from dragoman.wire import embeddings, json
 from dragoman.wire.losses import read_header
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
-from .again import Again
+from .again import Again, Refusals
 from .base import Deferred, Driver, fault_from, new_id, receive_last, stream_of
 from .bounds import lower_bounds
-from .effort import Efforts
 from .fan_out import fan_out
 from .profiles import Profile
 from .remote_count import count
@@ -408,8 +407,8 @@ class UpstreamAnswer(Struct, eq=False):
             self._exchange.connection.pause()
 
     async def _refused(self) -> None:
-        """Retry where that is configured, or with less where that is refused; else the
-        refusal is the answer."""
+        """Retry where that is configured, or without what is refused; else the refusal is the
+        answer."""
         remote, request, seconds = self._remote, self._request, 0.0
         response = self._exchange.adopt()
         with closing(self._exchange):
@@ -417,7 +416,7 @@ class UpstreamAnswer(Struct, eq=False):
                 fault = await remote.upstream.refusal(response, request.caller)
                 if (again := request.again) is None:
                     raise FaultError(fault)
-                self._exchange = await again.less(fault, self._exchange.body, remote._turns)
+                self._exchange = await again.changed(fault, self._exchange.body, remote._turns)
             else:
                 seconds = wait(response.header("retry-after"), self._attempt)
                 self._attempt += 1
@@ -466,7 +465,7 @@ class Remote:
             answer_limit=answer_limit,
             name=name,
         )
-        self.efforts = Efforts()
+        self.refusals = Refusals()
         self.retries = retries
         self.header_hold = header_hold
         self.timeouts = timeouts or self.upstream.client.timeouts
@@ -630,8 +629,8 @@ class Remote:
         if profile.most_repeated is not None:
             lowered = lower_bounds(lowered, profile.most_repeated)
         full = lowered.request
-        if wish is not None:
-            lowered = self.efforts.lower(lowered, caller)
+        if self.refusals.seen:
+            lowered = self.refusals.lower(lowered, caller)
         asked = lowered.request
         if profile.only_streams and not asked.stream:
             asked = replace(asked, stream=True)
@@ -679,8 +678,8 @@ class Remote:
             prepared = UpstreamRequest(
                 upstream, caller, exchange, lowered, turn, decoder, request.stream, turn, sure
             )
-            if wish is not None or asked.max_output_tokens is not None:
+            if wish is not None or asked.max_output_tokens is not None or len(asked.items) > 1:
                 send = partial(upstream.client.stream, "POST", url, fields, timeouts=timeouts)
-                prepared.again = Again(self.efforts, caller, full, asked, wire, dialect, send)
+                prepared.again = Again(self.refusals, caller, full, asked, wire, dialect, send)
             return prepared
         raise refused or FaultError(unreachable(f"{upstream.name} speaks no wire we know"))

@@ -31,6 +31,7 @@ from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.item import JSON
 from dragoman.core.loss import LossList
 from dragoman.core.request import Request
+from dragoman.core.roles import WHY, alternating, strictness
 
 from .format import PLAIN, Setting
 from .markup.families import BY_NAME, PROFILES
@@ -133,12 +134,21 @@ class Template(Markup):
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt. Raises FaultError naming the item for what is not text, and with the
-        template's own message where it refuses the conversation."""
-        losses = LossList()
-        turns = messages(request, losses, self.profile.id_length)
-        options = _options(request)
-        continued = continues(request)
-        text, separator = self._run(turns, tools(request), options, setting, continued)
+        template's own message where it refuses the conversation, however its roles alternate."""
+        asked, strict, options = request, 0, _options(request)
+        while True:
+            losses = LossList()
+            if strict:
+                losses.note("items", "emulated", WHY[strict])
+            turns = messages(asked, losses, self.profile.id_length)
+            try:
+                text, separator = self._run(turns, tools(asked), options, setting, continues(asked))
+                break
+            except FaultError as error:
+                before, strict = strict, strictness(error.fault.message)
+                if strict <= before or (made := alternating(asked, strict)) is asked:
+                    raise
+                asked = made
         if self.slow or options:
             self.starts_thinking(request)  # cached for the parser, which must not block
         pieces = (

@@ -506,13 +506,24 @@ _MEDIA: dict[type, str] = {Image: "image", Audio: "audio", File: "file"}
 def _encode_parts(
     content: tuple[Part, ...], dialect: Dialect, notes: list[Note], index: int
 ) -> JSON:
-    """Parts in the server's dialect: a list of texts may have to be a string."""
+    """Parts in the server's dialect: a list of texts, or files of it, may have to be a string."""
+    if not dialect.content_parts and any(type(part) is File and part.text for part in content):
+        why = "the text of a file is sent, as Chat has no files of text"
+        notes.append(("items[*].content", "emulated", why, (index,)))
+        content = tuple(map(_as_text, content))
     if dialect.content_parts or not {Text, Refusal}.issuperset(map(type, content)):
         return [encode_part(part) for part in content]
     if len(content) > 1:
         why = "the text is sent as one string; its parts are joined"
         notes.append(("items[*].content", "emulated", why, (index,)))
     return long("\n".join(map(describe, content)))
+
+
+def _as_text(part: Part) -> Part:
+    """The text of a file of text, behind its name; any other part as it is."""
+    if not isinstance(part, File) or not (text := part.text):
+        return part
+    return Text(f"{part.filename}:\n\n{text}" if part.filename else text)
 
 
 def _assistant_message(

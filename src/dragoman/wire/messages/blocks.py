@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from binascii import Error
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -572,10 +571,10 @@ def _encode_part(part: Part) -> dict[str, JSON] | None:
             source = _encode_source(part.url, part.file_id)
             return restore({"type": "image", "source": source}, part.extra)
         case File():
-            block = {
-                "type": "document",
-                "source": _encode_source(part.data or part.url, part.file_id),
-            }
+            source = _encode_source(part.data or part.url, part.file_id)
+            if (text := part.text) is not None:
+                source = {"type": "text", "media_type": "text/plain", "data": long(text)}
+            block = {"type": "document", "source": source}
             if part.filename is not None:
                 block["title"] = part.filename
             return restore(block, part.extra)
@@ -595,12 +594,6 @@ def _encode_source(where: str | None, file_id: str | None) -> dict[str, JSON]:
         return {"type": "url", "url": where}
     head, _, data = where.partition(",") if where.startswith("data:") else ("", ",", where)
     media = head.removeprefix("data:").partition(";")[0] or "application/pdf"
-    if media.startswith("text/"):
-        try:
-            text = b64decode(data, validate=True).decode()
-            return {"type": "text", "media_type": "text/plain", "data": long(text)}
-        except (Error, ValueError):
-            pass
     media = "image/jpeg" if media == "image/jpg" else media  # as many write it
     return {"type": "base64", "media_type": media, "data": long(data)}
 
