@@ -1,5 +1,10 @@
 """Embeddings are looked at and let through."""
 
+import math
+import struct
+from base64 import b64decode
+from typing import Any
+
 import pytest
 
 from dragoman.core.error import Fault, FaultError
@@ -33,6 +38,25 @@ def test_as_many_tokens_as_openai_takes_are_within_the_default_limit() -> None:
 def test_answer_passes_unchanged() -> None:
     said = {"object": "list", "data": [{"index": 0, "embedding": "AAAA"}], "usage": {}, "x": 1}
     assert json.load(json.dump(embeddings.decode_response(json.dump(said)))) == said
+
+
+def test_vectors_are_in_base64_where_that_was_asked_for() -> None:
+    """OpenAI's SDK for JavaScript asks for it, and took the numbers of servers that ignore it for
+    bytes: vectors of a quarter of their length, and wrong."""
+    entries = [{"index": 1, "embedding": [0.5, -1, 2e40], "x": 1}, {"embedding": "AAAA"}, {}]
+    said = json.dump({"data": entries, "usage": {}})
+    answer: Any = json.load(json.dump(embeddings.decode_response(said, "base64")))
+    first, *others = answer["data"]
+    assert struct.unpack("<3f", b64decode(first.pop("embedding"))) == (0.5, -1, math.inf)
+    assert (first, others) == ({"index": 1, "x": 1}, [{"embedding": "AAAA"}, {}])
+    assert json.load(json.dump(embeddings.decode_response(said, "float")))["data"] == entries
+
+
+@pytest.mark.parametrize("data", ["[1]", '[{"embedding": ["a"]}]', '[{"embedding": [[1]]}]'])
+def test_vectors_that_are_none_are_a_fault_of_the_upstream(data) -> None:
+    with pytest.raises(FaultError) as caught:
+        embeddings.decode_response(f'{{"data": {data}}}'.encode(), "base64")
+    assert caught.value.fault.code == "upstream_error"
 
 
 @pytest.mark.parametrize(("said", "words"), CASES["answers"])

@@ -565,7 +565,8 @@ class Remote:
                 async with exchange as response:
                     if response.status == 200:
                         body = await response.read(count=caller.count)
-                        decode = partial(embeddings.decode_response, body)
+                        encoding = request.get("encoding_format")
+                        decode = partial(embeddings.decode_response, body, encoding)
                         if (size := len(body)) > LARGE:
                             return await upstream.apart(caller.tenant, size, decode)
                         return decode()

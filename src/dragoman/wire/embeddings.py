@@ -1,10 +1,18 @@
-"""Validates embeddings, `POST /embeddings`: requests and responses are passed on unchanged.
+"""Validates embeddings, `POST /embeddings`: requests and responses are passed on unchanged, but for
+vectors whose server ignores that they were asked for in base64.
 
 Embeddings have no values in the core: requests and responses
 are the protocol's own objects.
 """
 
 from __future__ import annotations
+
+import sys
+from array import array
+from base64 import b64encode
+
+import msgspec
+from msgspec import Raw
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import JSON
@@ -55,13 +63,20 @@ def _is_one(value: JSON) -> bool:
     return isinstance(value, str)
 
 
-def decode_response(data: bytes) -> dict[str, JSON]:
-    """The response in a body, with undecoded fields: vectors may be large, and are passed on.
-    Raises FaultError for an invalid one, with its error message if it is
-    short."""
+_numbers = msgspec.json.Decoder(list[float]).decode
+
+
+def decode_response(data: bytes, encoding: JSON = None) -> dict[str, JSON]:
+    """The response in a body, with undecoded fields: vectors may be large, and are passed on, in
+    the encoding that was asked for. Raises FaultError for an invalid one, with its error message if
+    it is short."""
     try:
         fields: dict[str, JSON] = json.raw_fields(data)
-        if bytes(memoryview(fields.get("data", b""))[:1]) == b"[":
+        vectors = fields.get("data", b"")
+        if bytes(memoryview(vectors)[:1]) == b"[":
+            if encoding == "base64":
+                encoded = [_in_base64(each) for each in json.raw_list(vectors)]
+                fields["data"] = Raw(json.dump(encoded))
             return fields
     except json.BROKEN:
         pass
@@ -72,6 +87,18 @@ def decode_response(data: bytes) -> dict[str, JSON]:
     except ValueError as problem:
         raise FaultError(_broken(f"a body that {problem}")) from None
     raise FaultError(error.describe(value) or _broken("no vectors"))
+
+
+def _in_base64(entry: Raw) -> dict[str, JSON]:
+    """An entry whose vector, if it is one of numbers, is the base64 of its bytes: OpenAI's SDK for
+    JavaScript asks for that where its user does not say, and reads nothing else."""
+    fields: dict[str, JSON] = json.raw_fields(entry)
+    if bytes(memoryview(fields.get("embedding", b""))[:1]) == b"[":
+        vector = array("f", _numbers(fields["embedding"]))
+        if sys.byteorder == "big":
+            vector.byteswap()
+        fields["embedding"] = b64encode(vector.tobytes()).decode()
+    return fields
 
 
 def _broken(what: str) -> Fault:

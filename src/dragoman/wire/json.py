@@ -33,7 +33,7 @@ decode_string = msgspec.json.Decoder(str).decode
 """The text of one JSON string. Raises BROKEN for anything else."""
 raw_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 """The fields of one JSON object, undecoded. Raises BROKEN for anything else."""
-_raw_list = msgspec.json.Decoder(list[Raw]).decode
+raw_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_array = msgspec.json.Decoder(list[str]).decode
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec's decoders; the last for nesting that is too deep, even to skip."""
@@ -551,7 +551,7 @@ class Reader(Generic[_S]):
         except msgspec.ValidationError:
             pass
         try:
-            each = _raw_list(data)
+            each = raw_list(data)
         except msgspec.ValidationError as error:
             raise invalid(error, path) from None
         both = [self.read(raw, f"{path}[{number}]") for number, raw in enumerate(each)]
