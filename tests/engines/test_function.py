@@ -214,7 +214,7 @@ async def test_an_error_of_a_client_library_without_an_answer_is_the_servers(err
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        ({"message": "long", "code": "context_length_exceeded"}, ("upstream_error", "long", None)),
+        ({"message": "long", "code": "context_length_exceeded"}, ("upstream_refused", "long", 400)),
         (
             {"type": "error", "error": {"type": "overloaded_error", "message": "full"}},
             ("upstream_refused", "full", 529),

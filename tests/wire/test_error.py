@@ -7,6 +7,8 @@ import pytest
 
 from dragoman.core.error import Code, Fault
 from dragoman.wire import error
+from dragoman.wire.messages import MESSAGES
+from dragoman.wire.responses.response import render_error
 from tests.cases import cases
 
 CASES = cases(__file__, "errors")
@@ -169,7 +171,12 @@ def test_value_without_an_error_describes_none(value) -> None:
     ],
 )  # fmt: skip
 def test_prompt_over_the_context_has_the_code_that_clients_know(status, refusal) -> None:
-    assert error.describe(refusal, status).upstream_code == "context_length_exceeded"
+    found = error.describe(refusal, status)
+    assert found.upstream_code == "context_length_exceeded"
+    # Claude Code compacts then; the error of a server it would send again, ten times.
+    assert error.encode_error(found, "r")[0] == 400
+    assert MESSAGES.encode_error(found, "r")[0] == 400
+    assert render_error(found)["code"] == "context_length_exceeded", "by which Codex compacts"
 
 
 @pytest.mark.parametrize(

@@ -554,6 +554,8 @@ class ChoicesDecoder:
 
     def _choice(self, choice: dict[str, JSON], position: int, failed: Fault | None) -> None:
         turn, given, ended = self._turn, choice.get("index"), choice.get("finish_reason")
+        if ended and decode_finish(native := choice.get("native_finish_reason"), {}) == "error":
+            ended = native  # a router may say stop for it
         # The number of a choice is its index, or its position where the index is invalid.
         number = given if type(given) is int and 0 <= given < self.most else position
         turn.expect(number)
@@ -594,9 +596,8 @@ def _missing(value: JSON) -> str | None:
     if not isinstance(choices[0], dict):
         return f"a choice that is {json.kind(choices[0])}"
     content = (choices[0].get(name) for name in ("message", "delta", "text"))
-    if any(isinstance(each, dict | str) for each in content):
-        return None
-    return "a choice without a message"
+    whole = any(isinstance(each, dict | str) for each in content)
+    return None if whole else "a choice without a message"
 
 
 # ---- answers, encoded --------------------------------------------------------------------

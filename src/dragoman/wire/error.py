@@ -94,7 +94,8 @@ _STATUS_OF_TYPE = {"overloaded_error": 529}
 BROKEN_OFF = frozenset(
     {
         *("abort", "error", "insufficient_system_resource", "network_error"),
-        "function_call_filter",  # Gemini's, for a call that it could not read
+        # Gemini's, for calls that it could not read
+        *("function_call_filter", "malformed_function_call", "unexpected_tool_call"),
     }
 )
 """The finish reasons of answers that their server broke off."""
@@ -231,6 +232,8 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
     uncoded = not isinstance(code, str) or code == kind or code.isdigit()
     if uncoded and (status is None or fault.blame == "client") and exceeds_context(fault.message):
         code = TOO_LONG  # most servers have no code for it, and clients compact by it
+    if code == TOO_LONG and status is None:  # in a stream; clients retry the error of a server
+        fault = _fault(fault.message, 400)
     return replace(
         fault,
         param=given if isinstance(given, str) else param,

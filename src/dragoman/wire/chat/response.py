@@ -65,8 +65,12 @@ FINISH_WORDS: dict[str, str] = {
     "max_tokens": "length",
     "max_output_tokens": "length",
     "model_length": "length",
+    "model_context_window_exceeded": "length",
     "safety": "content_filter",
     "sensitive": "content_filter",
+    "prohibited_content": "content_filter",
+    "recitation": "content_filter",
+    "refusal": "content_filter",
 }
 """The finish reasons of servers, by the protocol's own."""
 

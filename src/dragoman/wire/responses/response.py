@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Raw
 from msgspec.structs import replace
 
-from dragoman.core.error import Code, Fault, FaultError, bad_request
+from dragoman.core.error import TOO_LONG, Code, Fault, FaultError, bad_request
 from dragoman.core.item import (
     JSON,
     CustomToolCall,
@@ -76,6 +76,7 @@ CODES = frozenset(
         *("image_too_small", "image_parse_error", "image_content_policy_violation"),
         *("invalid_image_mode", "image_file_too_large", "unsupported_image_media_type"),
         *("empty_image_file", "failed_to_download_image", "image_file_not_found"),
+        TOO_LONG,  # not in the list of OpenAI's SDK, but sent, and read by Codex
     }
 )
 """All that the code of a failed response can be."""
