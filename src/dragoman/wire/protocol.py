@@ -28,8 +28,9 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
     """The field for past reasoning in assistant messages."""
     reasoning_echo: Literal["must", "may", "never"] = "may"
-    """Whether past reasoning is sent back: `must` is for servers that refuse a message with calls
-    without their reasoning, `never` for those that refuse it, but for what they encrypted."""
+    """Whether past reasoning is sent back: `must` is for servers that refuse a message with calls,
+    or any beside tools, without its reasoning, `never` for those that refuse it, but for what they
+    encrypted."""
     call_extra: bool = True
     """Whether past calls keep the fields that the protocol does not have, as Gemini's signature."""
     call_stand_in: dict[str, JSON] | None = None

@@ -607,12 +607,6 @@ def _assistant_message(
         more.pop("reasoning_details", None)
     elif reasoning:
         message[dialect.reasoning_field] = long("\n\n".join(reasoning))
-    if dialect.reasoning_echo == "must" and calls and not any(reasoning):
-        message[dialect.reasoning_field] = PLACEHOLDER_REASONING
-        why = (
-            "this server wants the reasoning that led to a call, and there is none: it gets a space"
-        )
-        notes.append(("items[*].reasoning", "emulated", why, ()))
     if calls:
         message["tool_calls"] = calls
         if (missing := dialect.call_stand_in) and not any(missing.keys() & call for call in calls):

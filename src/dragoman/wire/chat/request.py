@@ -46,6 +46,7 @@ from dragoman.wire.tools import ToolCodec, without_tools
 from .losses import LOSSES
 from .messages import (
     NAME,
+    PLACEHOLDER_REASONING,
     decode_messages,
     encode_messages,
     from_extra,
@@ -304,6 +305,17 @@ def _with_replies(messages: list[JSON], notes: list[Note]) -> list[JSON]:
     return found
 
 
+def _add_reasoning(messages: list[JSON], field: str, every: bool, notes: list[Note]) -> None:
+    """Give each of the assistant's messages with calls reasoning, or `every` one where tools are
+    offered: DeepSeek V4 wants that of answers to results, too, which most clients leave out."""
+    why = "this server wants the reasoning of past answers; one that has none gets a space"
+    for message in messages:
+        wanted = message["role"] == "assistant" and (every or "tool_calls" in message)
+        if wanted and not message.get(field):
+            message[field] = PLACEHOLDER_REASONING
+            notes.append(("items[*].reasoning", "emulated", why, ()))
+
+
 def _shorten_ids(messages: list[JSON], length: int, notes: list[Note]) -> None:
     """Replace ids of calls that have not so many letters and digits, as those of another server."""
     ids: dict[str, str] = {}
@@ -341,6 +353,8 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         _shorten_ids(messages, dialect.call_id_length, notes)
     if not dialect.user_behind_results:
         messages = _with_replies(messages, notes)
+    if dialect.reasoning_echo == "must":
+        _add_reasoning(messages, dialect.reasoning_field, bool(request.tools), notes)
     reasoning, sampling, format = request.reasoning, request.sampling, request.format
     logprobs = sampling.logprobs
     if logprobs is None and (sampling.top_logprobs or _LOGPROBS in request.include):
