@@ -8,8 +8,11 @@ import base64
 import json
 import struct
 
+import pytest
+
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Image, Message
 from dragoman.core.response import Response
+from dragoman.engines.remote import Remote
 from dragoman.engines.script import demo
 from dragoman.program import (
     Model,
@@ -255,6 +258,41 @@ async def test_engine_that_refuses_a_prefill_is_asked_to_go_on_in_words() -> Non
     assert (lm["x"], lm["y"], lm["z"]) == ("42", "b", "c")
     asked = [[message["role"] for message in body["messages"]] for body in sent(server)]
     assert asked == [["user", "assistant"], *[["user", "assistant", "user"]] * 3]
+
+
+@pytest.mark.parametrize("profile", ["llama.cpp", "vllm", "sglang"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_server_that_does_not_continue_a_message_of_a_thinking_model(
+    profile, streamed
+) -> None:
+    """It begins its message anew, as servers do that are never asked to continue one."""
+    replies = ["It is: 42", "It is: 42, and: b", "c"]
+
+    def answering(asked: Asked) -> Reply:
+        if asked.json["messages"][-1]["role"] == "assistant":
+            problem = "Assistant response prefill is incompatible with enable_thinking."
+            return plain(400, {"error": {"message": problem, "code": 400}})
+        assert not {"continue_final_message", "add_generation_prompt"} & asked.json.keys()
+        texts = replies[0][:4], replies[0][4:]
+        del replies[0]
+        return says({"reasoning_content": "Hm."}, *({"content": each} for each in texts))
+
+    async with mock(answering) as server:
+        lm = Model(Remote(server.base_url, wire="chat", profile=profile), model="m")
+        async with user():
+            lm = await lm.run("Hello!")
+        async with assistant():
+            for nodes in (("It is: ", gen("x")), (", and: ", gen("y")), (" ", gen("z"))):
+                if streamed:
+                    stream = lm.stream(*nodes)
+                    shown = [each.text async for each in stream if each.kind == "text"]
+                    lm = stream.model
+                    assert "".join(shown) == lm[nodes[1].options.name]
+                else:
+                    lm = await lm.run(*nodes)
+        assert (lm["x"], lm["y"], lm["z"]) == ("42", "b", "c")
+        assert server.asked[1].json["messages"][1]["content"] == "It is: ", "with its space"
+        await lm.client.close()
 
 
 async def test_r0_w13_calls_without_an_index_are_not_merged() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Literal, cast
 
 from msgspec.structs import asdict, replace
@@ -31,9 +32,7 @@ from dragoman.core.item import (
     Text,
     Token,
 )
-from dragoman.core.item import (
-    Call as ToolCall,
-)
+from dragoman.core.item import Call as ToolCall
 from dragoman.core.request import (
     AudioOutput,
     CustomTool,
@@ -67,9 +66,7 @@ from .nodes import (
     loose,
     merged,
 )
-from .nodes import (
-    Literal as LiteralNode,
-)
+from .nodes import Literal as LiteralNode
 
 Kind = Literal["literal", "text", "reasoning", "call", "result", "transcript", "audio", "done"]
 Emit = Callable[[Kind, str, str | None, State], None]
@@ -244,13 +241,13 @@ class Run:
         return answer
 
     def _without(self, request: Request, fault: Fault) -> Request | None:
-        """The request without what the engine refuses: log probabilities, stop sequences, which are
-        then found here, and an end with the assistant's message."""
+        """The request without what the engine refuses: log probabilities, stops, or a prefill."""
         sampling, about = request.sampling, f"{fault.param}: {fault.message}".lower()
-        stream, items = request.stream, request.items
+        stream, items, extra = request.stream, request.items, request.extra
         if items and _is_assistants(items[-1]) and any(word in about for word in PREFILL):
-            self.target.prefills = False
-            items = (*items, Message("user", CONTINUE))
+            extra = self.target.cannot_continue(extra)
+            whole = self.state.items() if getattr(items[-1], "status", None) else items  # spaces
+            items = (*items[:-1], whole[-1], Message("user", CONTINUE))
         elif sampling.logprobs and "logprob" in about:
             self.target.logprobs = False
             sampling = replace(sampling, logprobs=None, top_logprobs=None)
@@ -259,7 +256,7 @@ class Run:
             sampling, stream = replace(sampling, stop=None), True  # cancelled at the first stop
         else:
             return None
-        return replace(request, items=items, sampling=sampling, stream=stream)
+        return replace(request, items=items, sampling=sampling, stream=stream, extra=extra)
 
     # ---- free text -------------------------------------------------------------------------
 
@@ -287,8 +284,7 @@ class Run:
             if offered and choice is not None:
                 about["tool_choice"] = choice
                 choice = None  # else the model would call tools forever
-            known = self.target.continues is not None
-            watch = _Watch(self, options, value, "" if known else prefix, known and _spaced(prefix))
+            watch = _Watch(self, options, value, prefix)
             request = self._request(self.state, options, **about)
             answer = await self._answer(request, watch if watch.needed else None)
             ended = answer.end == "length" or request.sampling.stop
@@ -567,12 +563,9 @@ class Run:
 class _Watch:
     """Processes streamed text: removes a repeated prefix, finds stops, and emits the rest."""
 
-    def __init__(
-        self, run: Run, options: Options, gen: Gen | None, repeated: str, spaced: bool = False
-    ) -> None:
-        self._emit, self._name = run._emit, options.name
-        self.repeated, self._left = repeated, repeated.lstrip()
-        self._spaced, self._begun = spaced, False
+    def __init__(self, run: Run, options: Options, gen: Gen | None, prefix: str) -> None:
+        self._emit, self._name, self._target = run._emit, options.name, run.target
+        self._prefix, self._gen, self._begun = prefix, gen, False
         self.shown = 0  # characters
         self._stops = gen.stop if gen else ()
         self._patterns = gen.stop_regex if gen else ()
@@ -582,6 +575,19 @@ class _Watch:
         self._state = run.state
         self._append, turn = options.list_append, run.state.turn
         self._start = turn.last if turn else None
+
+    @cached_property
+    def repeated(self) -> str:
+        """What the answer may begin with again, as is known once it begins."""
+        return self._prefix if self._gen is None or self._target.continues is None else ""
+
+    @cached_property
+    def _left(self) -> str:
+        return self.repeated.lstrip()
+
+    @property
+    def _spaced(self) -> bool:
+        return not self.repeated and _spaced(self._prefix)
 
     @property
     def needed(self) -> bool:
@@ -607,7 +613,7 @@ class _Watch:
             self._show(rest, "text")
 
     def _take(self, data: str) -> bool:
-        if self._spaced and data:
+        if data and self._spaced:
             data, self._begun = data if self._begun else data.removeprefix(" "), True
             if not data:
                 return False

@@ -13,7 +13,7 @@ from dragoman.client.answer import Answer
 from dragoman.client.client import Client
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import first_model
-from dragoman.core.item import JSON, CustomToolCall, Message, Text
+from dragoman.core.item import JSON, CustomToolCall, Extra, Message, Text
 from dragoman.core.request import (
     CustomTool,
     JSONObject,
@@ -30,7 +30,9 @@ CONTINUE = (
     "Go on with your last message exactly where it ends: write what follows it, and nothing before."
 )
 """Asks for what is before the answer in its turn to be continued, where no server does it."""
-PREFILL = ("prefill", "final assistant", "last role", "end with a user")
+PREFILL = (
+    *("prefill", "final assistant", "last role", "end with a user", "continue_final_message"),
+)
 """Words of servers that refuse a conversation that ends with the assistant's message."""
 _LONGEST_CHOICE = 200_000
 """Characters of a list of texts; a longer one is a grammar."""
@@ -72,6 +74,12 @@ class Target:
         if guarantees != ["best-effort"]:
             self.continues = known.continues
         self._known = True
+
+    def cannot_continue(self, extra: Extra | None) -> Extra:
+        """Note that it continues no message; the fields of a request without those for that."""
+        gone, self.prefills, self.continues = self.continues or {}, False, None
+        fields = (extra or {}).get(self.wire, {})
+        return {self.wire: {name: each for name, each in fields.items() if name not in gone}}
 
     @property
     def name(self) -> str:
