@@ -7,7 +7,7 @@ import math
 from types import TracebackType
 from typing import Protocol
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.event import Failed, Finished
 
 TERMINAL = (Finished, Failed)
@@ -15,6 +15,11 @@ TERMINAL = (Finished, Failed)
 
 UNFINISHED = Fault("upstream_cut", "The answer broke off before its end.", "upstream")
 """The fault of an answer whose engine ended without a terminal event."""
+DELETED = Fault("not_found", "This response was deleted while it was read.", "client")
+FORGOTTEN = bad_request(
+    "the events of this response are no longer stored; read it without stream", "stream"
+)
+"""The fault of a reading of events that are too old."""
 GONE = Fault("cancelled", "The client closed the connection.", "client")
 CANCELLED = Fault("cancelled", "The answer was cancelled.", "client")
 SHUTTING_DOWN = Fault(

@@ -13,6 +13,7 @@ from dragoman.engines.base import now
 from dragoman.server.app import App
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging, Record, StoreError
+from dragoman.stores.retention import DAY
 from dragoman.stores.sql import Store
 from tests.server.state.storing import (
     BOUND,
@@ -217,3 +218,34 @@ async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path) 
         caller = server.app._engine.asked[0][1]
         (record,) = (await store.list_responses("", None, Paging())).items
         assert caller.response == record.id
+
+
+async def test_follower_of_a_log_that_is_deleted_meanwhile_is_cut_off(
+    tmp_path, monkeypatch
+) -> None:
+    go, waits, late = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    engine = Stub(*OPENING, word("Hel"), go, *closing("Hel"))
+    async with (
+        storing(engine, opened("sqlite", tmp_path)) as server,
+        storing(Stub(), opened("sqlite", tmp_path)) as other,
+    ):
+        id = (await server.ask(background=True)).json["id"]
+        follower, waited = other.reading(f"/{id}?stream=true"), other.memory.store.wait
+
+        async def wait(*given: Any) -> bool:
+            if b'"Hel"' in follower.body:
+                waits.set()
+                await late.wait()
+            return await waited(*given)
+
+        monkeypatch.setattr(other.memory.store, "wait", wait)
+        following = asyncio.create_task(follower())
+        await waits.wait()
+        go.set()
+        await all_ended(server)
+        await server.memory.store.sweep(server.memory.store.now() + 2 * DAY)
+        late.set()
+        await following
+        assert b"response.failed" not in follower.body
+        assert not follower.whole
+        assert (await other.sdk.responses.retrieve(id)).status == "completed"

@@ -18,7 +18,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.core.response import Response, default_guarantee
 from dragoman.engines.base import new_id
-from dragoman.server.cancellation import InFlight, Watch
+from dragoman.server.cancellation import FORGOTTEN, InFlight, Watch
 from dragoman.server.exchange import Exchange, Headers, Route, nothing_at, report_headers
 from dragoman.server.limits import Gate
 from dragoman.server.settings import DIALECTS
@@ -213,8 +213,7 @@ class Handlers:
         and for its frames. Raises FaultError."""
         _, together = await self._store.log_size(record.id, SEGMENTS)
         if record.version != ENCODER_VERSION or not (record.running or together):
-            problem = "the events of this response are no longer stored; read it without stream"
-            raise FaultError(bad_request(problem, "stream"))
+            raise FaultError(FORGOTTEN)
         # Its last events have the whole answer, and so have their frames. The largest
         # wait until there is room.
         room.hold(min(together + room.held, exchange.room))

@@ -28,7 +28,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
-from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
+from dragoman.server.cancellation import CANCELLED, DELETED, FORGOTTEN, TERMINAL, end_for
 from dragoman.server.exchange import Held
 from dragoman.server.limits import SMALL, Budget, Gate, values_in, weight_of
 from dragoman.stores.base import (
@@ -75,7 +75,6 @@ HELD = 600.0
 NOT_STORED = Loss("store", "dropped", "this response could not be stored")
 _DIED = "The server that was giving this answer stopped before its end. Ask again."
 DIED = Fault("internal", _DIED, "server")
-DELETED = Fault("not_found", "This response was deleted while it was read.", "client")
 SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's end.", "server")
 
 _log = logging.getLogger("dragoman.server")
@@ -536,8 +535,9 @@ class Runs:
                         await driver.wait_delivered()
                 if not isinstance(event, TERMINAL):
                     now = partial(self.store.get, record.tenant, record.id)
-                    gone = await self.held(now, FOLLOWED) is None
-                    yield Failed(DELETED if gone else UNFINISHED)
+                    if await self.held(now, FOLLOWED) is not None:  # its log is too old by now
+                        raise FaultError(FORGOTTEN)
+                    yield Failed(DELETED)
             except FaultError as error:  # no event of the response
                 stop(error.fault)
             finally:
