@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import TOO_LONG, Fault
 from dragoman.core.interfaces import Caller
-from dragoman.core.request import ReasoningOptions
+from dragoman.core.request import ReasoningOptions, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.again import room
 from dragoman.wire.registry import WIRES
@@ -71,6 +71,29 @@ GROQ = (
     "`max_tokens` must be less than or equal to `{context}`, the maximum value for `max_tokens` is "
     "less than the `context_window` for this model"
 )
+ANTHROPIC = (
+    "max_tokens: {most} > {context}, which is the maximum allowed number of output tokens for m"
+)
+DEEPSEEK = "Invalid max_tokens value, the valid range of max_tokens is [1, {context}]"
+DASHSCOPE = (
+    "<400> InternalError.Algo.InvalidParameter: Range of max_tokens should be      [1, {context}]"
+)
+DOUBAO = (
+    "The parameter `max_completion_tokens` specified in the request are not valid: integer above "
+    "maximum value, expected a value <= {context}, but got {most} instead. Request id: 02177529"
+)
+AZURE = (
+    "Invalid 'max_output_tokens': integer above maximum value. Expected a value <= {context}, but "
+    "got {most} instead."
+)
+BEDROCK = (
+    "The maximum tokens you requested exceeds the model limit of {context}. Try again with a "
+    "maximum tokens value that is lower than {context}."
+)
+BESIDE = (
+    "input length and `max_tokens` exceed context limit: {prompt} + {most} > {context}, decrease "
+    "input length or `max_tokens` and try again"
+)
 
 
 class Small:
@@ -108,7 +131,7 @@ def lost(answer: Response) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("profile", ["vllm", None])
-@pytest.mark.parametrize("words", [VLLM, OLD, EXACT, SGLANG, OPENROUTER])
+@pytest.mark.parametrize("words", [VLLM, OLD, EXACT, SGLANG, OPENROUTER, BESIDE])
 async def test_an_answer_is_as_long_as_there_is_room_beside_the_prompt(
     words, profile, stream
 ) -> None:
@@ -133,9 +156,27 @@ async def test_a_quarter_of_the_context_is_asked_for_where_the_prompt_is_not_cou
         assert sent(up) == [32_000, context // 4]
 
 
-async def test_an_answer_is_no_longer_than_a_server_says_that_any_may_be() -> None:
-    async with remote(Small(GROQ, 8_192, prompt=0)) as (engine, up):
+@pytest.mark.parametrize("words", [GROQ, ANTHROPIC, DEEPSEEK, DASHSCOPE, DOUBAO, AZURE, BEDROCK])
+async def test_an_answer_is_no_longer_than_a_server_says_that_any_may_be(words) -> None:
+    async with remote(Small(words, 8_192, prompt=0)) as (engine, up):
         assert (await ask(engine, LONG)).text == "Hello"
+        assert sent(up) == [32_000, 8_192]
+
+
+@pytest.mark.parametrize("words", [ANTHROPIC, BESIDE])
+async def test_a_wire_that_demands_a_limit_has_less_where_ours_is_refused(words) -> None:
+    def reply(asked: Asked) -> Reply:
+        most = asked.json["max_tokens"]
+        if most > 8_192:
+            return refused(
+                words.format(most=most, context=98_192, prompt=90_000)
+                if words is BESIDE
+                else words.format(most=most, context=8_192)
+            )
+        return plain(200, message({"type": "text", "text": "Hello"}))
+
+    async with remote(reply, wire="messages") as (engine, up):
+        assert (await ask(engine, asking())).text == "Hello"
         assert sent(up) == [32_000, 8_192]
 
 
@@ -255,3 +296,59 @@ def test_refusals_of_any_length_and_number_are_read() -> None:
         f"context length is {'9' * 400} tokens",
     ):
         assert room(Fault("upstream_refused", text, status=400)) is None
+
+
+def refusing(words: str) -> Any:
+    """A server that refuses what `words` is about, for as long as it is sent."""
+
+    def reply(asked: Asked) -> Reply:
+        sent = asked.json
+        both = "both" in words and {"temperature", "top_p"} <= sent.keys()
+        for name in ("temperature", "top_p", "top_k"):
+            if both or ("both" not in words and sent.get(name) is not None):
+                return refused(words.format(name=name))
+        return HELLO_STREAM if sent.get("stream") else HELLO
+
+    return reply
+
+
+BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("words", "given", "kept"),
+    [
+        (BOTH, {"temperature": 0.2, "top_p": 1}, {"temperature": 0.2}),
+        (BOTH, {"temperature": 1, "top_p": 0.9, "top_k": 5}, {"top_p": 0.9, "top_k": 5}),
+        ("`{name}` is deprecated for this model.", {"temperature": 0, "top_p": 1, "top_k": 5}, {}),
+        ("{name}: Extra inputs are not permitted", {"temperature": 0.5}, {}),
+        ("Unsupported value: '{name}' does not support 0.2 with this model.", {"top_p": 0.2}, {}),
+        ("Unsupported parameter: '{name}' is not supported with this model.", {"top_p": 0.2}, {}),
+    ],
+)
+async def test_sampling_that_a_model_does_not_have_is_left_out_and_reported(
+    words, given, kept, stream
+) -> None:
+    async with remote(refusing(words)) as (engine, up):
+        request = asking(sampling=Sampling(**given), stream=stream)
+        answer = await ask(engine, request)
+        assert answer.text == "Hello"
+        assert lost(answer) == [(name, "dropped") for name in given if name not in kept]
+        names = ("temperature", "top_p", "top_k")
+        assert {name: v for name, v in up.asked[-1].json.items() if name in names} == kept
+        assert len(up.asked) == 1 + len(given) - len(kept)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "temperature: Input should be less than or equal to 1",
+        "`top_k` is not supported",
+        f"{BOTH} But there is one.",
+    ],
+)
+async def test_sampling_stays_where_something_else_is_refused(words) -> None:
+    async with remote(lambda asked: refused(words)) as (engine, up):
+        found = await fault(engine, asking(sampling=Sampling(temperature=0.5)))
+        assert (found.message, len(up.asked)) == (words, 1)

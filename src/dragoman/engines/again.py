@@ -1,10 +1,12 @@
 """Asks again for less, or in other messages, where a server refuses a request, and remembers it:
-a lower reasoning effort, or none, a shorter answer, and roles that alternate.
+a lower reasoning effort, or none, a shorter answer, less about its sampling, and roles that
+alternate.
 
 - How hard to think is a wish: clients such as Claude Code have it in every request, whatever the
   model, and servers refuse it of models that do not reason, or that know other efforts.
 - The most tokens of an answer are an upper bound, and such clients ask for 32,000; servers such as
   vLLM refuse what could exceed the model's context.
+- Many clients send a temperature, and top_p, whatever the model; Claude takes one of them, or none.
 - Agents such as Codex send several messages of the user in a row, and the chat templates of some
   models (Mistral, Gemma) take none but alternating roles.
 """
@@ -24,7 +26,7 @@ from dragoman.core.error import TOO_LONG, Fault, FaultError
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered
-from dragoman.core.request import EFFORTS, ReasoningOptions, Request
+from dragoman.core.request import EFFORTS, ReasoningOptions, Request, Sampling
 from dragoman.core.roles import READ, WHY, alternating, strictness
 from dragoman.core.turn import Turn
 from dragoman.net.client import Exchange
@@ -45,8 +47,15 @@ SHORTEST = 1024
 """The fewest tokens that are asked for instead: with fewer, calls of agents would be cut off."""
 
 _MOST = re.compile(
-    r"at most (\d{1,9}) completion tokens|max_tokens`? must be less than or equal to `?(\d{1,9})"
+    r"at most (\d{1,9}) completion tokens"
+    r"|max_tokens`? must be less than or equal to `?(\d{1,9})"
+    r"|> (\d{1,9}), which is the maximum allowed number of output tokens"
+    r"|range of max_tokens (?:is|should be) +\[1, (\d{1,9})\]"
+    r"|max_(?:output_|completion_)?tokens\b.{1,200}?expected a value <= (\d{1,9}), but got"
+    r"|maximum tokens you requested exceeds the model limit of (\d{1,9})",
+    re.I,
 )
+_BESIDE = re.compile(r"exceed context limit: (\d{1,9}) \+ \d{1,9} > (\d{1,9})")
 _CONTEXT = re.compile(
     r"context length (?:is|of)(?: only)? (\d{1,9}) tokens|max_model_len=(?:\w{1,50}=)?(\d{1,9})"
 )
@@ -71,7 +80,9 @@ def room(fault: Fault) -> int | None:
         return None
     text = fault.message[:READ]
     if most := _MOST.search(text):
-        return int(most[1] or most[2])
+        return int(next(filter(None, most.groups())))
+    if beside := _BESIDE.search(text):
+        return int(beside[2]) - int(beside[1])
     if (context := _CONTEXT.search(text)) is None:
         return None
     size = int(context[1] or context[2])
@@ -153,6 +164,33 @@ def effort_losses(request: Request, sent: str | None) -> tuple[Loss, ...]:
     return (lost, SUMMARY) if asked is not None and asked.summary is not None else (lost,)
 
 
+# ---- sampling --------------------------------------------------------------------------------
+
+_SAMPLING = re.compile(
+    r"\b(temperature|top_p|top_k)\b.{1,30}"
+    r"(?:(?P<both>cannot both be specified)|deprecated|not (?:support|permitted)|unsupported)",
+    re.I,
+)
+
+
+def refused_sampling(fault: Fault, sampling: Sampling) -> str | None:
+    """The field of a request's sampling that a server refused it for: of two that exclude each
+    other the one that says less.
+
+    >>> words = "`temperature` and `top_p` cannot both be specified for this model."
+    >>> fault = Fault("upstream_refused", words, status=400)
+    >>> refused_sampling(fault, Sampling(temperature=0.5, top_p=1))
+    'top_p'
+    """
+    found = _SAMPLING.search(fault.message[:READ])
+    if found is None or not _refused(fault, 400, 422):
+        return None
+    name = found[1].lower()
+    if found["both"]:
+        name = "temperature" if sampling.temperature == 1 else "top_p"
+    return None if getattr(sampling, name) is None else name
+
+
 # ---- what was refused before, and now --------------------------------------------------------
 
 
@@ -218,12 +256,15 @@ class Again(Struct, eq=False):
     send: Callable[..., Exchange]
     less_effort: bool = False  # whether it was asked again with less effort
     shorter: bool = False  # and for a shorter answer
+    unsampled: tuple[str, ...] = ()  # and without these fields of its sampling
     strict: int = 0  # and with stricter roles
 
     async def changed(self, fault: Fault, body: bytes | bytearray, threads: ThreadPool) -> Exchange:
         """The request of this body without what was refused. Raises FaultError where the
         refusal is about something else, or where there is nothing to change."""
         caller, most, effort = self.caller, self.request.max_output_tokens, effort_of(self.request)
+        if most is None:
+            most = self.wire.max_tokens
         left = None if self.shorter else room(fault)
         change: Callable[[Request], Request]
         strict = strictness(fault.message) if _refused(fault, 400, 422, 500) else 0
@@ -231,6 +272,9 @@ class Again(Struct, eq=False):
             self.strict, change = strict, partial(alternating, strict=strict)
         elif most is not None and left is not None and SHORTEST <= left < most:
             self.shorter, change = True, partial(replace, max_output_tokens=left)
+        elif name := refused_sampling(fault, sampling := self.request.sampling):
+            self.unsampled = (*self.unsampled, name)
+            change = partial(replace, sampling=replace(sampling, **{name: None}))
         elif effort is not None and is_about_effort(fault):
             effort = None if self.less_effort else nearest(effort, fault.message)
             self.less_effort, change = True, partial(with_effort, effort=effort)
@@ -258,6 +302,8 @@ class Again(Struct, eq=False):
         if self.shorter:
             why = f"the model's server has room for {self.request.max_output_tokens} tokens"
             found = (*found, Loss("max_output_tokens", "emulated", why))
+        why = "the model's server does not take it for this model"
+        found = (*found, *[Loss(name, "dropped", why) for name in self.unsampled])
         spell = partial(spell_losses, request=self.asked, wire=self.caller.wire)
         lost = spell(found)
         instead = {loss.field for loss in lost}

@@ -679,7 +679,9 @@ class Remote:
             prepared = UpstreamRequest(
                 upstream, caller, exchange, lowered, turn, decoder, request.stream, turn, sure
             )
-            if wish is not None or asked.max_output_tokens is not None or len(asked.items) > 1:
+            given, most = asked.sampling, (asked.max_output_tokens, wire.max_tokens)
+            wishes = (wish, *most, given.temperature, given.top_p, given.top_k)
+            if len(asked.items) > 1 or wishes != (None,) * 6:
                 send = partial(upstream.client.stream, "POST", url, fields, timeouts=timeouts)
                 prepared.again = Again(self.refusals, caller, full, asked, wire, dialect, send)
             return prepared

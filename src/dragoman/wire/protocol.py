@@ -136,6 +136,8 @@ class Wire(Struct, frozen=True, kw_only=True):
     - `client_header` is the request header, in lower case, that identifies the wire's clients
       on paths that wires share: the model listing, and unknown paths.
     - `request_id_header` is the response header from which its clients read the request's id.
+    - `max_tokens` is the limit of an answer that is sent where a request has none, on a wire that
+      demands one.
     - `request_headers` are headers of a client's request that are forwarded to an upstream of
       the same wire; `upstream_headers` are sent with every request to an upstream, with
       the client's own values where it sent the same header.
@@ -163,6 +165,7 @@ class Wire(Struct, frozen=True, kw_only=True):
     count_fields: frozenset[str] = frozenset()
     client_header: str = ""
     request_id_header: str = "x-request-id"
+    max_tokens: int | None = None
     request_headers: tuple[str, ...] = ()
     upstream_headers: tuple[tuple[str, str], ...] = ()
 

@@ -7,7 +7,7 @@ from dragoman.wire.protocol import Wire
 
 from .blocks import NAME
 from .losses import LOSSES, spelling
-from .request import decode_request, encode_request
+from .request import MAX_TOKENS, decode_request, encode_request
 from .response import (
     ID_PREFIX,
     Encoder,
@@ -38,6 +38,7 @@ MESSAGES = Wire(
     ),
     client_header="anthropic-version",
     request_id_header="request-id",
+    max_tokens=MAX_TOKENS,
     request_headers=("anthropic-beta", "anthropic-version"),
     upstream_headers=(("anthropic-version", "2023-06-01"),),
 )
