@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.conversation import NO_RESULT, Items, weight, with_sounds
+from dragoman.core.conversation import NO_RESULT, SILENCE, Items, weight, with_sounds
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import (
     Delta,
@@ -80,6 +80,7 @@ from dragoman.core.session_values import (
 from dragoman.core.sound import Arena, Spoken
 
 MS = b"\0\1" * 24
+QUIET = Message("user", (Text(SILENCE),))
 MANUAL = SessionConfig(model="m", turn_detection=None)
 VOICE: dict[str, Any] = {"transcribes": True, "speaks": True, "detects": True}
 
@@ -236,9 +237,9 @@ def test_a_model_gets_each_call_with_its_result() -> None:
     one, two = FunctionCall("c1", "f", "{}"), FunctionCall("c2", "g", "{}")
     first, second = FunctionCallOutput("c1", "1"), FunctionCallOutput("c2", "2")
     said = Message("user", (Text("x"),))
-    assert asked(second, one, two, said, first) == (one, two, first, second, said)
-    assert asked(one, said) == (one, FunctionCallOutput("c1", NO_RESULT), said)
-    assert asked(CustomToolCall("c3", "h", "")) == (
+    assert asked(second, one, two, said, first) == (QUIET, one, two, first, second, said)
+    assert asked(said, one) == (said, one, FunctionCallOutput("c1", NO_RESULT))
+    assert asked(CustomToolCall("c3", "h", ""))[1:] == (
         CustomToolCall("c3", "h", ""),
         CustomToolCallOutput("c3", NO_RESULT),
     )
@@ -257,7 +258,7 @@ def test_a_model_gets_speech_as_text_or_as_sound() -> None:
     assert image == Image("data:x")
     told = Message("user", (Audio(None, "pcm16", "Hello."),))
     assert asked(told) == (Message("user", (Text("Hello."),)),)
-    assert asked(Message("assistant", (Text(""),))) == ()
+    assert asked(Message("assistant", (Text(""),))) == (QUIET,)
     assert asked(Message("user", ())) == (Message("user", (Text(""),)),)
     other = Unknown("realtime", "mcp_call", {"name": "n"}, "m1")
     assert asked(other, Compaction("x", "cmp_1")) == (other, Compaction("x", "cmp_1"))
@@ -448,7 +449,7 @@ def test_the_model_gets_only_what_was_played() -> None:
     session.receive(Truncate(item_id="item_s0002", content_index=0, audio_end_ms=1_000))
     session.receive(Respond())
     (work,) = of(session, Generate)
-    assert work.request.items == (Message("assistant", (Text("One two. "),)),)
+    assert work.request.items == (QUIET, Message("assistant", (Text("One two. "),)), QUIET)
 
 
 # ---- answers ---------------------------------------------------------------------------------
@@ -498,7 +499,7 @@ def test_reasoning_is_for_the_model_alone() -> None:
     session.receive(Respond())
     (work,) = of(session, Generate)
     kinds = [type(item) for item in work.request.items]
-    assert kinds == [Message, Reasoning, Message]
+    assert kinds == [Message, Reasoning, Message, Message]
     # A client can neither see nor touch what is hidden.
     (hidden,) = [e.item.id for e in session.items.entries() if e.hidden]
     assert refusal(session.receive(Delete(item_id=hidden or ""))).code == "not_found"

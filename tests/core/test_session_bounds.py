@@ -7,10 +7,19 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.conversation import NO_RESULT, config_weight, weight
+from dragoman.core.conversation import INAUDIBLE, NO_RESULT, config_weight, weight
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, Finished, ItemAdded, Started
-from dragoman.core.item import Audio, FunctionCall, FunctionCallOutput, ItemReference, Message, Text
+from dragoman.core.item import (
+    Audio,
+    FunctionCall,
+    FunctionCallOutput,
+    ItemReference,
+    Message,
+    Reasoning,
+    Text,
+    Thought,
+)
 from dragoman.core.request import NamedTool
 from dragoman.core.session import FORGOTTEN, LIMITS
 from dragoman.core.session_values import (
@@ -48,7 +57,7 @@ from dragoman.core.session_values import (
 from dragoman.core.sound import BYTES_PER_MS, Spoken, from_base64
 from tests.cost import is_square
 
-from .test_session import MANUAL, MS, VOICE, asked, of, opened, refusal, user
+from .test_session import MANUAL, MS, QUIET, VOICE, asked, of, opened, refusal, user
 
 
 def test_what_a_session_holds_is_bounded() -> None:
@@ -245,7 +254,7 @@ def test_a_model_that_does_not_hear_gets_no_sound_of_a_turn_that_was_not_underst
     session.receive(user("Again."))
     session.receive(Respond())
     (asked,) = of(session, Generate)
-    assert [item.parts for item in asked.request.items] == [(Text(""),), (Text("Again."),)]
+    assert [item.parts for item in asked.request.items] == [(Text(INAUDIBLE),), (Text("Again."),)]
     assert asked.sounds == ()
 
 
@@ -267,7 +276,7 @@ def test_a_call_that_was_cut_short_is_not_for_the_model() -> None:
     session.receive(CreateItem(item=result))
     session.receive(Respond())
     (work,) = of(session, Generate)
-    assert work.request.items[:2] == (FunctionCall("c1", "f", '{"a": '), result)
+    assert work.request.items[1:3] == (FunctionCall("c1", "f", '{"a": '), result)
     session.receive(Cancel())
     # Its server repeats the ids of calls.
     session.receive(CreateItem(item=FunctionCall("c1", "g", "{}")))
@@ -278,17 +287,35 @@ def test_a_call_that_was_cut_short_is_not_for_the_model() -> None:
     session.receive(CreateItem(item=FunctionCallOutput("c1", "2")))
     session.receive(Respond())
     (work,) = of(session, Generate)
-    assert [getattr(item, "output", "") for item in work.request.items] == ["", "1", "", "", "2"]
+    outputs = [getattr(item, "output", "") for item in work.request.items[1:]]
+    assert outputs == ["", "1", "", "", "2"]
 
 
 def test_calls_of_one_id_get_a_result_each_and_none_gets_it_twice() -> None:
     """3,000 calls and one result of 1 MB were a request of 3 GB."""
     call, said = FunctionCall("c", "f", "{}"), Message("user", (Text("x"),))
     one, two = FunctionCallOutput("c", "1"), FunctionCallOutput("c", "2")
-    assert asked(call, one, said, call, two) == (call, one, said, call, two)
+    assert asked(said, call, one, said, call, two) == (said, call, one, said, call, two)
     none = FunctionCallOutput("c", NO_RESULT)
-    assert asked(call, call, call, one) == (call, call, call, one, none, none)
-    assert asked(call, one, two) == (call, one)
+    assert asked(said, call, call, call, one)[1:] == (call, call, call, one, none, none)
+    assert asked(said, call, one, two) == (said, call, one)
+
+
+def test_servers_that_want_the_users_words_and_no_lone_reasoning_get_them() -> None:
+    """Such as Anthropic's: each later turn of the session was refused."""
+    said, answer = Message("user", (Text("x"),)), Message("assistant", (Text("y"),))
+    thought, call = Reasoning((Thought("Hm."),)), FunctionCall("c1", "f", "{}")
+    result, system = FunctionCallOutput("c1", "1"), Message("system", (Text("z"),))
+    cut = Message("assistant", (Audio(None, "pcm16", ""),))
+    noise = Message("user", (Audio(None, "pcm16", ""),))
+    assert asked(said, thought, cut, said) == (said, said)
+    assert asked(said, thought) == (said,)
+    heard = (said, thought, thought, answer, Message("user", (Text(INAUDIBLE),)))
+    assert asked(said, thought, thought, answer, noise) == heard
+    assert asked(said, thought, call, result) == (said, thought, call, result)
+    assert asked() == (QUIET,)
+    assert asked(system) == (system, QUIET)
+    assert asked(system, answer, system) == (system, QUIET, answer, system, QUIET)
 
 
 def test_a_session_that_expires_begins_no_answer() -> None:

@@ -33,6 +33,9 @@ from .sound import BYTES_PER_MS, Arena, Sound, Spoken, from_base64, to_base64, w
 
 NO_RESULT = "There is no result yet."
 """A placeholder for a missing result of a call: most servers refuse a call without one."""
+SILENCE, INAUDIBLE = "(silence)", "(inaudible)"
+"""Placeholders for a user who said nothing, and for speech without words: many servers refuse a
+conversation that begins or ends with the model, and a turn without words."""
 
 _OURS = (Reasoning, FunctionCall, FunctionCallOutput, CustomToolCall, CustomToolCallOutput)
 """Items beside messages whose id and status are the session's."""
@@ -210,7 +213,8 @@ class Items:
         """Items as models get them: transcripts as text, and for a model that `hears` sound without
         a transcript as parts without data, which `with_sounds` adds; without ids and states, which
         are the session's. Each call is followed by its result, wherever that was created; one that
-        was cut short and has none is left out, as most servers refuse half its arguments."""
+        was cut short and has none is left out, as most servers refuse half its arguments. So is
+        reasoning whose answer was left out, and where the user has said nothing, that is said."""
         sounds: list[Sound] = []
         items = [self._for_model(entry.item, sounds, hears=hears) for entry in entries]
         results: dict[str, list[CallOutput]] = {}
@@ -234,7 +238,7 @@ class Items:
             elif not (item == _NOTHING or (isinstance(item, CallOutput) and item.call_id in known)):
                 arranged += [*owed, item]
                 owed = []
-        return (*arranged, *owed), tuple(sounds)
+        return _with_silence(_with_answers([*arranged, *owed])), tuple(sounds)
 
     def _for_model(self, item: Item, sounds: list[Sound], *, hears: bool) -> Item:
         if not isinstance(item, Message):
@@ -252,7 +256,34 @@ class Items:
                 parts.append(part)
         if not parts and item.role == "assistant":  # cancelled before its first text
             return _NOTHING
-        return replace(item, id=None, status=None, content=tuple(parts) or (_SILENCE,))
+        unheard = item.role == "user" and any(isinstance(part, Audio) for part in item.parts)
+        parts = parts or [Text(INAUDIBLE) if unheard else _SILENCE]
+        return replace(item, id=None, status=None, content=tuple(parts))
+
+
+def _with_answers(items: list[Item]) -> list[Item]:
+    """Items without reasoning that nothing of the model's follows."""
+    found: list[Item] = []
+    for item in reversed(items):
+        lone = not found or isinstance(found[-1], CallOutput) or _role(found[-1]) in _GIVEN
+        if not (lone and isinstance(item, Reasoning)):
+            found.append(item)
+    return found[::-1]
+
+
+def _with_silence(items: list[Item]) -> tuple[Item, ...]:
+    """Items with what the user did not say before the first answer, and before the next one."""
+    turns = [n for n, item in enumerate(items) if _role(item) not in _GIVEN[1:]]
+    silent = Message("user", (Text(SILENCE),))
+    if not turns or _role(items[turns[-1]]) == "assistant":
+        items = [*items, silent]
+    if turns and (isinstance(first := items[turns[0]], Call) or _role(first) == "assistant"):
+        items = [*items[: turns[0]], silent, *items[turns[0] :]]
+    return tuple(items)
+
+
+def _role(item: Item) -> str | None:
+    return item.role if isinstance(item, Message) else None
 
 
 def with_sounds(items: tuple[Item, ...], sounds: tuple[Sound, ...]) -> tuple[Item, ...]:
@@ -331,6 +362,7 @@ def _no_result(call: Call) -> CallOutput:
 _SILENCE = Text("")
 _WAV = Audio(format="wav")
 _NOTHING = Message("assistant")
+_GIVEN = ("user", "system", "developer")
 
 
 def item_id(item: Item) -> str:

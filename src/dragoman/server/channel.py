@@ -33,9 +33,9 @@ def of_message(fault: Fault) -> Fault:
 
 LIFETIME = 3600.0
 """The time limit of a connection."""
-TRY_AGAIN_LATER, MOST_REASON = 1013, 120
-"""The close code of a connection for whose messages there is no room (IANA's registry), and the
-characters of the reason."""
+RESTART, TRY_AGAIN_LATER, MOST_REASON = 1012, 1013, 120
+"""The close codes at a shutdown, and of a connection for whose messages there is no room (IANA's
+registry), at which clients reconnect; and the characters of the reason."""
 LAST_FRAME = 5.0
 """Seconds that such a client has to read the frame that is being sent."""
 TOGETHER = 256
@@ -225,7 +225,8 @@ class Channel(ABC):
                 if self._unread.size:
                     self._unread.close()
                 self.drained()
-            code = TRY_AGAIN_LATER if self._full else 1000
+            code = RESTART if self.service.roster.closing else 1000
+            code = TRY_AGAIN_LATER if self._full else code
             await self._send(
                 {"type": "websocket.close", "code": code, "reason": self._full[:MOST_REASON]}
             )
