@@ -228,6 +228,25 @@ async def test_an_error_amid_a_stream_of_a_client_library_is_told_as_it_is(error
         assert (fault.code, fault.message, fault.status) == told
 
 
+async def test_an_error_without_a_body_is_told_in_its_own_words() -> None:
+    """As those of litellm, of ollama, and of aiohttp, whose text may have an address."""
+    words = "This model's maximum context length is 8 tokens. You requested 9."
+    for status, name in (
+        ("status_code", "message"),
+        ("status_code", "error"),
+        ("status", "message"),
+    ):
+        error = RuntimeError("canary-key")
+        setattr(error, status, 400)
+        setattr(error, name, words)
+        fault = await fault_of(error)
+        assert (fault.status, fault.message) == (400, words)
+        assert fault.upstream_code == "context_length_exceeded", "by which clients compact"
+    assert "canary" not in (await fault_of(Refused(429))).message
+    error.status = "busy"
+    assert (await fault_of(error)).code == "internal"
+
+
 async def test_p45_other_exceptions_are_reported_by_type_only() -> None:
     message = (await fault_of(ValueError("canary-key"))).message
     assert message.startswith("The engine failed with ValueError;")

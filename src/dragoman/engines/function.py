@@ -333,7 +333,9 @@ def _refusal(error: Exception) -> Fault | None:
     """The fault for an exception of a client library: one with an HTTP status, or one about a
     request that has no answer."""
     answer = getattr(error, "response", None)
-    status = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
+    named = ((error, "status_code"), (error, "status"), (answer, "status_code"))
+    found = (getattr(thing, name, None) for thing, name in named)
+    status = next((each for each in found if isinstance(each, int)), None)
     body = getattr(error, "body", None)
     if not isinstance(status, int) or not 400 <= status <= 599:
         if body:  # of an error amid a stream
@@ -350,4 +352,7 @@ def _refusal(error: Exception) -> Fault | None:
         message = f"The model's server refused the key of the function that asked it ({status})."
         return Fault("upstream_authentication", message, "server", status=status)
     headers = getattr(answer, "headers", None) or {}
-    return wire_error.decode(status, json.dump(body or ""), headers.get("retry-after"))
+    if not body:  # of litellm, ollama; the text of an error may have an address, with its key
+        words = (getattr(error, name, None) for name in ("message", "error"))
+        body = {"message": next((each for each in words if isinstance(each, str)), "")}
+    return wire_error.decode(status, json.dump(body), headers.get("retry-after"))
