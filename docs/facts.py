@@ -183,6 +183,7 @@ def marks(profile: Profile) -> Iterator[str]:
         "address": profile.hosts,
         "`Server`": profile.server,
         "`owned_by`": profile.owned_by,
+        "names that begin with": profile.listed,
     }
     for where, values in known.items():
         if values:

@@ -56,11 +56,13 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     name: str
     hosts: tuple[str, ...] = ()
-    """Ends of host names in the base URL; any of these three is enough to recognise it."""
+    """Ends of host names in the base URL; any of these four is enough to recognise it."""
     server: tuple[str, ...] = ()
     """Beginnings of the `Server` header, in lower case."""
     owned_by: tuple[str, ...] = ()
     """Values of `owned_by` in the model listing."""
+    listed: tuple[str, ...] = ()
+    """Beginnings of names in the model listing that no other server has."""
     wires: tuple[str, ...] = ()
     """The protocols it supports well, best first; empty means detection."""
     dialect: Dialect = _MAX_TOKENS
@@ -188,7 +190,8 @@ PROFILES: tuple[Profile, ...] = (
     ),
     Profile(
         name="ollama",
-        owned_by=("library",),
+        owned_by=("library",),  # else it is who made the model
+        listed=("hf.co/", "huggingface.co/"),
         wires=("chat",),
         dialect=replace(_MAX_TOKENS, reasoning_field="reasoning"),
         choices=False,
@@ -303,8 +306,10 @@ def by_answers(server: str | None, listing: Iterable[dict[str, Any]] = ()) -> Pr
     >>> by_answers("llama.cpp").name
     'llama.cpp'
     """
+    listing, header = [*listing], (server or "").lower()
     owners = {owner for entry in listing if isinstance(owner := entry.get("owned_by"), str)}
-    header = (server or "").lower()
+    names = [name for entry in listing if isinstance(name := entry.get("id"), str)]
     found = [each for each in PROFILES if header.startswith(each.server)]
     found += [each for each in PROFILES if owners.intersection(each.owned_by)]
+    found += [p for p in PROFILES if p.listed and any(n.startswith(p.listed) for n in names)]
     return next(iter(found), None)
