@@ -194,3 +194,10 @@ def test_prompt_over_the_context_has_the_code_that_clients_know(status, refusal)
 def test_other_refusals_are_not_of_a_prompt_over_the_context(status, code, message) -> None:
     refused = error.describe({"error": {"message": message, "code": code}}, status)
     assert refused.upstream_code == code
+
+
+def test_status_of_an_error_in_a_stream_may_be_a_text() -> None:
+    """As LiteLLM's."""
+    limited = error.describe({"error": {"message": "slow down", "type": "None", "code": "429"}})
+    assert (error.status(limited), limited.upstream_code) == (429, "429")
+    assert error.status(error.describe({"error": {"message": "x", "code": "1302"}})) == 502

@@ -220,7 +220,7 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
     if status is None:
         named = (code, fields.get("status"), fields.get("status_code"))
         usual = _STATUS_OF_TYPE.get(kind) if isinstance(kind, str) else None
-        status = next((n for n in named if type(n) is int and 400 <= n <= 599), usual)
+        status = next((n for n in map(_number, named) if n is not None), usual)
     if type(code) is int:  # usually a status, and then no code
         code = None if 100 <= code <= 599 else str(code)
     known = ("message", "type", "param", "code", "error", "detail", "object")
@@ -241,6 +241,13 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
         upstream_type=kind if isinstance(kind, str) else None,
         extra={"error": rest} if small and fields is error else None,
     )
+
+
+def _number(value: JSON) -> int | None:
+    """The status of an error in a value, which LiteLLM has as a text."""
+    if isinstance(value, str) and re.fullmatch("[45][0-9]{2}", value):
+        return int(value)
+    return value if type(value) is int and 400 <= value <= 599 else None
 
 
 def _fault(message: str, status: int | None) -> Fault:
