@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
     Message,
+    Reasoning,
     Text,
+    Thought,
     Unknown,
 )
 from dragoman.core.loss import Loss
@@ -545,6 +548,26 @@ def test_halves_of_surrogate_pairs_in_calls_of_others_are_shown_replaced() -> No
     seen, _ = for_model(items)
     calls = [item.arguments for item in seen or () if isinstance(item, FunctionCall)]
     assert calls == ['{"queries":["\ufffd"]}', '{"code":"\ufffd"}']
+
+
+def test_a_call_that_is_allowed_later_stands_where_its_result_will() -> None:
+    """Servers refuse a call whose result is not behind it, and thinking without what it led to."""
+    said, answer = Message("user", "Hm?"), Message("assistant", "Yes.")
+    thought, again = Reasoning((Thought("1"),)), Reasoning((Thought("2"),))
+    fields = {"name": "buy", "arguments": "{}", "server_label": "x"}
+    asked = Unknown("responses", "mcp_approval_request", fields, "mcpr_1")
+    decided = {"approval_request_id": "mcpr_1", "approve": True}
+    allowed = Unknown("responses", "mcp_approval_response", decided)
+    runner: Any = SimpleNamespace(find=lambda call: call)
+    before = (said, thought, asked, said, again, answer, allowed)
+    seen, decisions = for_model(before, runner)
+    call = (seen or ())[-1]
+    assert (getattr(call, "name", ""), decisions) == ("buy", {"mcpr_1": True})
+    assert seen == (said, said, again, answer, thought, call)
+    done = Unknown("responses", "mcp_call", {**fields, **decided, "output": "1"}, "mcp_1")
+    seen, _ = for_model((*before, done), runner)
+    assert [type(item) for item in seen or ()][:4] == [Message, Message, Reasoning, Message]
+    assert [getattr(item, "call_id", "") for item in seen or ()][4:] == ["mcp_1", "mcp_1"]
 
 
 def test_record_of_a_call_is_kept_in_its_item() -> None:

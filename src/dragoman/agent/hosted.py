@@ -12,11 +12,12 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from msgspec.structs import replace
 
+from dragoman.core.conversation import with_answers
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.event import Delta, Event, Finished, ItemDone, PartDone, Started
 from dragoman.core.interfaces import ANYONE, Caller, Engine
@@ -28,6 +29,7 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Item,
     Message,
+    Reasoning,
     Text,
     Unknown,
     objects,
@@ -350,6 +352,7 @@ def for_model(
     items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
     decisions: dict[str, Decision] = {}
     found: list[Item] = []
+    late: list[Item] = []  # calls that are allowed now: others may have spoken since
     for _, group in groupby(items, _round):
         outputs: list[Item] = []
         for item in group:
@@ -365,20 +368,25 @@ def for_model(
                 made = replace(
                     _call(call), extra={RECORD: {"approval_request_id": item.id or call.call_id}}
                 )
-                found.append(made)
                 answer = answers.get(item.id or "")
                 reason = answer.value.get("reason") if answer is not None else None
                 allowed = answer is not None and answer.value.get("approve") is True
                 gone = allowed if runner is None else runner.find(made) is None
-                if gone:
-                    outputs.append(FunctionCallOutput(call.call_id, GONE))
-                elif allowed:
+                if allowed and not gone:
                     decisions[call.call_id] = True
+                    thoughts = [*takewhile(_is_reasoning, reversed(found))][::-1]
+                    late += [*thoughts, made]
+                    del found[len(found) - len(thoughts) :]
                 else:
+                    found.append(made)
                     words = f"{NOT_ALLOWED} {reason}" if reason else NOT_ALLOWED
-                    outputs.append(FunctionCallOutput(call.call_id, words))
+                    outputs.append(FunctionCallOutput(call.call_id, GONE if gone else words))
         found += outputs
-    return tuple(found), decisions
+    return tuple(with_answers([*found, *late])), decisions
+
+
+def _is_reasoning(item: Item) -> bool:
+    return isinstance(item, Reasoning)
 
 
 def _is_silent(item: Unknown) -> bool:

@@ -238,7 +238,7 @@ class Items:
             elif not (item == _NOTHING or (isinstance(item, CallOutput) and item.call_id in known)):
                 arranged += [*owed, item]
                 owed = []
-        return _with_silence(_with_answers([*arranged, *owed])), tuple(sounds)
+        return _with_silence(with_answers([*arranged, *owed])), tuple(sounds)
 
     def _for_model(self, item: Item, sounds: list[Sound], *, hears: bool) -> Item:
         if not isinstance(item, Message):
@@ -261,7 +261,7 @@ class Items:
         return replace(item, id=None, status=None, content=tuple(parts))
 
 
-def _with_answers(items: list[Item]) -> list[Item]:
+def with_answers(items: list[Item]) -> list[Item]:
     """Items without reasoning that nothing of the model's follows."""
     found: list[Item] = []
     for item in reversed(items):
