@@ -74,6 +74,7 @@ async def test_cors_lets_listed_pages_in(settings, listed) -> None:
     assert call.headers["access-control-allow-origin"] == "https://app.example"
     exposed = call.headers["access-control-expose-headers"].split(", ")
     assert {wire.request_id_header for wire in WIRES.values()} < set(exposed)
+    assert {"retry-after", "x-should-retry"} < set(exposed), "SDKs obey them"
     assert call.headers["vary"] == "origin"
 
 

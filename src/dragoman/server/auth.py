@@ -181,7 +181,7 @@ PREFLIGHT: Headers = [
 EXPOSED = (
     b"access-control-expose-headers",
     b", ".join(ID_HEADERS)
-    + b", location, x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
+    + b", location, x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after, x-should-retry",
 )
 
 
