@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.event import Finished, Started
+from dragoman.core.event import Delta, Finished, Started
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
 from dragoman.engines.base import wait_closed
 from dragoman.engines.remote import LATE_USAGE, Remote
-from dragoman.net.connection import Timeouts
+from dragoman.net.connection import Connection, Timeouts
 from dragoman.net.threads import reading
 from tests.engines.asking import (
     BODY,
@@ -272,6 +272,29 @@ async def test_who_pauses_or_cancels_while_a_thread_decodes_is_heeded(moment, mo
             receiver.pause()
             go_on.set()
             await asyncio.sleep(0.01)
+            receiver.resume()
+            assert fold(await receiver.end()).text == WORDS
+
+
+async def test_what_came_while_a_thread_decoded_is_read_after_a_pause(monkeypatch) -> None:
+    started, go_on, to_thread = asyncio.Event(), asyncio.Event(), asyncio.to_thread
+
+    async def held(work: Any, *given: Any) -> Any:
+        started.set()
+        await go_on.wait()
+        return await to_thread(work, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", held)
+    monkeypatch.setattr(Connection, "pause", lambda self: None)  # uvloop has read on by then
+    reply = Reply(LARGE_ANSWERS["in one event"].pieces, pause=0.02)
+    async with remote(reply) as (engine, _), nothing_left():
+        receiver = Receiver(lambda events: receiver.pause() if started.is_set() else None)
+        receiver.start(engine, asking(stream=True))
+        await started.wait()
+        await asyncio.sleep(0.2)
+        go_on.set()
+        async with asyncio.timeout(5):
+            await receiver.until(lambda: any(isinstance(each, Delta) for each in receiver.events))
             receiver.resume()
             assert fold(await receiver.end()).text == WORDS
 

@@ -141,6 +141,7 @@ class UpstreamAnswer(Struct, eq=False):
             self._wait_for_turn()
         elif self._state != State.WAITING:
             self._exchange.connection.resume()
+            asyncio.get_running_loop().call_soon(self._read_on)  # what came while it waited
 
     # ---- reading -------------------------------------------------------------------------
 
