@@ -144,13 +144,13 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     items = response.choice(0)
     called = any(isinstance(item, FunctionCall | CustomToolCall) for item in items)
     content = [block for item in items for block in encode_item(item)]
-    body = _opening(response.id, response.model) | {"content": content}
-    body["usage"] = encode_usage(response.usage, sum(map(is_search, items)))
+    usage = encode_usage(response.usage, sum(map(is_search, items)))
+    body = _opening(response.id, response.model, usage) | {"content": content}
     body |= _stopped(response, called, from_extra(response.extra), request)
     return json.dump(restore(body, response.extra))
 
 
-def _opening(id: str, model: str) -> dict[str, JSON]:
+def _opening(id: str, model: str, usage: dict[str, JSON]) -> dict[str, JSON]:
     return {
         "id": ID_PREFIX + id,
         "type": "message",
@@ -159,7 +159,7 @@ def _opening(id: str, model: str) -> dict[str, JSON]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": encode_usage(None),
+        "usage": usage,
     }
 
 
@@ -257,12 +257,12 @@ class _Item:
         data = event.data
         match event.kind:
             case "text" | "refusal" | "transcript":
-                block.deltas.append(_delta("text_delta", "text", data))
+                block.deltas.append(_delta(b"text_delta", b"text", data))
             case "reasoning" | "summary":
                 if self.gap:
-                    block.deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+                    block.deltas.append(_delta(b"thinking_delta", b"thinking", "\n\n"))
                     self.gap = False
-                block.deltas.append(_delta("thinking_delta", "thinking", data))
+                block.deltas.append(_delta(b"thinking_delta", b"thinking", data))
             case "arguments":
                 if self.odd is None and (begun := data.lstrip()):
                     self.odd = begun[0] != "{"
@@ -283,7 +283,7 @@ class _Item:
                 if block["type"] == "redacted_thinking":
                     own.opening, own.wanted = block, True
                 elif signature := block["signature"]:
-                    own.deltas.append(_delta("signature_delta", "signature", signature))
+                    own.deltas.append(_delta(b"signature_delta", b"signature", signature))
             case FunctionCall() if own is not None and self.odd:
                 own.deltas.append(_arguments(json.text(encode_call(item)["input"])))
             case CustomToolCall() if own is not None:
@@ -313,9 +313,11 @@ class Encoder:
         encoded: list[bytes] = []
         for event in events:
             match event:
-                case PartAdded() | Delta() | PartDone() | ItemDone():
+                case Delta() | PartAdded() | PartDone():
                     self._items[event.index].read(event)
-                    self._searches += isinstance(event, ItemDone) and is_search(event.item)
+                case ItemDone():
+                    self._items[event.index].read(event)
+                    self._searches += is_search(event.item)
                 case ItemAdded():
                     self._items.append(_Item(event.item))
                     if not event.choice:  # those of the others are never sent
@@ -324,7 +326,7 @@ class Encoder:
                 case Started():
                     self._begun, self._own = True, from_extra(event.extra)
                     more = {k: v for k, v in self._own.items() if k not in STOPPED}
-                    message = merge(_opening(event.id, event.model), more)
+                    message = merge(_opening(event.id, event.model, encode_usage(None)), more)
                     encoded.append(_frame("message_start", {"message": message}))
                 case Finished():
                     self._send(encoded)
@@ -384,16 +386,13 @@ def _frame(kind: str, fields: dict[str, JSON]) -> bytes:
     return sse.frame(json.dump({"type": kind, **fields}), kind)
 
 
-def _delta(kind: str, name: str, text: str) -> bytes:
-    return b'{"type":"%b","%b":%b}' % (
-        kind.encode(),
-        name.encode(),
-        json.dump(text if len(text) <= LONG else Long(text)),
-    )
+def _delta(kind: bytes, name: bytes, text: str) -> bytes:
+    data = json.dump(text if len(text) <= LONG else Long(text))
+    return b'{"type":"%b","%b":%b}' % (kind, name, data)
 
 
 def _arguments(piece: str) -> bytes:
-    return _delta("input_json_delta", "partial_json", piece)
+    return _delta(b"input_json_delta", b"partial_json", piece)
 
 
 # ---- errors ------------------------------------------------------------------------------
