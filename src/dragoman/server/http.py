@@ -356,15 +356,15 @@ class HTTPProtocol(HttpToolsProtocol):
             cycle.hang_up()
 
     def data_received(self, data: bytes) -> None:
-        large = len(data) > STEP
-        if large and len(data) > HIGH_WATER_LIMIT:
+        if len(data) > HIGH_WATER_LIMIT:
             self.transport.pause_reading()  # uvloop would read on, up to 8 MB
             self.loop.call_soon(self._read_on)
         if self._refused:
             return
-        lines = data.count(b"\n")  # one letter is found sooner than several
+        # One letter is counted sooner than several, and found sooner still: most JSON has no lines.
+        lines = data.count(b"\n", 0, STEP if data.find(b"\n", STEP) < 0 else None)
         if (lines >= self._ahead and data.count(_REQUEST) > self._ahead) or (
-            large and lines > LINES and data.count(b"\r\n") > LINES
+            lines > LINES and len(data) > STEP and data.count(b"\r\n") > LINES
         ):
             self._unparsed += data
             self._parse()
