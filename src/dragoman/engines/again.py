@@ -294,6 +294,8 @@ class Again(Struct, eq=False):
 
     def taken(self, turn: Turn) -> None:
         """The server took the request: report what it took, and remember it."""
+        if not (self.less_effort or self.shorter or self.strict):
+            return
         found: tuple[Loss, ...] = ()
         if self.less_effort:
             sent = effort_of(self.request)
@@ -310,8 +312,6 @@ class Again(Struct, eq=False):
         if self.strict:
             self.refusals.learn_strictness(self.asked, self.caller, self.strict)
             lost += spell((Loss("items", "emulated", WHY[self.strict]),))
-        if not lost:
-            return
         turn.losses = (*(each for each in turn.losses if each.field not in instead), *lost)
         if turn.started:  # its losses were sent
             for loss in lost:

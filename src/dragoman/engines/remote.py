@@ -69,6 +69,8 @@ LATE_USAGE = 0.25
 """Seconds to continue reading after the end, for late usage and to free the connection."""
 
 _CALLS = (FunctionCall, CustomToolCall)
+_SUMMARY = "ReasoningOptions.summary"
+_TELLING = frozenset((b"server", b"x-dragoman-loss", *CODINGS))
 JSON_BODY = ("content-type", "application/json")
 
 
@@ -157,9 +159,10 @@ class UpstreamAnswer(Struct, eq=False):
                     return
                 upstream = self._remote.upstream
                 for name, value in connection.headers:
-                    if name == b"server" and not upstream.recognised:
-                        if value != upstream.server_header:
-                            upstream.note(value)
+                    if name not in _TELLING:
+                        continue
+                    if name == b"server" and value != upstream.server_header:
+                        upstream.note(value)
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                         self._unseen = -1
@@ -654,10 +657,7 @@ class Remote:
                     *spell_losses(lowered.losses, request, caller.wire),
                     *spell_losses(lowered.client_losses(losses), asked, caller.wire),
                 )
-            if (
-                wish is not None
-                and wire.losses.request.action("ReasoningOptions.summary") != "carried"
-            ):
+            if wish is not None and wire.losses.request.action(_SUMMARY) != "carried":
                 lowered = replace(lowered, restore=with_summary(request, lowered.restore))
             if wire.upstream_headers or caller.headers:
                 headers = (*headers, *upstream.own_headers(wire, caller))

@@ -44,9 +44,10 @@ def without_secrets(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     >>> without_secrets((UnknownTool("responses", "mcp", {"authorization": "t", "a": 1}),))
     (UnknownTool(wire='responses', kind='mcp', value={'a': 1}),)
     """
+    if {UnknownTool, Namespace}.isdisjoint(map(type, tools)):
+        return tools
     kept = tuple([_without_secrets(tool) for tool in tools])
-    same = all(one is other for one, other in zip(kept, tools, strict=True))
-    return tools if same else kept
+    return tools if kept == tools else kept
 
 
 def _without_secrets(tool: Tool) -> Tool:
