@@ -294,7 +294,7 @@ class Again(Struct, eq=False):
 
     def taken(self, turn: Turn) -> None:
         """The server took the request: report what it took, and remember it."""
-        if not (self.less_effort or self.shorter or self.strict):
+        if not (self.less_effort or self.shorter or self.unsampled or self.strict):
             return
         found: tuple[Loss, ...] = ()
         if self.less_effort:
