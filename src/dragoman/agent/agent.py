@@ -253,7 +253,7 @@ class Agent:
 
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""
-        write_file(Path(path), self.dump())
+        write_file(path, self.dump())
 
     async def close(self) -> None:
         """Close the engine."""

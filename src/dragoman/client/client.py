@@ -18,7 +18,6 @@ from collections.abc import (
 )
 from contextlib import aclosing, suppress
 from inspect import iscoroutinefunction
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -332,10 +331,11 @@ class Client(Wrapper):
         return self._model
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file in one step; another one may be writing it, too. It stays as readable as it
-    was, and a link stays one."""
-    path = path.resolve()
+def write_file(name: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file in one step; others may write it, too. Its mode stays, and a link one."""
+    from pathlib import Path  # imported only where needed: it takes 2 ms
+
+    path = Path(name).resolve()
     draft = path.with_name(f"{path.name}.{new_id()}.part")
     try:
         draft.touch()

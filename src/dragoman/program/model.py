@@ -355,7 +355,7 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Write what `dump` gives to a file, in one step."""
-        write_file(Path(path), self.dump())
+        write_file(path, self.dump())
 
 
 def _checked(value: Call, given: object, kind: type[_M]) -> _M:
