@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dragoman.cli import main
 from dragoman.cli import serve as command
-from dragoman.engines import discover, local
+from dragoman.engines import discover, llamacpp, local, transformers
 from dragoman.engines.script import demo
 from dragoman.server.host import bind
 from dragoman.server.settings import Settings
@@ -100,11 +100,8 @@ def test_options_of_local_models_are_passed_on(monkeypatch) -> None:
         given.append({"context": context, "gpu_layers": gpu_layers, "threads": threads})
         return demo
 
-    kinds = {
-        "gguf": (prepare, str, "a file"),
-        "hf": (lambda name, *, threads: demo, str, "a folder"),
-    }
-    monkeypatch.setattr(local, "KINDS", kinds)
+    monkeypatch.setattr(llamacpp, "prepare", prepare)
+    monkeypatch.setattr(transformers, "prepare", lambda name, *, threads: demo)
     words = ["--context", "512", "--gpu-layers", "-1", "--threads", "2"]
     serve("--port", "0", "gguf:here", *words)
     assert {frozenset(each.items()) for each in given} == {

@@ -9,6 +9,7 @@ import pytest
 from dragoman.client import connect
 from dragoman.core.item import Message
 from dragoman.core.request import Request
+from dragoman.engines import transformers
 from dragoman.engines.completions import remote
 from dragoman.engines.find_format import (
     HARMONY,
@@ -18,7 +19,7 @@ from dragoman.engines.find_format import (
     is_format,
     warning_of,
 )
-from dragoman.engines.local import find_target, is_local, transformers
+from dragoman.engines.local import find_target, is_local
 from tests.engines.test_llamacpp import FILE
 from training.tiny.transcripts import HELLO
 

@@ -12,7 +12,6 @@ from msgspec import Struct
 from dragoman.core.error import hint
 from dragoman.core.interfaces import Engine
 
-from . import llamacpp, transformers
 from .pocket import available, pocket
 from .script import demo
 
@@ -36,12 +35,8 @@ class Target(Struct, frozen=True):
     load: Callable[[], Engine]
 
 
-KINDS: Mapping[str, tuple[Callable[..., Callable[[], Engine]], Callable[[str], str], str]] = {
-    "hf": (transformers.prepare, transformers.name_of, "a transformers model"),
-    "gguf": (llamacpp.prepare, llamacpp.name_of, "a GGUF file, run by llama.cpp"),
-}
-"""The kinds of targets with a place, by the prefix before the colon: functions that load and
-name the model of a place, and a short description."""
+KINDS = {"hf": "a transformers model", "gguf": "a GGUF file, run by llama.cpp"}
+"""The kinds of targets with a place, by the prefix before the colon, and a short description."""
 
 
 def is_local(target: str) -> bool:
@@ -76,7 +71,10 @@ def find_target(target: str, **options: Any) -> Target:
         raise ValueError(f"There is no target {target!r}{near}{meant} There is: {names}")
     if not place:
         raise ValueError(f"{target} names no model: give a folder or a file after the colon.")
-    prepare, name_of, note = KINDS[kind]
+    from . import llamacpp, transformers  # imported only where needed: they take 2 MB
+
+    module = llamacpp if kind == "gguf" else transformers
+    prepare: Callable[..., Callable[[], Engine]] = module.prepare
     if foreign := options.keys() - signature(prepare).parameters.keys():
         raise ValueError(f"{kind}: models have no option {', '.join(sorted(foreign))}.")
-    return Target(name_of(place), note, prepare(place, **options))
+    return Target(module.name_of(place), KINDS[kind], prepare(place, **options))

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from dragoman.agent.hosted import HostedTools
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, HOPS_HEADER, Caller, Engine
 from dragoman.engines.base import request_id
@@ -56,10 +55,11 @@ def with_middleware(
 ) -> Engine:
     """The engine, with all that makes conversations last around it, and these tools; `share` is the
     part of the cached reasoning that one tenant may have."""
-    again = RetryingReasoning(engine, again=settings.reasoning_retry)
-    short = Compacting(Truncating(again))
+    short = Compacting(Truncating(RetryingReasoning(engine, again=settings.reasoning_retry)))
     engine = CachingReasoning(short, ReasoningCache(settings.reasoning_cache, share))
     if tools:
+        from dragoman.agent.hosted import HostedTools  # imported only where needed
+
         engine = HostedTools(engine, tools)
     return engine if cipher is None else EncryptingReasoning(engine, cipher)
 
