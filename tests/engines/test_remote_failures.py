@@ -7,6 +7,7 @@ table cannot say: time-outs, retries, keys, and what is never raised.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import time
@@ -462,3 +463,16 @@ async def test_items_of_a_whole_answer_come_a_few_in_a_turn(bytes, more) -> None
         await receiver.end()
     assert getattr(receiver.events[-1], "fault", None) == (TOO_MANY if more else None)
     assert max(map(len, receiver.batches)) <= EVENTS
+
+
+async def test_without_a_file_to_connect_with_the_fault_is_ours(
+    monkeypatch,
+) -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    engine = Remote("http://127.0.0.1:9/v1", wire="chat")
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", full, raising=False)
+    found = await fault(engine)
+    assert (found.code, found.blame, found.retry_after) == ("overloaded", "server", "1")
+    await engine.close()

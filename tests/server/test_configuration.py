@@ -198,6 +198,10 @@ MISTAKES = {
     ),
     "[servr]\nport = 1": "1: servr: is not a setting; did you mean server?",
     "prot = 1": "1: prot: is not a setting",
+    "[[upstreams]]\nname = 'a'\nurl = 'http://x'\napi_key_env = 'X'": (
+        "4: upstreams[0].api_key_env: is for the clients' keys, under [server]; here key_env names "
+        "the variable"
+    ),
     "port = 1": "1: port: belongs under [server]",
     "\nretries = 1": "2: retries: belongs under [[upstreams]]",
     "[server]\nurl = 'x'": "2: server.url: belongs under [[upstreams]]",

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import math
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from dragoman.core.interfaces import Secret
 from dragoman.server import host as host_module
 from dragoman.server.app import App
-from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind, check
+from dragoman.server.host import FILES, PORTS_TRIED, HostError, Server, address, bind, check
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging
@@ -73,6 +74,12 @@ def test_what_is_freed_seldom_enough_is_freed_without_others_waiting(monkeypatch
 def test_other_addresses_than_loopback_need_a_key(host) -> None:
     with pytest.raises(HostError, match="--generate-key"):
         bind(Settings(host=host, port=0), exact=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "http://127.0.0.1", "a..b", "x" * 64 + ".de"])
+def test_a_host_that_is_none_is_refused(host) -> None:
+    with pytest.raises(HostError, match=r"^host is .* a name or an address, without scheme and"):
+        bind(Settings(host=host, keys=(Secret("long-enough"),)), exact=True)
 
 
 @pytest.mark.parametrize(
@@ -438,6 +445,20 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def children(pid: int) -> list[int]:
     told = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in told.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_the_usual_limit_of_open_files_is_raised() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        with running("1") as process:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            await asyncio.to_thread(process.stdout.readline)
+            soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert soft == min(hard, FILES)
 
 
 @pytest.mark.parametrize(("workers", "sig"), [("1", signal.SIGTERM), ("3", signal.SIGINT)])

@@ -113,6 +113,23 @@ async def test_servers_of_a_database_have_one_secret(postgres: Postgres) -> None
         await store.close()
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:97500/notes", "port must be 0-65535. See the port"),
+        ("127.0.0.1:1/notes?sslmode=verify-full", 'root.crt" does not exist'),
+        ("127.0.0.1:1/notes?sslmode=verify-ca&sslrootcert=/nope", "See the files of sslrootcert"),
+        ("127.0.0.1:1/notes?sslmode=verify-ca&sslrootcert=" + __file__, "See sslmode, sslrootcert"),
+        ("/notes?host=/nope", "or the folder of the socket"),
+    ],
+)
+async def test_ports_and_certificates_are_explained(address, words, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    message = await error_of(f"postgresql://ada:{SECRET}@{address}")
+    assert words in message
+    assert SECRET not in message
+
+
 async def test_invalid_option_is_explained_without_its_value() -> None:
     message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes?sslmode={SECRET}")
     assert "ClientConfigurationError. A word in the address" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections import deque
@@ -81,29 +82,27 @@ def broken(error: NetError) -> Fault:
         case DisconnectedError(before_first_byte=False):
             return CUT
         case TooLargeError():
-            return Fault(
-                "upstream_error", f"The model's server sent more than is read: {error}.", "upstream"
-            )
+            problem = f"The model's server sent more than is read: {error}."
+            return Fault("upstream_error", problem, "upstream")
         case RemoteProtocolError():
-            return Fault(
-                "upstream_error", f"The model's server does not speak HTTP: {error}.", "upstream"
-            )
+            problem = f"The model's server does not speak HTTP: {error}."
+            return Fault("upstream_error", problem, "upstream")
+        case ConnectError(__cause__=OSError(errno=errno.EMFILE | errno.ENFILE)):
+            problem = "This server has as many files open as its system lets it (ulimit -n)."
+            return Fault("overloaded", problem, "server", retry_after="1")
         case _:
             return unreachable(str(error))
 
 
 def unreachable(what: str) -> Fault:
     """The fault for a server that cannot be reached."""
-    return Fault(
-        "upstream_unreachable",
-        f"The model's server cannot be reached: {what}. Is it running, and at this address?",
-        "upstream",
-    )
+    problem = f"The model's server cannot be reached: {what}. Is it running, and at this address?"
+    return Fault("upstream_unreachable", problem, "upstream")
 
 
 _KEYS = (
-    "--upstream-key-env, or key_env in the file; for ask, chat, models and run --key-env; key= in "
-    "Python"
+    "--upstream-key-env, or key_env in the file; for ask, chat, models, run and talk --key-env; "
+    "key= in Python"
 )
 
 

@@ -425,6 +425,9 @@ def _taken(fields: Fields, name: str, hint: Any, meta: Any) -> Any:
 
 def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
     for unknown in fields.rest():
+        if unknown == "api_key_env" and "key_env" in names:
+            problem = "is for the clients' keys, under [server]; here key_env names the variable"
+            raise fields.wrong(unknown, problem)
         if unknown in _HOMES:
             raise fields.wrong(unknown, f"belongs under {_HOMES[unknown]}")
         if unknown in _KEYS and "key_env" in names:

@@ -34,6 +34,8 @@ from .settings import Settings
 
 _log = logging.getLogger("dragoman")
 
+FILES = 8_192
+"""The files and connections that a process may have open, where the system's hard limit allows."""
 HEALTHY = 1.0
 """Seconds after which the start of a worker has succeeded."""
 LONGEST_PAUSE = 60.0
@@ -196,6 +198,11 @@ def check(settings: Settings) -> None:
                 f"{name}: a key for clients of less than {SHORTEST} characters can be guessed. Use "
                 "a longer one, or have one made with --generate-key."
             )
+    labels = _name(settings).rstrip(".").split(".")
+    if settings.host and not (is_host(_name(settings)) and all(0 < len(x) < 64 for x in labels)):
+        raise HostError(
+            f"host is {settings.host!r}, and must be a name or an address, without scheme and port."
+        )
     if not settings.keys and not is_loopback(_name(settings)):
         raise HostError(
             f"Without a key Dragoman listens on this machine only, and not on {settings.host}: "
@@ -269,6 +276,7 @@ def run(
     accepts connections.
     """
     log_errors(as_json=settings.log_format == "json")
+    _raise_file_limit()
     if settings.workers == 1:
         Server(build(), settings, ready).run([listener])
         return
@@ -279,6 +287,19 @@ def run(
 
     with listener:
         run_workers(work, settings.workers, as_json=settings.log_format == "json")
+
+
+def _raise_file_limit() -> None:
+    """Let this process have more than the usual 1,024 files: an answer takes two."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # where a system has another limit as well
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager

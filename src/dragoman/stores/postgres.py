@@ -11,6 +11,7 @@ import asyncio
 import getpass
 import os
 import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -101,6 +102,7 @@ ERRORS = (
     OSError,
     TimeoutError,
     ValueError,
+    OverflowError,  # for a port that cannot be one
 )
 """The errors of asyncpg for an unusable database."""
 REFUSALS = ("22", "23", "40", "54")
@@ -129,9 +131,16 @@ def _reason(error: BaseException) -> str:
         text = os.strerror(error.errno)
     elif isinstance(error, OSError):
         text = error.strerror or str(error) or name
-    else:
+    elif isinstance(error, OverflowError) or _is_about_certificate(error):
+        text = str(error).partition("\n")[0]
+    else:  # its text may quote a password
         text = name
     return " ".join(text.split()).rstrip(".")
+
+
+def _is_about_certificate(error: BaseException) -> bool:
+    found = isinstance(error, asyncpg.ClientConfigurationError)
+    return isinstance(error, ssl.SSLError) or (found and "certificate file" in str(error))
 
 
 def _advice(error: BaseException) -> str:
@@ -157,6 +166,12 @@ def _advice(error: BaseException) -> str:
             return "The connection was lost meanwhile: try again soon."
         case asyncpg.InternalClientError():
             return "What answers there does not speak as PostgreSQL does: see host and port."
+        case OverflowError():
+            return "See the port in the address."
+        case _ if _is_about_certificate(error):
+            return "See sslmode, sslrootcert, sslcert and sslkey in the address."
+        case FileNotFoundError():
+            return "See the files of sslrootcert, sslcert and sslkey, or the folder of the socket."
         case OSError():
             return (
                 "See that a PostgreSQL server runs there and may be reached from here, and that "
