@@ -11,7 +11,6 @@ import asyncio
 import getpass
 import os
 import re
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -139,8 +138,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_about_certificate(error: BaseException) -> bool:
-    found = isinstance(error, asyncpg.ClientConfigurationError)
-    return isinstance(error, ssl.SSLError) or (found and "certificate file" in str(error))
+    named = isinstance(error, asyncpg.ClientConfigurationError) and "certificate file" in str(error)
+    return named or hasattr(error, "library")  # of TLS
 
 
 def _advice(error: BaseException) -> str:
