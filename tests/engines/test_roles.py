@@ -121,6 +121,8 @@ async def test_a_system_message_is_the_users_where_a_model_takes_none() -> None:
         words = ["Be kind.\n\nBe brief.\n\n<cwd>/tmp</cwd>\n\nGo."]
         assert (sent(up)[1:], len(up.asked)) == ([words] * 2, 3)
         alone = replace(request, items=TWICE.items[1:])
+        async with remote(Strict(system=False)) as (other, _):
+            assert (await ask(other, alone)).text == "Hello", "it is the first request"
         await ask(engine, alone)
         assert sent(up)[3:] == [["Be kind.\n\nGo."]]
 

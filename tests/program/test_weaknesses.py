@@ -295,6 +295,25 @@ async def test_server_that_does_not_continue_a_message_of_a_thinking_model(
         await lm.client.close()
 
 
+async def test_requests_under_way_when_one_is_not_continued_are_asked_in_words_too() -> None:
+    async def answering(asked: Asked) -> Reply:
+        if asked.json["messages"][-1]["role"] == "assistant":
+            await asyncio.sleep(0.05)  # all are on their way
+            problem = "continue_final_message is set but the final message does not appear"
+            return plain(400, {"error": {"message": problem, "code": 400}})
+        assert "continue_final_message" not in asked.json, "the user's message would be continued"
+        return says({"content": "42"})
+
+    async with mock(answering) as server:
+        lm = Model(Remote(server.base_url, wire="chat", profile="vllm"), model="m")
+        async with user():
+            lm = await lm.run("Hello!")
+        async with assistant():
+            found = await (lm + "It is: ").batch([gen("x") for _ in range(5)])
+        assert [each["x"] for each in found] == ["42"] * 5
+        await lm.client.close()
+
+
 async def test_r0_w13_calls_without_an_index_are_not_merged() -> None:
     both = [called("weather", f'{{"city": "{city}"}}', city) for city in ("Rome", "Bonn")]
     for each in both:

@@ -682,7 +682,7 @@ class Remote:
             )
             given, most = asked.sampling, (asked.max_output_tokens, wire.max_tokens)
             wishes = (wish, *most, given.temperature, given.top_p, given.top_k)
-            if len(asked.items) > 1 or wishes != (None,) * 6:
+            if asked.instructions or len(asked.items) > 1 or wishes != (None,) * 6:
                 send = partial(upstream.client.stream, "POST", url, fields, timeouts=timeouts)
                 prepared.again = Again(self.refusals, caller, full, asked, wire, dialect, send)
             return prepared

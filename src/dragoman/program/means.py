@@ -53,6 +53,7 @@ class Target:
         self.wire = "chat"
         self.constraints: Mapping[str, str] = {}
         self.continues: Mapping[str, JSON] | None = None
+        self._continuing: frozenset[str] = frozenset()  # its fields, for requests under way
 
     async def learn(self) -> None:
         """Query the engine's capabilities, once."""
@@ -73,13 +74,14 @@ class Target:
             self.constraints = known.constraints or {}
         if guarantees != ["best-effort"]:
             self.continues = known.continues
+            self._continuing = frozenset(known.continues or ())
         self._known = True
 
     def cannot_continue(self, extra: Extra | None) -> Extra:
         """Note that it continues no message; the fields of a request without those for that."""
-        gone, self.prefills, self.continues = self.continues or {}, False, None
-        fields = (extra or {}).get(self.wire, {})
-        return {self.wire: {name: each for name, each in fields.items() if name not in gone}}
+        self.prefills, self.continues = False, None
+        kept = (extra or {}).get(self.wire, {}).items()
+        return {self.wire: {name: each for name, each in kept if name not in self._continuing}}
 
     @property
     def name(self) -> str:
