@@ -95,6 +95,22 @@ def test_interleaved_calls_come_one_after_the_other() -> None:
     assert message["stop_reason"] == "tool_use"
 
 
+def test_white_space_before_the_arguments_of_a_call_is_not_sent() -> None:
+    """Anthropic's SDK reads what it has of them after each piece, and raises for nothing else."""
+    turn = Turn("R", 0, "m")
+    index = turn.open(FunctionCall("c0", "f", ""))
+    for piece in ("\n", " ", ' {"a"', ":1}"):
+        turn.write(index, "arguments", piece)
+    turn.complete("completed", ("tool_calls",))
+    events = turn.take()
+    deltas = [
+        frame["delta"]["partial_json"]
+        for frame in frames(MESSAGES.encoder(ASKED, STANDARD).feed(events))
+        if frame["type"] == "content_block_delta"
+    ]
+    assert [piece for piece in deltas if piece] == [' {"a"', ":1}"]
+
+
 def test_parts_side_by_side_come_one_after_the_other() -> None:
     turn = Turn("R", 0, "m")
     thought, message = turn.open(Reasoning()), turn.open(Message("assistant"))

@@ -266,7 +266,7 @@ class _Item:
             case "arguments":
                 if self.odd is None and (begun := data.lstrip()):
                     self.odd = begun[0] != "{"
-                if not self.odd:
+                if self.odd is False:  # Anthropic's SDK cannot read white space alone
                     block.deltas.append(_arguments(data))
             case "input":
                 block.deltas.append(_arguments(json.text(data)[1:-1]))
