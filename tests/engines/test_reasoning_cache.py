@@ -24,6 +24,7 @@ from dragoman.core.item import (
     Reasoning,
     Summary,
     Thought,
+    Unknown,
     place_behind,
 )
 from dragoman.core.request import FunctionTool, Request
@@ -67,6 +68,20 @@ def test_p9_one_of_several_calls_restores_reasoning_once() -> None:
     assert recalled(kept, ASK, second, CALL) == (ASK, ENCRYPTED_ITEM, second, CALL)
     tight = replace(CALL, arguments='{"city":"Rome"}')
     assert recalled(kept, tight) == (ENCRYPTED_ITEM, tight)
+
+
+def test_reasoning_before_a_tool_of_the_server_is_not_there_twice() -> None:
+    """OpenAI refuses two items with one id."""
+    search = Unknown("responses", "web_search_call", {"status": "completed"}, id="ws_1")
+    kept = cache(ENCRYPTED_ITEM, search, CALL)
+    asked = (ASK, ENCRYPTED_ITEM, search, CALL, RESULT)
+    assert recalled(kept, *asked) == asked
+    assert recalled(kept, ASK, search, CALL, RESULT) == asked, "which a client left out"
+    assert recalled(kept, ASK, CALL, RESULT) == (ASK, ENCRYPTED_ITEM, CALL, RESULT)
+    taken = Unknown("responses", "computer_call_output", {"call_id": "call_0"})
+    earlier = Reasoning((Thought("Look."),))
+    behind = (ASK, earlier, taken)
+    assert recalled(kept, *behind, CALL) == (*behind, ENCRYPTED_ITEM, CALL), "that of another step"
 
 
 def test_p9_text_without_its_encrypted_content_is_completed() -> None:

@@ -23,6 +23,7 @@ from dragoman.core.item import (
     Item,
     Message,
     Reasoning,
+    Unknown,
     in_short,
     place_behind,
     place_of,
@@ -187,6 +188,8 @@ class _Restoring(Struct):
                 self.items += self._readable((item,), maker or self.model)
             case Reasoning() | Message(role="assistant"):
                 self.items.append(item)
+            case Unknown(kind=kind) if not kind.endswith(("_output", "_response")):
+                self.items.append(item)  # the model's, as a search that its server ran
             case _:
                 self.items.append(item)
                 self.start = len(self.items)
