@@ -570,6 +570,28 @@ def test_a_call_that_is_allowed_later_stands_where_its_result_will() -> None:
     assert [getattr(item, "call_id", "") for item in seen or ()][4:] == ["mcp_1", "mcp_1"]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_calls_of_the_last_round_stay_together_however_each_was_decided(first) -> None:
+    """Of thinking and what it led to servers refuse a part, once the tool has been run."""
+    fields = {"name": "buy", "arguments": "{}", "server_label": "x"}
+    asked, answers = [], []
+    for number, approve in ((1, first), (2, not first)):
+        asked.append(Unknown("responses", "mcp_approval_request", fields, f"mcpr_{number}"))
+        decided = {"approval_request_id": f"mcpr_{number}", "approve": approve}
+        answers.append(Unknown("responses", "mcp_approval_response", decided))
+    said, thought = Message("user", "Hm?"), Reasoning((Thought("1"),))
+    own, result = FunctionCall("c0", "f", "{}"), FunctionCallOutput("c0", "1")
+    runner: Any = SimpleNamespace(find=lambda call: call)
+    seen, _ = for_model((said, thought, own, *asked, result, *answers), runner)
+    made = [(type(item), getattr(item, "call_id", "")) for item in seen or ()]
+    denied = "mcpr_2" if first else "mcpr_1"
+    assert made[:5] == [
+        *((Message, ""), (Reasoning, ""), (FunctionCall, "c0")),
+        *((FunctionCall, "mcpr_1"), (FunctionCall, "mcpr_2")),
+    ]
+    assert sorted(made[5:]) == sorted([(FunctionCallOutput, denied), (FunctionCallOutput, "c0")])
+
+
 def test_record_of_a_call_is_kept_in_its_item() -> None:
     assert recorded(Unknown("responses", "web_search_call", {})) is None
 

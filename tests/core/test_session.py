@@ -261,7 +261,7 @@ def test_a_model_gets_speech_as_text_or_as_sound() -> None:
     assert asked(Message("assistant", (Text(""),))) == (QUIET,)
     assert asked(Message("user", ())) == (Message("user", (Text(""),)),)
     other = Unknown("realtime", "mcp_call", {"name": "n"}, "m1")
-    assert asked(other, Compaction("x", "cmp_1")) == (other, Compaction("x", "cmp_1"))
+    assert asked(other, Compaction("x", "cmp_1")) == (QUIET, other, Compaction("x", "cmp_1"))
 
 
 def test_an_item_is_given_back_with_its_sound() -> None:

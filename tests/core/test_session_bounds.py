@@ -19,6 +19,7 @@ from dragoman.core.item import (
     Reasoning,
     Text,
     Thought,
+    Unknown,
 )
 from dragoman.core.request import NamedTool
 from dragoman.core.session import FORGOTTEN, LIMITS
@@ -316,6 +317,11 @@ def test_servers_that_want_the_users_words_and_no_lone_reasoning_get_them() -> N
     assert asked() == (QUIET,)
     assert asked(system) == (system, QUIET)
     assert asked(system, answer, system) == (system, QUIET, answer, system, QUIET)
+    listed = Unknown("responses", "mcp_list_tools", {"tools": []}, "mcpl_1")
+    assert asked(thought, answer, said) == (QUIET, thought, answer, said)
+    assert asked(listed, answer, said) == (listed, QUIET, answer, said)
+    assert asked(listed, said, answer, said) == (listed, said, answer, said)
+    assert asked(listed) == (listed, QUIET)
 
 
 def test_a_session_that_expires_begins_no_answer() -> None:

@@ -118,6 +118,19 @@ def test_with_a_key_any_address_will_do() -> None:
         assert listener.getsockname()[0] == "0.0.0.0"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="others have not these options")
+def test_the_kernel_ends_connections_whose_client_has_vanished() -> None:
+    for stall, limit in ((7.5, 7_500), (math.inf, 2**31 - 1)):
+        with (
+            bind(Settings(port=0, stall=stall), exact=True) as listener,
+            socket.create_connection(listener.getsockname()),
+            listener.accept()[0] as taken,
+        ):
+            assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == limit
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
 def test_taken_port_is_skipped_unless_explicit() -> None:
     with bind(Settings(port=0), exact=True) as first:
         port = first.getsockname()[1]

@@ -25,6 +25,8 @@ from dragoman.core.item import (
     JSON,
     RECORD,
     Annotation,
+    Call,
+    CallOutput,
     FunctionCall,
     FunctionCallOutput,
     Item,
@@ -352,7 +354,14 @@ def for_model(
     items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
     decisions: dict[str, Decision] = {}
     found: list[Item] = []
-    late: list[Item] = []  # calls that are allowed now: others may have spoken since
+    denied: list[Item] = []  # the results of calls beside which others are allowed now
+    late: list[Item] = []  # calls that are allowed now, since when others have spoken
+    last = len(items)  # where the last round begins, behind which only its results may be
+    while last and isinstance(items[last - 1], CallOutput):
+        last -= 1
+    while last and isinstance(items[last - 1], Unknown | Call):
+        last -= 1
+    in_place = set(map(id, items[last:]))
     for _, group in groupby(items, _round):
         outputs: list[Item] = []
         for item in group:
@@ -374,15 +383,19 @@ def for_model(
                 gone = allowed if runner is None else runner.find(made) is None
                 if allowed and not gone:
                     decisions[call.call_id] = True
+                    if id(item) in in_place:
+                        found.append(made)
+                        continue
                     thoughts = [*takewhile(_is_reasoning, reversed(found))][::-1]
                     late += [*thoughts, made]
                     del found[len(found) - len(thoughts) :]
                 else:
                     found.append(made)
                     words = f"{NOT_ALLOWED} {reason}" if reason else NOT_ALLOWED
-                    outputs.append(FunctionCallOutput(call.call_id, GONE if gone else words))
+                    result = FunctionCallOutput(call.call_id, GONE if gone else words)
+                    (denied if id(item) in in_place else outputs).append(result)
         found += outputs
-    return tuple(with_answers([*found, *late])), decisions
+    return tuple(with_answers([*found, *denied, *late])), decisions
 
 
 def _is_reasoning(item: Item) -> bool:

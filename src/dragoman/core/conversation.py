@@ -273,13 +273,19 @@ def with_answers(items: list[Item]) -> list[Item]:
 
 def _with_silence(items: list[Item]) -> tuple[Item, ...]:
     """Items with what the user did not say before the first answer, and before the next one."""
-    turns = [n for n, item in enumerate(items) if _role(item) not in _GIVEN[1:]]
+    turns = [n for n, item in enumerate(items) if not _is_beside(item)]
     silent = Message("user", (Text(SILENCE),))
     if not turns or _role(items[turns[-1]]) == "assistant":
         items = [*items, silent]
-    if turns and (isinstance(first := items[turns[0]], Call) or _role(first) == "assistant"):
+    if turns and not (isinstance(first := items[turns[0]], CallOutput) or _role(first) == "user"):
         items = [*items[: turns[0]], silent, *items[turns[0] :]]
     return tuple(items)
+
+
+def _is_beside(item: Item) -> bool:
+    """Whether nobody speaks in an item: it is for the system, or says which tools there are."""
+    listing = isinstance(item, Unknown) and item.kind == "mcp_list_tools"
+    return listing or _role(item) in _GIVEN[1:]
 
 
 def _role(item: Item) -> str | None:

@@ -36,6 +36,8 @@ _log = logging.getLogger("dragoman")
 
 FILES = 8_192
 """The files and connections that a process may have open, where the system's hard limit allows."""
+SILENT = ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20)
+"""Seconds of silence after which a client is asked for a sign of life, and between two of those."""
 HEALTHY = 1.0
 """Seconds after which the start of a worker has succeeded."""
 LONGEST_PAUSE = 60.0
@@ -238,7 +240,7 @@ def bind(settings: Settings, *, exact: bool) -> socket.socket:
     last = port if exact or port == 0 else min(port + PORTS_TRIED - 1, 65535)
     while True:
         try:
-            return _bound(name, port)
+            return _bound(name, port, settings.stall)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise HostError(f"Cannot listen on {name}:{port}: {error.strerror}.") from None
@@ -510,13 +512,18 @@ def _name(settings: Settings) -> str:
     return settings.host.strip("[]").lower()
 
 
-def _bound(name: str, port: int) -> socket.socket:
+def _bound(name: str, port: int, stall: float) -> socket.socket:
     family, kind, protocol, _, place = socket.getaddrinfo(
         name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections have the listener's options: the kernel ends one whose client has vanished.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (*SILENT, ("TCP_USER_TIMEOUT", round(min(1000 * stall, 2**31 - 1)))):
+            if hasattr(socket, option):  # not everywhere
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         listener.bind(place)
         # Only listening reserves the port: two sockets that are only bound may share it.
         listener.listen()

@@ -519,6 +519,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over to another protocol."""
         self._awaited = None
+        self.stop_timer()  # it would keep this alive as long
         scope = cast(Any, self.scope)
         if scope["method"] != "GET" or not {name for name, _ in scope["headers"]} >= _HANDSHAKE:
             self.send_400_response("A WebSocket handshake is a GET with a version and a key.")
