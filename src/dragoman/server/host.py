@@ -36,8 +36,8 @@ _log = logging.getLogger("dragoman")
 
 FILES = 8_192
 """The files and connections that a process may have open, where the system's hard limit allows."""
-SILENT = ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20)
-"""Seconds of silence after which a client is asked for a sign of life, and between two of those."""
+SILENT = 60
+"""Seconds of silence after which the kernel asks a client for a sign of life."""
 HEALTHY = 1.0
 """Seconds after which the start of a worker has succeeded."""
 LONGEST_PAUSE = 60.0
@@ -521,7 +521,11 @@ def _bound(name: str, port: int, stall: float) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections have the listener's options: the kernel ends one whose client has vanished.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (*SILENT, ("TCP_USER_TIMEOUT", round(min(1000 * stall, 2**31 - 1)))):
+        for option, value in (
+            ("TCP_KEEPIDLE", SILENT),
+            ("TCP_KEEPINTVL", SILENT // 3),
+            ("TCP_USER_TIMEOUT", round(min(1000 * stall, 2**31 - 1))),
+        ):
             if hasattr(socket, option):  # not everywhere
                 listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         listener.bind(place)
