@@ -290,6 +290,101 @@ async def test_run_is_not_ended_by_a_server_whose_clock_differs(
         assert (await two.get(f"/{asked.json['id']}")).json["status"] == "completed"
 
 
+# ---- a server that was cut off from its store for longer than its leases -------------------------
+
+
+@dataclass
+class CutOff:
+    """A live run that another server has ended, and its client."""
+
+    one: Server
+    two: Server
+    live: Run
+    call: Call
+    gate: asyncio.Event
+    answering: asyncio.Task[Call]
+
+    async def end(self) -> bytes:
+        """Let the engine end the answer; what the client got."""
+        self.gate.set()
+        return (await self.answering).body
+
+
+@asynccontextmanager
+async def cut_off(folder: Path, **fields: Any) -> AsyncIterator[CutOff]:
+    gate = asyncio.Event()
+    stub = Stub(*OPENING, word("Hel"), gate, word("lo"), *ended("Hello"))
+    stores = [SqliteStore(folder / "store.db") for _ in range(2)]
+    async with (
+        asyncio.timeout(BOUND),
+        storing(stub, stores[0], upkeep=False) as one,
+        storing(Stub(), stores[1], upkeep=False) as two,
+    ):
+        call = begun(one, **fields)
+        answering = asyncio.create_task(call())
+        await call.until(lambda: b'"Hel"' in call.body)
+        (live,) = one.memory.runs.live.values()
+        while not await stores[0].log(live.record.id):
+            await asyncio.sleep(0.01)
+        assert not await stores[0].renew_leases(one.memory.runs.owner, [live.record.id], 1.0)
+        await two.memory.runs._end_orphans()
+        yield CutOff(one, two, live, call, gate, answering)
+        await answering
+
+
+def begun(server: Server, path: str = "/v1/responses", **fields: Any) -> Call:
+    given = CHAT if "chat" in path else {"model": "stub", "input": "Hi"}
+    return Call(server.app, path, {**given, "stream": True, **fields})
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_client_gets_the_whole_answer_that_another_server_has_ended(
+    path, noticed, tmp_path
+) -> None:
+    async with cut_off(tmp_path, path=path) as cut:
+        if noticed:
+            await cut.one.memory.runs._renew()
+            await cut.one.memory.runs._renew()
+        body = await cut.end()
+        assert b'"lo"' in body
+        assert b"dropped: store" in body
+        assert (b"event: response.completed" if "responses" in path else b'"stop"') in body
+        (record,) = (await cut.two.memory.store.list_responses("", None, Paging())).items
+        assert record.status == "failed"
+        assert record.response is not None
+        assert record.response.output[0].text == "Hel"
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_followers_of_a_run_that_another_server_has_ended_get_its_end(
+    noticed, tmp_path
+) -> None:
+    async with cut_off(tmp_path, background=True) as cut:
+        resumed = cut.one.reading(f"/{cut.live.record.id}?stream=true")
+        following = asyncio.create_task(resumed())
+        await resumed.until(lambda: b'"Hel"' in resumed.body)
+        if noticed:
+            await cut.one.memory.runs._renew()
+            assert cut.live.ended
+            while cut.one.app._engine.running:
+                await asyncio.sleep(0)
+        body = await cut.end()
+        await following
+        stored = await cut.two.get(f"/{cut.live.record.id}?stream=true")
+    assert frames(body) == frames(resumed.body) == frames(stored.body)
+    assert frames(body)[-2].startswith(b"event: response.failed")
+
+
+async def test_foreground_run_that_was_deleted_meanwhile_is_stopped(tmp_path) -> None:
+    async with cut_off(tmp_path) as cut:
+        assert (await cut.two.get(f"/{cut.live.record.id}", "DELETE")).status == 200
+        await cut.one.memory.runs._renew()
+        body = await cut.end()
+    assert b'"lo"' not in body
+    assert b'"cancelled"' in body
+
+
 # ---- a store that fails for a moment -------------------------------------------------------
 
 
@@ -427,7 +522,7 @@ async def test_runs_of_others_are_left_alone_after_the_store_failed(tmp_path, mo
         await failing.more()
         failing.on = False
         await asyncio.sleep(1.0)
-        assert await store.renew_leases("other", ["r"], time.time() + 60) == ()
+        assert await store.renew_leases("other", ["r"], time.time() + 60) == {}
         await asyncio.sleep(1.5)
         found = await store.get("", "r")
         assert found is not None
@@ -446,7 +541,7 @@ async def test_runs_of_others_are_left_alone_after_the_clock_was_set(tmp_path) -
         await asyncio.sleep(0.3)
         ahead = 60.0
         await asyncio.sleep(0.5)
-        assert await store.renew_leases("other", ["r"], time.time() + 120) == ()
+        assert await store.renew_leases("other", ["r"], time.time() + 120) == {}
 
 
 # ---- bounds --------------------------------------------------------------------------------

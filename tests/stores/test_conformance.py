@@ -246,7 +246,7 @@ async def test_deleted_response_is_gone_with_its_log(store: Store) -> None:
     assert await store.delete("t", "a")
     assert not await store.delete("t", "a")
     assert await store.log("a") == ()
-    assert await store.renew_leases("", ["a"], 60.0) == ("a",)
+    assert await store.renew_leases("", ["a"], 60.0) == {"a": False}
 
 
 async def test_lease_is_renewed_by_its_owner_until_run_ended_or_was_cancelled(store: Store) -> None:
@@ -255,9 +255,9 @@ async def test_lease_is_renewed_by_its_owner_until_run_ended_or_was_cancelled(st
     await store.finish("c", answer("c"))
     assert await store.request_cancel("t", "b")
     assert not await store.request_cancel("other", "a")
-    assert set(await store.renew_leases("me", list("abcde"), 20.0)) == set("bcde")
-    found = await store.get("t", "a")
-    assert found.lease == 20.0
+    lost = {"b": False, "c": True, "d": False, "e": True}
+    assert await store.renew_leases("me", list("abcde"), 20.0) == lost
+    assert (await store.get("t", "a")).lease == 20.0
 
 
 async def test_orphan_is_taken_by_one_server_only(store: Store) -> None:
@@ -490,7 +490,7 @@ async def test_response_that_is_put_is_read_as_one_that_ended(store: Store) -> N
     assert (await store.find_items("t", ("msg_a",)))["msg_a"] == whole("a").request.items[0]
     await store.begin(record("b", previous="a"))
     assert [found.id for found in await store.chain("t", "b")] == ["a", "b"]
-    assert await store.renew_leases("", ["a"], 99.0) == ("a",)
+    assert await store.renew_leases("", ["a"], 99.0) == {"a": True}
     after = replace(record("b", previous="a"), owner="me", lease=2e10)
     assert [run async for run in store.take_orphans("me", 1e10, 2e10)] == [after]
     assert not await store.finish("a", answer("a", "other"))

@@ -220,7 +220,7 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
 
 
 async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
-    assert await store.renew_leases("me", ["c2", "f0"], 99.0) == ("f0",)
+    assert await store.renew_leases("me", ["c2", "f0"], 99.0) == {"f0": True}
     with pytest.raises(Exception, match="gap"):
         await store.append("c2", LogSegment(2, EVENTS[1:2], "me"))
     await store.append("c2", LogSegment(1, EVENTS[1:2], "me"))

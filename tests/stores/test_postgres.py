@@ -398,13 +398,13 @@ async def test_a_run_that_is_locked_keeps_none_from_being_renewed_or_stopped(
             """SELECT 1 FROM dragoman.runs u JOIN dragoman.responses r ON r.seq = u.seq
                 WHERE r.id = 'a' FOR UPDATE OF u"""
         )
-        assert await store.renew_leases("me", [*"abcd", "x"], 20.0) == ("d", "x")
+        assert await store.renew_leases("me", [*"abcd", "x"], 20.0) == {"d": False, "x": False}
     assert [(await store.get("t", id)).lease for id in "bcd"] == [20.0, 20.0, 10.0]
     async with other.transaction():
         await other.execute("UPDATE dragoman.runs SET lease = lease")
         renewing = asyncio.create_task(store.renew_leases("me", ["a"], 30.0))
         await waiting(other)
-    assert await renewing == ()
+    assert await renewing == {}
     assert (await store.get("t", "a")).lease == 30.0
     await other.close()
     await store.close()

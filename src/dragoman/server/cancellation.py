@@ -20,6 +20,12 @@ FORGOTTEN = bad_request(
     "the events of this response are no longer stored; read it without stream", "stream"
 )
 """The fault of a reading of events that are too old."""
+DIED = Fault(
+    "internal",
+    "The server that was giving this answer stopped before its end. Ask again.",
+    "server",
+)
+"""The fault of an answer whose server died."""
 GONE = Fault("cancelled", "The client closed the connection.", "client")
 CANCELLED = Fault("cancelled", "The answer was cancelled.", "client")
 SHUTTING_DOWN = Fault(

@@ -94,8 +94,8 @@ from .statements import (
     index,
     index_keys,
     inserts_of,
-    leased,
     places,
+    remaining,
     renewal,
     taking,
 )
@@ -490,18 +490,18 @@ class Store(Files):
         """The time of `now`, from the database itself where it may be on another machine."""
         return self.now()
 
-    async def renew_leases(self, owner: str, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Extend the leases of an owner's runs. Returns the ids of those that must stop: those that
-        were cancelled, deleted or ended, or have another owner by now."""
-        renewed, ours = set[str](), set[str]()
+    async def renew_leases(self, owner: str, ids: Sequence[str], until: float) -> dict[str, bool]:
+        """Extend the leases of an owner's runs. Returns the ids of the others: true for those that
+        have ended or have another owner, false for those that were cancelled or deleted."""
+        renewed, left = set[str](), dict[str, bool]()
         for some in chunks(ids):
             renewed.update(*await self._write(renewal(len(some)), owner, *some, until))
         for some in chunks(others := [id for id in ids if clean(id) not in renewed]):
-            ours.update(*await self._read(leased(len(some)), owner, *some))
-        for id in ours:  # locked by a write, which may take long, but holds up no other lease
+            left.update(map(tuple, await self._read(remaining(len(some)), owner, *some)))
+        for id in filter(left.get, left):  # locked by a write, but that holds up no other lease
             with slower(BRIEF), suppress(StoreError):
                 await self._write(renewal(1, ""), owner, id, until)
-        return tuple(id for id in others if clean(id) not in ours)
+        return {id: clean(id) in left for id in others if not left.get(clean(id))}
 
     async def request_cancel(self, tenant: str, id: str) -> bool:
         """Request the cancellation of a run, wherever it runs; False for an unknown one."""

@@ -151,15 +151,20 @@ def index_keys(items: Iterable[str]) -> list[str]:
 # ---- leases --------------------------------------------------------------------------------
 
 
-def leased(count: int, columns: str = "r.id") -> str:
-    """Finds those of so many runs that an owner has, and that go on."""
-    return f"""SELECT {columns} FROM runs u JOIN responses r ON r.seq = u.seq
-        WHERE r.id IN ({places(count, 2)}) AND u.owner = $1 AND NOT u.cancelling"""
+def remaining(count: int) -> str:
+    """Finds those of so many responses that were neither cancelled nor deleted, and whether an
+    owner has their runs."""
+    return f"""SELECT r.id, coalesce(u.owner = $1, false)
+        FROM responses r LEFT JOIN runs u ON u.seq = r.seq
+        WHERE r.id IN ({places(count, 2)}) AND u.cancelling IS NOT TRUE"""
 
 
 def renewal(count: int, waits: str = " SKIP LOCKED") -> str:
     """Extends their leases, and gives the ids of those that it did."""
-    return f"""WITH own AS MATERIALIZED ({leased(count, "u.seq")} FOR UPDATE OF u{waits})
+    return f"""WITH own AS MATERIALIZED (
+            SELECT u.seq FROM runs u JOIN responses r ON r.seq = u.seq
+            WHERE r.id IN ({places(count, 2)}) AND u.owner = $1 AND NOT u.cancelling
+            FOR UPDATE OF u{waits})
         UPDATE runs SET lease = ${count + 2} WHERE seq IN (SELECT seq FROM own)
         RETURNING (SELECT id FROM responses r WHERE r.seq = runs.seq)"""
 

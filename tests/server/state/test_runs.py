@@ -558,7 +558,7 @@ async def test_server_that_starts_leaves_owners_time_to_renew(store: Store) -> N
     runs = Runs(store, lease=5.0)
     runs.begin()
     await asyncio.sleep(0.2)
-    assert await store.renew_leases("other", ["a"], now + 60) == ()
+    assert await store.renew_leases("other", ["a"], now + 60) == {}
     runs._upkeep.cancel()
     await store.close()
 

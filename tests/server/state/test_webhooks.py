@@ -88,6 +88,17 @@ async def test_sdk_verifies_and_parses_the_webhook(kind, tmp_path) -> None:
         assert (await server.sdk.responses.retrieve(id)).status == "completed"
 
 
+async def test_webhook_is_signed_with_the_time_of_the_store() -> None:
+    """A receiver refuses what a server sends whose own clock is far off."""
+    store = opened("memory", Path())
+    store.now = lambda: 1_700_000_000.0
+    async with inbox() as box, storing(Stub(), store, webhooks=telling(box.url)) as server:
+        await ask(server)
+        headers, data = await box.came.get()
+    assert headers["webhook-timestamp"] == "1700000000"
+    assert json.loads(data)["created_at"] == 1_700_000_000
+
+
 async def test_each_end_has_a_name_of_its_own() -> None:
     failed = Fault("overloaded", "No.", "server")
     for cues, name in (((*OPENING, failed), "failed"), ((*OPENING, 60), "cancelled")):

@@ -28,17 +28,10 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
-from dragoman.server.cancellation import CANCELLED, DELETED, FORGOTTEN, TERMINAL, end_for
+from dragoman.server.cancellation import CANCELLED, DELETED, DIED, FORGOTTEN, TERMINAL, end_for
 from dragoman.server.exchange import Held
 from dragoman.server.limits import SMALL, Budget, Gate, values_in, weight_of
-from dragoman.stores.base import (
-    ConflictError,
-    LogSegment,
-    OutboxMessage,
-    Record,
-    StoreError,
-    named,
-)
+from dragoman.stores.base import ConflictError, LogSegment, OutboxMessage, Record, StoreError, named
 from dragoman.stores.serialize import size_of
 from dragoman.stores.sql import Store
 
@@ -73,8 +66,6 @@ HELD = 600.0
 """Seconds that the end of a background run waits for a failing store."""
 
 NOT_STORED = Loss("store", "dropped", "this response could not be stored")
-_DIED = "The server that was giving this answer stopped before its end. Ask again."
-DIED = Fault("internal", _DIED, "server")
 SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's end.", "server")
 
 _log = logging.getLogger("dragoman.server")
@@ -89,6 +80,7 @@ class Run:
     """
 
     ended = False
+    lost = False  # in the background: its end, if there is one, is another server's
     response: Response | None = None  # once it has
     losses: tuple[Loss, ...] = ()  # those before the engine was called
     task: asyncio.Task[None] | None = None  # of a run in the background
@@ -178,6 +170,12 @@ class Run:
             self._end()
         else:
             self._withdraw([Failed(fault)])
+
+    def lose(self, taken: bool) -> None:
+        """It was cancelled or deleted; or another server took it, and its client reads on."""
+        self._broken = self._broken or taken
+        if self.record.background or not taken:
+            self.stop()
 
     # ---- the sink, for the engine ---------------------------------------------------------
 
@@ -344,15 +342,16 @@ class Run:
 
     def _ended(self, ending: asyncio.Future[bool | None] | None = None) -> None:
         """Send the end; where the store failed, it is a failure."""
+        stored, background = False, self.record.background
         try:
             stored = ending is not None and ending.result() is not False
-        except (StoreError, asyncio.CancelledError):
-            stored = False
+            self.lost = background and not stored
+        except (StoreError, asyncio.CancelledError) as error:
+            self.lost = background and isinstance(error, ConflictError)
         except Exception as error:  # the client must not wait forever for what it has
             fault_from(error)
-            stored = False
         last = self.events[-1]
-        if not stored and self.record.background:
+        if not stored and background:
             _log.warning("The background response %s could not be stored.", self.record.id)
         if not stored and isinstance(last, Finished) and self.response is not None:
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
@@ -374,7 +373,7 @@ class Run:
             self.turn.cancel()  # if it was not received
         self._handle = None  # a reference cycle
         self._runs.live.pop(self.record.id, None)
-        self._show(self.first + len(self.events))
+        self._show(self.visible if self.lost else self.first + len(self.events))
         self._sink = self._count = None  # reference cycles
 
     # ---- reading --------------------------------------------------------------------------
@@ -502,10 +501,12 @@ class Runs:
                 batch = run.events[place - run.first : run.visible - run.first]
                 place += len(batch)
                 yield batch
-            elif run.ended:
-                return
-            else:
+            elif not run.ended:
                 await run.changed()
+            elif run.lost:
+                run = None  # the rest is in the store
+            else:
+                return
 
     async def _fit(self, id: str, place: int, hold: Held) -> None:
         """Wait until there is room for what is read of a log at once."""
@@ -614,8 +615,7 @@ class Runs:
                 timer.cancel()
         self._timer = None
         self._over = True
-        runs = tuple(self.live.values())
-        for run in runs:
+        for run in (runs := tuple(self.live.values())):
             run.stop(SHUT_DOWN)
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
@@ -661,8 +661,8 @@ class Runs:
         own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
         if own:
             until = await self.store.clock() + self.lease
-            for id in await self.store.renew_leases(self.owner, list(own), until):
-                own[id].stop()
+            for id, taken in (await self.store.renew_leases(self.owner, list(own), until)).items():
+                own[id].lose(taken)
 
     async def _end_orphans(self) -> None:
         """End orphaned runs: their servers died, or this one could not store their end."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dragoman.core.interfaces import VERSION
 from dragoman.core.response import Response
-from dragoman.engines.base import new_id, now
+from dragoman.engines.base import new_id
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
 from dragoman.net.dial import resolve
@@ -69,7 +69,7 @@ class Webhooks:
 
 def _message(url: str, name: str, record: Record, due: float) -> OutboxMessage:
     id, data = f"evt_{new_id()}", {"id": SNAPSHOT_PREFIX + record.id}
-    event = {"id": id, "object": "event", "type": name, "created_at": now(), "data": data}
+    event = {"id": id, "object": "event", "type": name, "created_at": int(due), "data": data}
     return OutboxMessage(id=id, target=url, body=json.dump(event), due=due, tenant=record.tenant)
 
 
@@ -149,7 +149,7 @@ class Sender:
 
     async def _attempt(self, message: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
         """The problem, empty for none, and whether to retry."""
-        moment = int(time.time())
+        moment = int(self._store.now())  # the receiver refuses one that is far from its own
         headers = (
             ("content-type", "application/json"),
             ("user-agent", f"dragoman/{VERSION}"),
