@@ -111,6 +111,8 @@ async def test_cut_connections_are_reopened(postgres: Postgres) -> None:
     for _ in range(10):  # as many as there may be connections to find cut
         with suppress(StoreError):
             await store.get("t", "a")
+        with suppress(StoreError):  # that which listens
+            await store.wait("a", 0, 0.0)
     waiting = asyncio.create_task(store.wait("a", 0, 60.0))
     await store.append("a", FIRST)
     await waiting

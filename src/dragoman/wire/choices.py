@@ -554,8 +554,8 @@ class ChoicesDecoder:
 
     def _choice(self, choice: dict[str, JSON], position: int, failed: Fault | None) -> None:
         turn, given, ended = self._turn, choice.get("index"), choice.get("finish_reason")
-        if ended and decode_finish(native := choice.get("native_finish_reason"), {}) == "error":
-            ended = native  # a router may say stop for it
+        if ended and (native := choice.get("native_finish_reason")):  # a router may say stop for it
+            ended = native if decode_finish(native, {}) == "error" else ended
         # The number of a choice is its index, or its position where the index is invalid.
         number = given if type(given) is int and 0 <= given < self.most else position
         turn.expect(number)
