@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from dragoman.agent import hosted
 from dragoman.agent.hosted import HostedTools, for_model
 from dragoman.agent.loop import INTERRUPTED
+from dragoman.core.conversation import SILENCE
 from dragoman.core.event import Event, Started
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
@@ -590,6 +591,16 @@ def test_calls_of_the_last_round_stay_together_however_each_was_decided(first) -
         *((FunctionCall, "mcpr_1"), (FunctionCall, "mcpr_2")),
     ]
     assert sorted(made[5:]) == sorted([(FunctionCallOutput, denied), (FunctionCallOutput, "c0")])
+
+
+def test_a_decision_with_nothing_to_decide_is_no_end_with_the_assistant() -> None:
+    """Servers such as Anthropic's refuse that."""
+    said, answer = Message("user", "Hm?"), Message("assistant", "Yes.")
+    decided = {"approval_request_id": "mcpr_1", "approve": False}
+    stray = Unknown("responses", "mcp_approval_response", decided)
+    assert for_model((said, answer, stray))[0] == (said, answer, Message("user", SILENCE))
+    assert for_model((said, answer, stray, said))[0] == (said, answer, said)
+    assert for_model((stray,))[0] == (Message("user", SILENCE),)
 
 
 def test_record_of_a_call_is_kept_in_its_item() -> None:

@@ -15,13 +15,23 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dragoman.core.interfaces import Secret
 from dragoman.server import host as host_module
 from dragoman.server.app import App
-from dragoman.server.host import FILES, PORTS_TRIED, HostError, Server, address, bind, check
+from dragoman.server.host import (
+    FILES,
+    PORTS_TRIED,
+    TCP_INFO,
+    HostError,
+    Server,
+    address,
+    bind,
+    check,
+)
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging
@@ -119,16 +129,45 @@ def test_with_a_key_any_address_will_do() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others have not these options")
-def test_the_kernel_ends_connections_whose_client_has_vanished() -> None:
-    for stall, limit in ((7.5, 7_500), (math.inf, 2**31 - 1)):
-        with (
-            bind(Settings(port=0, stall=stall), exact=True) as listener,
-            socket.create_connection(listener.getsockname()),
-            listener.accept()[0] as taken,
-        ):
-            assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == limit
-            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+async def test_connections_whose_client_has_vanished_are_dropped() -> None:
+    aborted: list[str] = []
+
+    def connection(name: str, unacknowledged: int, silent: int, *, closing: bool = False) -> Any:
+        info = bytes(24) + unacknowledged.to_bytes(4, sys.byteorder)
+        info += bytes(28) + silent.to_bytes(4, sys.byteorder)
+        sock = SimpleNamespace(getsockopt=lambda *asked: info)
+        transport = SimpleNamespace(
+            is_closing=lambda: closing,
+            get_extra_info=lambda what: sock,
+            abort=lambda: aborted.append(name),
+        )
+        return SimpleNamespace(transport=transport)
+
+    settings = Settings(stall=2.0)
+    server = Server(App(Stub(), settings), settings)
+    server._loop = asyncio.get_running_loop()
+    connections: Any = [
+        connection("vanished", 3, 2_001),
+        connection("slow", 3, 40),
+        connection("idle", 0, 90_000),
+        connection("closing", 3, 90_000, closing=True),
+    ]
+    server.server_state.connections = connections
+    server._drop_vanished()
+    assert aborted == ["vanished"]
+    with (
+        bind(Settings(port=0), exact=True) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as taken,
+    ):
+        assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        taken.sendall(b"x")
+        assert client.recv(1) == b"x"
+        await asyncio.sleep(0.1)
+        info = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+    unacknowledged, silent = TCP_INFO.unpack_from(info)
+    assert (unacknowledged, 90 <= silent < 60_000) == (0, True)
 
 
 def test_taken_port_is_skipped_unless_explicit() -> None:

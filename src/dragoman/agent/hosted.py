@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.conversation import with_answers
+from dragoman.core.conversation import SILENCE, with_answers
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.event import Delta, Event, Finished, ItemDone, PartDone, Started
 from dragoman.core.interfaces import ANYONE, Caller, Engine
@@ -351,17 +351,18 @@ def for_model(
                 done.add(_text(item.value.get("approval_request_id")))
     if not ours:
         return None, {}
+    decided = isinstance(items[-1], Unknown) and items[-1].kind == ANSWER
     items = [item for item in items if not (isinstance(item, Unknown) and _is_silent(item))]
     decisions: dict[str, Decision] = {}
     found: list[Item] = []
     denied: list[Item] = []  # the results of calls beside which others are allowed now
     late: list[Item] = []  # calls that are allowed now, since when others have spoken
-    last = len(items)  # where the last round begins, behind which only its results may be
-    while last and isinstance(items[last - 1], CallOutput):
-        last -= 1
-    while last and isinstance(items[last - 1], Unknown | Call):
-        last -= 1
-    in_place = set(map(id, items[last:]))
+    begin = len(items)  # of the last round, behind which only its results may be
+    while begin and isinstance(items[begin - 1], CallOutput):
+        begin -= 1
+    while begin and isinstance(items[begin - 1], Unknown | Call):
+        begin -= 1
+    in_place = set(map(id, items[begin:]))
     for _, group in groupby(items, _round):
         outputs: list[Item] = []
         for item in group:
@@ -395,7 +396,11 @@ def for_model(
                     result = FunctionCallOutput(call.call_id, GONE if gone else words)
                     (denied if id(item) in in_place else outputs).append(result)
         found += outputs
-    return tuple(with_answers([*found, *denied, *late])), decisions
+    seen = with_answers([*found, *denied, *late])
+    last = seen[-1] if seen else Message("assistant")
+    if decided and isinstance(last, Message) and last.role == "assistant":
+        seen.append(Message("user", SILENCE))  # nothing was left to decide
+    return tuple(seen), decisions
 
 
 def _is_reasoning(item: Item) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from struct import Struct
 from threading import Thread
 from types import FrameType
 from typing import Any, NoReturn, get_type_hints
@@ -38,6 +39,9 @@ FILES = 8_192
 """The files and connections that a process may have open, where the system's hard limit allows."""
 SILENT = 60
 """Seconds of silence after which the kernel asks a client for a sign of life."""
+TCP_INFO = Struct("24x I 28x I")
+"""Of what Linux says of a connection: packets that are not acknowledged, and milliseconds since the
+last acknowledgement (`struct tcp_info` in `linux/tcp.h`)."""
 HEALTHY = 1.0
 """Seconds after which the start of a worker has succeeded."""
 LONGEST_PAUSE = 60.0
@@ -240,7 +244,7 @@ def bind(settings: Settings, *, exact: bool) -> socket.socket:
     last = port if exact or port == 0 else min(port + PORTS_TRIED - 1, 65535)
     while True:
         try:
-            return _bound(name, port, settings.stall)
+            return _bound(name, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise HostError(f"Cannot listen on {name}:{port}: {error.strerror}.") from None
@@ -350,7 +354,7 @@ class Server(uvicorn.Server):
     ) -> None:
         self._rested = 0.0  # when memory may be collected again
         self._least = math.inf  # the resident memory since the last collection, at the least
-        self._memory = settings.memory
+        self._memory, self._stall = settings.memory, settings.stall
         super().__init__(
             HTTPConfig(
                 app,
@@ -408,6 +412,8 @@ class Server(uvicorn.Server):
         gc.set_threshold(*COLLECTED)
         # While large requests are decoded in threads, the loop's thread waits less for the GIL.
         sys.setswitchinterval(0.001)
+        if hasattr(socket, "TCP_INFO"):
+            self._drop_vanished()
         if trim := _trimmer():
             self._give_back(trim, _resident() + SPARE)
         self._ready()
@@ -445,6 +451,20 @@ class Server(uvicorn.Server):
                 self._rested = now + REST * (self._loop.time() - now)
                 self._least = resident
             self._loop.run_in_executor(None, trim, 0)
+
+    def _drop_vanished(self) -> None:
+        """Drop connections whose clients acknowledge nothing of what was sent, periodically: they
+        vanished. Of one that reads slowly the system acknowledges that, too."""
+        self._loop.call_later(LOOK, self._drop_vanished)
+        for connection in list(self.server_state.connections):
+            transport = connection.transport
+            if transport.is_closing():
+                continue
+            sock = transport.get_extra_info("socket")
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+            unacknowledged, silent = TCP_INFO.unpack_from(info)
+            if unacknowledged and silent > 1000 * self._stall:
+                transport.abort()
 
     def _orphaned(self) -> None:
         self._loop.remove_reader(self._lifeline or 0)
@@ -512,20 +532,17 @@ def _name(settings: Settings) -> str:
     return settings.host.strip("[]").lower()
 
 
-def _bound(name: str, port: int, stall: float) -> socket.socket:
+def _bound(name: str, port: int) -> socket.socket:
     family, kind, protocol, _, place = socket.getaddrinfo(
         name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections have the listener's options: the kernel ends one whose client has vanished.
+        # Connections have the listener's options: the kernel ends one whose client has vanished,
+        # soon where it is silent. Where something was sent it would try for a quarter of an hour.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            ("TCP_KEEPIDLE", SILENT),
-            ("TCP_KEEPINTVL", SILENT // 3),
-            ("TCP_USER_TIMEOUT", round(min(1000 * stall, 2**31 - 1))),
-        ):
+        for option, value in (("TCP_KEEPIDLE", SILENT), ("TCP_KEEPINTVL", SILENT // 3)):
             if hasattr(socket, option):  # not everywhere
                 listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         listener.bind(place)
