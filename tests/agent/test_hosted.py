@@ -37,7 +37,10 @@ from dragoman.core.request import (
 )
 from dragoman.engines.base import Wrapper, start, stream_of, wait_closed
 from dragoman.engines.script import Script
+from dragoman.tools import mcp
 from dragoman.tools.run import Shown, ToolError, recorded
+from dragoman.wire.protocol import Dialect
+from dragoman.wire.registry import WIRES
 from tests.agent.hosting import Tool, mcp, python, search, wants
 from tests.agent.stage import Model, call
 from tests.oracle import problems, sdk_problems
@@ -601,6 +604,17 @@ def test_a_decision_with_nothing_to_decide_is_no_end_with_the_assistant() -> Non
     assert for_model((said, answer, stray))[0] == (said, answer, Message("user", SILENCE))
     assert for_model((said, answer, stray, said))[0] == (said, answer, said)
     assert for_model((stray,))[0] == (Message("user", SILENCE),)
+
+
+@pytest.mark.parametrize("wire", ["messages", "responses"])
+def test_sound_of_an_mcp_server_is_named_where_a_protocol_has_none(wire) -> None:
+    part, words = mcp._media("audio", "AAAA", "audio/wav", "")
+    call, said = FunctionCall("c1", "f", "{}"), Message("user", "Hm?")
+    items = (said, call, FunctionCallOutput("c1", (part,)))
+    request = Request(model="m", items=items, max_output_tokens=9)
+    body, losses = WIRES[wire].encode_request(request, Dialect())
+    assert words.encode() in body
+    assert [loss.action for loss in losses] == ["emulated"]
 
 
 def test_record_of_a_call_is_kept_in_its_item() -> None:

@@ -491,6 +491,19 @@ def test_messages_are_joined_where_a_template_takes_alternating_roles_alone(take
     assert (chat.render(alone).text, chat.render(alone).losses) == ("[user: Go.]", ())
 
 
+def test_a_format_is_asked_for_by_the_user_where_a_template_takes_no_system_message() -> None:
+    chat = Template(STRICT, "hermes", variables={"taken": ""})
+    words = "Answer with one JSON object, and nothing else."
+    for items, begun in (
+        ((Message("user", "Go."),), f"[user: Go.\n\n{words}]"),
+        ((Message("system", "Be kind."), Message("user", "Go.")), "[user: Be kind.\n\nGo.\n\n"),
+    ):
+        prompt = chat.render(Request(model="m", items=items, format=JSONObject()))
+        assert prompt.text.startswith(begun)
+        assert words in prompt.text
+    assert prompt.losses == (Loss("items", "emulated", WHY_USERS),)
+
+
 def test_a_template_that_refuses_alternating_roles_too_is_asked_no_more() -> None:
     chat = Template("{{ raise_exception('roles must alternate') }}", "hermes")
     for items in ((Message("user", "a"),), (Message("user", "a"), Message("user", "b"))):

@@ -556,12 +556,12 @@ BLOCKS: list[tuple[list[Any], Any, str | None]] = [
     ),
     (
         [{"type": "audio", "data": PNG, "mimeType": "audio/mpeg"}],
-        (Audio(PNG, "mp3"),),
+        (Audio(PNG, "mp3", "[audio of type audio/mpeg, 8 bytes]"),),
         "[audio of type audio/mpeg, 8 bytes]",
     ),
     (
         [{"type": "audio", "data": PNG, "mimeType": "audio/x-wav"}],
-        (Audio(PNG, "wav"),),
+        (Audio(PNG, "wav", "[audio of type audio/x-wav, 8 bytes]"),),
         "[audio of type audio/x-wav, 8 bytes]",
     ),
     (

@@ -20,6 +20,7 @@ from dragoman.core.item import (
     Part,
     Reasoning,
     Refusal,
+    Role,
     Text,
     Unknown,
 )
@@ -47,9 +48,11 @@ class Verbatim(dict[str, JSON]):
 Messages = list[dict[str, JSON]]
 
 
-def messages(request: Request, losses: LossList, id_length: int | None = None) -> Messages:
-    """The conversation, with one system message in front. Raises FaultError for an item that
-    templates cannot express.
+def messages(
+    request: Request, losses: LossList, id_length: int | None = None, leader: Role = "system"
+) -> Messages:
+    """The conversation, with one message of the `leader` in front for what the system says. Raises
+    FaultError for an item that templates cannot express.
 
     Reasoning is included in the running turn and left out of finished ones, as in training.
     """
@@ -95,7 +98,7 @@ def messages(request: Request, losses: LossList, id_length: int | None = None) -
             case _:
                 problem = f"this model's prompt cannot hold an item of type {type_name(item)}"
                 raise FaultError(unsupported(problem, where))
-    return _with_format_instruction(turns, request)
+    return _with_format_instruction(turns, request, leader)
 
 
 def unfinished(request: Request) -> Message | Reasoning | None:
@@ -182,8 +185,8 @@ def _call(call: FunctionCall | CustomToolCall, id_length: int | None) -> dict[st
     return {"type": "function", "id": short_id(call.call_id, id_length), "function": function}
 
 
-def _with_format_instruction(turns: Messages, request: Request) -> Messages:
-    """Add the required output format to the system message: models answer better when they know it,
+def _with_format_instruction(turns: Messages, request: Request, leader: Role) -> Messages:
+    """Add the required output format to the first message: models answer better when they know it,
     even where a grammar enforces it."""
     match request.format:
         case JSONSchema(schema=dict(schema)):
@@ -193,7 +196,7 @@ def _with_format_instruction(turns: Messages, request: Request) -> Messages:
             text = "Answer with one JSON object, and nothing else."
         case _:
             return turns
-    if turns and turns[0]["role"] == "system":
+    if turns and turns[0]["role"] == leader:
         first = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
         return [first, *turns[1:]]
-    return [{"role": "system", "content": text}, *turns]
+    return [{"role": leader, "content": text}, *turns]

@@ -28,10 +28,10 @@ except ImportError as error:
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request, unsupported
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, Role
 from dragoman.core.loss import LossList
 from dragoman.core.request import Request
-from dragoman.core.roles import WHY, alternating, strictness
+from dragoman.core.roles import NO_SYSTEM, WHY, alternating, strictness
 
 from .format import PLAIN, Setting
 from .markup.families import BY_NAME, PROFILES
@@ -140,15 +140,18 @@ class Template(Markup):
             losses = LossList()
             if strict:
                 losses.note("items", "emulated", WHY[strict])
-            turns = messages(asked, losses, self.profile.id_length)
+            leader: Role = "user" if strict == NO_SYSTEM else "system"
+            turns = messages(asked, losses, self.profile.id_length, leader)
             try:
                 text, separator = self._run(turns, tools(asked), options, setting, continues(asked))
                 break
             except FaultError as error:
                 before, strict = strict, strictness(error.fault.message)
-                if strict <= before or (made := alternating(asked, strict)) is asked:
+                changed = alternating(asked, strict)
+                formatted = strict == NO_SYSTEM and request.format is not None
+                if strict <= before or not (formatted or changed is not asked):
                     raise
-                asked = made
+                asked = changed
         if self.slow or options:
             self.starts_thinking(request)  # cached for the parser, which must not block
         pieces = (

@@ -678,7 +678,7 @@ def _media(kind: str, data: str, type: str, uri: str) -> tuple[Part | None, str]
     words = f"[{kind} of type {type}, {size} bytes]"
     if kind == "audio":
         sound = type[6:].removeprefix("x-")
-        return Audio(data, "mp3" if sound == "mpeg" else sound), words
+        return Audio(data, "mp3" if sound == "mpeg" else sound, words), words
     url = f"data:{type};base64,{data}"
     if kind == "image":
         return Image(url), words
