@@ -37,7 +37,7 @@ from dragoman.core.request import (
 )
 from dragoman.engines.base import Wrapper, start, stream_of, wait_closed
 from dragoman.engines.script import Script
-from dragoman.tools import mcp
+from dragoman.tools.mcp import _media
 from dragoman.tools.run import Shown, ToolError, recorded
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.registry import WIRES
@@ -608,7 +608,7 @@ def test_a_decision_with_nothing_to_decide_is_no_end_with_the_assistant() -> Non
 
 @pytest.mark.parametrize("wire", ["messages", "responses"])
 def test_sound_of_an_mcp_server_is_named_where_a_protocol_has_none(wire) -> None:
-    part, words = mcp._media("audio", "AAAA", "audio/wav", "")
+    part, words = _media("audio", "AAAA", "audio/wav", "")
     call, said = FunctionCall("c1", "f", "{}"), Message("user", "Hm?")
     items = (said, call, FunctionCallOutput("c1", (part,)))
     request = Request(model="m", items=items, max_output_tokens=9)

@@ -128,14 +128,14 @@ def decode_in_pieces(data: bytes | Raw, levels: int = 8) -> JSON:
 
 def shortened(value: JSON) -> JSON:
     """The value of an item that a wire has no form for (usually a hosted tool's call),
-    without ids and blobs."""
+    without ids, blobs, and credentials of the tools that it offers."""
     match value:
         case str() if len(value) > MAX_DESCRIBED or value.startswith("data:"):
             return value[:MAX_DESCRIBED] + "…" if " " in value[:MAX_DESCRIBED] else "…"
         case list():
             return [shortened(each) for each in value]
         case dict():
-            hidden = ("id", "status", "encrypted_content")
+            hidden = ("id", "status", "encrypted_content", "authorization", "headers")
             return {name: shortened(v) for name, v in value.items() if name not in hidden and v}
         case _:
             return value

@@ -57,7 +57,8 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Whether to mark a prefix for caching where the client marks none."""
 
     blank_texts: bool = True
-    """Whether a text may be white space alone, as some models write before a call."""
+    """Whether a text may be white space alone, as some models write before a call, and thinking may
+    end a message."""
     closed_schemas: bool = False
     """Whether the objects of a schema that is enforced must be closed, and their values without
     limits."""

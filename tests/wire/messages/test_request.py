@@ -10,7 +10,7 @@ from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.item import FunctionCall, Message, Text, Unknown
+from dragoman.core.item import FunctionCall, Message, Reasoning, Text, Thought, Unknown
 from dragoman.core.request import AllowedTools, CustomTool, NamedTool, Request, UnknownTool
 from dragoman.wire import error
 from dragoman.wire.chat import CHAT
@@ -342,3 +342,35 @@ def test_picture_in_a_call_of_another_wire_is_not_sent_as_words() -> None:
     body, _ = encoded(Request(model="m", items=(Message("user", "Draw."), item)))
     (block,) = body["messages"][1]["content"]
     assert block["text"] == '[image_generation_call: {"result":"…","revised_prompt":"A cat"}]'
+
+
+def test_thinking_behind_which_nothing_came_is_left_out_where_that_is_refused() -> None:
+    """Of an answer that was cut off: "The final block in an assistant message cannot be thinking"."""
+    said = Message("user", "Go.")
+    thought = Reasoning(
+        (Thought("Hm.", extra={"messages": {}}),), extra={"messages": {"signature": "s"}}
+    )
+    answer = Message("assistant", "Yes.")
+    request = Request(
+        model="m", items=(said, thought, said, thought, answer, said, answer, thought)
+    )
+    body, losses = MESSAGES.encode_request(request, Dialect(blank_texts=False))
+    shapes = [
+        [block["type"] for block in each["content"]]
+        if each["role"] == "assistant"
+        else each["role"]
+        for each in json.loads(body)["messages"]
+    ]
+    assert shapes == ["user", "user", ["thinking", "text"], "user", ["text"]]
+    assert [loss.field for loss in losses] == ["items[*]"]
+    body, losses = MESSAGES.encode_request(request, STANDARD)
+    assert ([*body.split(b'"thinking":')][3:], losses) != ([], ())
+
+
+@pytest.mark.parametrize("wire", [CHAT, MESSAGES])
+def test_a_key_of_a_tool_in_an_item_is_not_told_to_the_model(wire) -> None:
+    tool = {"type": "mcp", "server_label": "x", "authorization": "KEY", "headers": {"a": "KEY"}}
+    item = Unknown("responses", "additional_tools", {"role": "developer", "tools": [tool]})
+    request = Request(model="m", items=(item, Message("user", "Go.")), max_output_tokens=9)
+    body, _ = wire.encode_request(request, STANDARD)
+    assert (b"server_label" in body, b"KEY" in body) == (True, False)

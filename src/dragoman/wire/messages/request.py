@@ -452,6 +452,10 @@ def closed(schema: JSON, notes: list[Note], where: str = "format.schema") -> JSO
     return found
 
 
+def _is_thinking(block: JSON) -> bool:
+    return isinstance(block, dict) and block.get("type") in ("thinking", "redacted_thinking")
+
+
 def _without_blanks(content: JSON) -> JSON:
     """Content without texts that are white space alone."""
     if isinstance(content, str):
@@ -487,7 +491,13 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         if messages != given_messages:
             why = "this server refuses texts of white space alone"
             notes.append(("items[*].content", "dropped", why, ()))
-            messages = [each for each in messages if each["content"]]
+        for message in messages:
+            content = message["content"]
+            while content and message["role"] == "assistant" and _is_thinking(content[-1]):
+                del content[-1]  # of an answer that was cut off
+                why = "this server refuses thinking that nothing follows"
+                notes.append(("items[*]", "dropped", why, ()))
+        messages = [each for each in messages if each["content"]]
     sampling, format = request.sampling, request.format
     if isinstance(format, JSONObject):
         hint = {"type": "text", "text": "Answer with a JSON object and nothing else."}
