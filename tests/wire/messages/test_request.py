@@ -345,7 +345,7 @@ def test_picture_in_a_call_of_another_wire_is_not_sent_as_words() -> None:
 
 
 def test_thinking_behind_which_nothing_came_is_left_out_where_that_is_refused() -> None:
-    """Of an answer that was cut off: "The final block in an assistant message cannot be thinking"."""
+    """Of an answer that was cut off: the final block of a message cannot be thinking."""
     said = Message("user", "Go.")
     thought = Reasoning(
         (Thought("Hm.", extra={"messages": {}}),), extra={"messages": {"signature": "s"}}
